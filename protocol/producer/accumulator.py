@@ -1,6 +1,6 @@
 """Collect rows by partition until they fill a record batch. Sans-IO, without encoding.
 
-Input: columns and a partition per row. Output: `Gathered` rows, in order within each partition. Called by `intake`.
+Input: columns and a partition per row. Output: `ReadyBatches` rows, in order within each partition. Called by `intake`.
 Rows that fill a record batch on their own are output at once. Batches due at the same time are output together, because
 encoding many record batches costs hardly more than encoding one.
 """
@@ -36,7 +36,7 @@ _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchSlice:
     """The next `count` rows are one record batch of a partition. `size_bytes` is the encoded, uncompressed size."""
 
     topic: str
@@ -47,14 +47,14 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ReadyBatches:
     """Rows of several record batches, one after the other: those of `order`, or all of them if None.
 
-    The accumulator counts `held_bytes` of them until the next `Gathered` is requested.
+    The accumulator counts `held_bytes` of them until the next `ReadyBatches` is requested.
     """
 
     rows: pa.RecordBatch
-    cuts: list[Cut]
+    batch_slices: list[BatchSlice]
     order: npt.NDArray[np.int64] | None = None
     held_bytes: int = 0
 
@@ -88,7 +88,7 @@ class Accumulator:
         sizes: Sizes,
         now_s: float,
         result_sink: ResultSink | None = None,
-    ) -> Iterator[Gathered]:
+    ) -> Iterator[ReadyBatches]:
         """Add rows; yield those that fill record batches. The caller must exhaust the iterator.
 
         Parameters
@@ -105,13 +105,13 @@ class Accumulator:
 
         Yields
         ------
-        Gathered
+        ReadyBatches
         """
         if not columns.num_rows:
             return
         order, groups = _runs_of(partitions, sizes, self._limit_bytes, self._limit_rows) or _by_partition(partitions)
         sizes = sizes if order is None else sizes[order]
-        cuts: list[tuple[int, Cut]] = []
+        batch_slices: list[tuple[int, BatchSlice]] = []
         due: list[tuple[TopicPartition, _Waiting]] = []
         taken: dict[int, int] = {}
         for partition, first, count in groups:
@@ -125,7 +125,7 @@ class Accumulator:
                 due.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._fill(size_bytes, count):
-                cuts += self._cuts(key, first, part, result_sink)
+                batch_slices += self._slice_rows(key, first, part, result_sink)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
@@ -139,22 +139,22 @@ class Accumulator:
                 due.append((key, self._waiting.pop(key)))
         # Rows that waited came before these.
         yield from self._let_go(due)
-        if order is not None and _are_sorted_later(cuts, sizes):
-            wanted = [order[first : first + cut.count] for first, cut in cuts]
-            yield Gathered(columns, [cut for _, cut in cuts], np.concatenate(wanted))
+        if order is not None and _are_sorted_later(batch_slices, sizes):
+            wanted = [order[first : first + batch.count] for first, batch in batch_slices]
+            yield ReadyBatches(columns, [batch for _, batch in batch_slices], np.concatenate(wanted))
             return
-        for run in _runs(cuts):
+        for run in _runs(batch_slices):
             first, last = run[0][0], run[-1][0] + run[-1][1].count
-            yield Gathered(_rows(columns, order, first, last), [cut for _, cut in run])
+            yield ReadyBatches(_rows(columns, order, first, last), [batch for _, batch in run])
 
-    def waited_since(self, before_s: float) -> Iterator[Gathered]:
+    def waited_since(self, before_s: float) -> Iterator[ReadyBatches]:
         """Output batches that have waited since `before_s` or longer, full or not."""
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
         for key, _ in due:
             del self._waiting[key]
         return self._let_go(due)
 
-    def drain(self) -> Iterator[Gathered]:
+    def drain(self) -> Iterator[ReadyBatches]:
         """Output everything."""
         return self.waited_since(float("inf"))
 
@@ -171,10 +171,10 @@ class Accumulator:
         fits = waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.count + count <= self._limit_rows
         return fits and waiting.slices[0].schema == columns.schema
 
-    def _cuts(
+    def _slice_rows(
         self, key: TopicPartition, first: int, sizes: Sizes, result_sink: ResultSink | None
-    ) -> Iterator[tuple[int, Cut]]:
-        """Cut the rows of one partition into record batches; yield the first row of each with it."""
+    ) -> Iterator[tuple[int, BatchSlice]]:
+        """Split the rows of one partition into record batches; yield the first row of each with it."""
         ends = np.cumsum(sizes)
         begin, taken_bytes = 0, 0
         while begin < len(sizes):
@@ -186,22 +186,22 @@ class Accumulator:
             end = max(min(enough, most, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
             result_sinks = () if result_sink is None else (ResultSinkRows(result_sink, begin, end - begin),)
-            yield first + begin, Cut(*key, end - begin, size_bytes + HEADER_BYTES, result_sinks)
+            yield first + begin, BatchSlice(*key, end - begin, size_bytes + HEADER_BYTES, result_sinks)
             begin, taken_bytes = end, taken_bytes + size_bytes
 
-    def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[Gathered]:
+    def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[ReadyBatches]:
         """Output one record batch of each partition; those with the same schema together."""
         for _, alike in groupby(due, key=lambda item: item[1].slices[0].schema):
             together = list(alike)
             slices = [rows for _, waiting in together for rows in waiting.slices]
             rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
-            cuts = [
-                Cut(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.result_sinks))
+            batch_slices = [
+                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.result_sinks))
                 for key, each in together
             ]
             held_bytes = sum(each.size_bytes for _, each in together)
             try:
-                yield Gathered(rows, cuts, held_bytes=held_bytes)
+                yield ReadyBatches(rows, batch_slices, held_bytes=held_bytes)
             finally:
                 # Only now: before, no later stage counts these bytes, and memory would seem to be free.
                 self.held_bytes -= held_bytes
@@ -241,24 +241,24 @@ def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: i
     return columns.slice(first, end - first) if order is None else columns.take(to_arrow(order[first:end]))
 
 
-def _are_sorted_later(cuts: Sequence[tuple[int, Cut]], sizes: Sizes) -> bool:
+def _are_sorted_later(batch_slices: Sequence[tuple[int, BatchSlice]], sizes: Sizes) -> bool:
     """Return True to reorder the rows during encoding, which avoids a copy.
 
     Reordering handles all rows of the call at once, so complete batches must be most of them.
     """
-    cut_bytes, all_bytes = sum(cut.size_bytes for _, cut in cuts), int(sizes.sum())
-    return _LONG_ROW_BYTES * len(sizes) <= all_bytes <= min(2 * cut_bytes, _WHOLE_BYTES)
+    sliced_bytes, all_bytes = sum(batch.size_bytes for _, batch in batch_slices), int(sizes.sum())
+    return _LONG_ROW_BYTES * len(sizes) <= all_bytes <= min(2 * sliced_bytes, _WHOLE_BYTES)
 
 
-def _runs(cuts: Iterable[tuple[int, Cut]]) -> Iterator[list[tuple[int, Cut]]]:
-    """Join adjacent cuts into runs of about `_TOGETHER_BYTES`."""
-    run: list[tuple[int, Cut]] = []
+def _runs(batch_slices: Iterable[tuple[int, BatchSlice]]) -> Iterator[list[tuple[int, BatchSlice]]]:
+    """Join adjacent slices into runs of about `_TOGETHER_BYTES`."""
+    run: list[tuple[int, BatchSlice]] = []
     end, size_bytes = 0, 0
-    for first, cut in cuts:
-        if run and (first != end or size_bytes + cut.size_bytes > _TOGETHER_BYTES):
+    for first, batch in batch_slices:
+        if run and (first != end or size_bytes + batch.size_bytes > _TOGETHER_BYTES):
             yield run
             run, size_bytes = [], 0
-        run.append((first, cut))
-        end, size_bytes = first + cut.count, size_bytes + cut.size_bytes
+        run.append((first, batch))
+        end, size_bytes = first + batch.count, size_bytes + batch.size_bytes
     if run:
         yield run

@@ -20,7 +20,7 @@ from protocol.clock import Clock
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION
-from protocol.producer.accumulator import Accumulator, Gathered
+from protocol.producer.accumulator import Accumulator, ReadyBatches
 from protocol.producer.in_flight_batches import BatchResult, InFlightBatch, InFlightBatches
 from protocol.producer.messages import MessageBuffer, Messages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
@@ -212,7 +212,7 @@ class Intake:
         linger_ms = self._config.linger_ms
         return float("inf") if linger_ms is None else linger_ms / 1000
 
-    def _due(self, now_s: float) -> Iterable[Gathered]:
+    def _due(self, now_s: float) -> Iterable[ReadyBatches]:
         """Return batches that have waited for `linger.ms`; all of them if they hold half of the memory."""
         if self._accumulator.held_bytes > self._config.buffer_memory_bytes // 2:
             return self._accumulator.drain()
@@ -225,13 +225,13 @@ class Intake:
     def _take_messages(self) -> None:
         for messages in self.messages.take():
             try:
-                self._gather(messages)
+                self._append_messages(messages)
             except Exception as error:
                 cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
                 self._on_failure(cause)
                 _fail(messages, cause)
 
-    def _gather(self, messages: Messages) -> None:
+    def _append_messages(self, messages: Messages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
@@ -254,16 +254,16 @@ class Intake:
             self._accumulator.append(messages.topic, rows, chosen, sizes, messages.since_s, sent), wait=False
         )
 
-    def _hand_over(self, gathered: Iterable[Gathered], *, wait: bool = True) -> None:
+    def _hand_over(self, ready: Iterable[ReadyBatches], *, wait: bool = True) -> None:
         """Encode record batches and pass them to the sender; `wait` allows waiting for memory between them."""
-        most_bytes, left = self._config.buffer_memory_bytes, iter(gathered)
+        most_bytes, left = self._config.buffer_memory_bytes, iter(ready)
         for together in left:
             try:
-                records = self._encode(together.rows, [cut.count for cut in together.cuts], together.order)
+                records = self._encode(together.rows, [batch.count for batch in together.batch_slices], together.order)
                 now_s = self._clock.now_s()
                 in_flight_batches = [
-                    InFlightBatch(cut.topic, cut.partition, len(encoded), cut.count, cut.result_sinks)
-                    for cut, encoded in zip(together.cuts, records, strict=True)
+                    InFlightBatch(batch.topic, batch.partition, len(encoded), batch.count, batch.result_sinks)
+                    for batch, encoded in zip(together.batch_slices, records, strict=True)
                 ]
                 if wait:
                     free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in in_flight_batches)
@@ -271,7 +271,7 @@ class Intake:
                         partial(self._holds_at_most, free_bytes), None, despite_failures=True
                     )
             except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
-                topic = together.cuts[0].topic
+                topic = together.batch_slices[0].topic
                 cause = UsageError(f"rows of {topic} were not sent because of another error: {error!r}")
                 untold = _fail_rows([together, *left], cause)
                 self._on_failure(cause)
@@ -301,10 +301,10 @@ def _rows_of(
     return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
 
 
-def _fail_rows(gathered: Iterable[Gathered], error: KafkaError) -> bool:
+def _fail_rows(ready: Iterable[ReadyBatches], error: KafkaError) -> bool:
     """Fail rows; return True if some do not report it, so that `flush` must."""
-    cuts = [cut for together in gathered for cut in together.cuts]
-    failed = [InFlightBatch(cut.topic, cut.partition, 0, cut.count, cut.result_sinks) for cut in cuts]
+    batch_slices = [batch for together in ready for batch in together.batch_slices]
+    failed = [InFlightBatch(batch.topic, batch.partition, 0, batch.count, batch.result_sinks) for batch in batch_slices]
     for each in failed:
         each.complete(0, each.rows_left, BatchResult(error=error))
     return not all(each.reports_failures for each in failed)

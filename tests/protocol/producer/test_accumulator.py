@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.producer.accumulator import Accumulator, Cut, Gathered
+from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches
 from protocol.producer.in_flight_batches import BatchResult
 from protocol.records.batch_header import HEADER_BYTES
 
@@ -28,29 +28,29 @@ def accumulator_of(rows: int) -> Accumulator:
 
 def append(
     accumulator: Accumulator, first: int, partitions: list[int], size: int = SIZE, now_s: float = 0.0
-) -> list[Gathered]:
+) -> list[ReadyBatches]:
     rows = columns(first, len(partitions))
     sizes = np.full(len(partitions), size, np.int64)
     return list(accumulator.append("t", rows, np.array(partitions, np.int32), sizes, now_s))
 
 
-def batches(gathered: Iterable[Gathered]) -> Iterator[tuple[Cut, list[int]]]:
+def batches(ready: Iterable[ReadyBatches]) -> Iterator[tuple[BatchSlice, list[int]]]:
     """Yield the record batches, each with its values."""
-    for each in gathered:
+    for each in ready:
         rows = iter((each.rows if each.order is None else each.rows.take(pa.array(each.order)))["value"].to_pylist())
-        yield from ((cut, [int(value) for value in islice(rows, cut.count)]) for cut in each.cuts)
+        yield from ((batch, [int(value) for value in islice(rows, batch.count)]) for batch in each.batch_slices)
         assert next(rows, None) is None
 
 
-def values(gathered: Iterable[Gathered]) -> dict[int, list[int]]:
+def values(ready: Iterable[ReadyBatches]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for cut, numbers in batches(gathered):
-        found.setdefault(cut.partition, []).extend(numbers)
+    for batch, numbers in batches(ready):
+        found.setdefault(batch.partition, []).extend(numbers)
     return found
 
 
-def counts(gathered: Iterable[Gathered]) -> list[int]:
-    return [cut.count for each in gathered for cut in each.cuts]
+def counts(ready: Iterable[ReadyBatches]) -> list[int]:
+    return [batch.count for each in ready for batch in each.batch_slices]
 
 
 def limit(rows: int) -> int:
@@ -62,7 +62,7 @@ def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
     assert append(accumulator, 0, [0, 1, 0]) == []
     assert append(accumulator, 3, [1, 0, 0]) == []
     full = append(accumulator, 6, [0, 0])
-    assert [each.cuts for each in full] == [[Cut("t", 0, 6, limit(6))]]
+    assert [each.batch_slices for each in full] == [[BatchSlice("t", 0, 6, limit(6))]]
     assert values(full) == {0: [0, 2, 4, 5, 6, 7]}
     assert values(accumulator.drain()) == {1: [1, 3]}
     assert not list(accumulator.drain())
@@ -70,16 +70,16 @@ def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
 
 def test_rows_above_the_batch_size_are_cut_at_once_into_similar_parts() -> None:
     accumulator = accumulator_of(4)
-    (gathered,) = append(accumulator, 0, [0] * 10)
-    assert counts([gathered]) == [4, 3, 3]
+    (ready,) = append(accumulator, 0, [0] * 10)
+    assert counts([ready]) == [4, 3, 3]
     assert not list(accumulator.drain())
 
 
 def test_rows_of_several_partitions_are_returned_together() -> None:
     accumulator = accumulator_of(2)
-    (gathered,) = append(accumulator, 0, [1, 0, 2, 0, 1])
-    assert [(cut.partition, cut.count) for cut in gathered.cuts] == [(0, 2), (1, 2)]
-    assert values([gathered]) == {0: [1, 3], 1: [0, 4]}
+    (ready,) = append(accumulator, 0, [1, 0, 2, 0, 1])
+    assert [(batch.partition, batch.count) for batch in ready.batch_slices] == [(0, 2), (1, 2)]
+    assert values([ready]) == {0: [1, 3], 1: [0, 4]}
     append(accumulator, 5, [3])
     (rest,) = accumulator.drain()
     assert values([rest]) == {2: [2], 3: [5]}
@@ -103,15 +103,15 @@ def test_rows_returned_together_are_limited() -> None:
     out = append(accumulator_of(100), 0, [n % 3 for n in range(rows)])
     assert sum(counts(out)) == rows
     assert 1 < len(out) < 10
-    assert all(sum(cut.size_bytes for cut in each.cuts) <= 3 << 20 for each in out)
+    assert all(sum(batch.size_bytes for batch in each.batch_slices) <= 3 << 20 for each in out)
 
 
 def test_rows_of_one_partition_are_not_copied() -> None:
     accumulator = accumulator_of(4)
     rows = columns(0, 7)
     address = rows.column("value").buffers()[2].address
-    (gathered,) = accumulator.append("t", rows, np.zeros(7, np.int32), np.full(7, SIZE, np.int64), 0.0)
-    assert gathered.rows.column("value").buffers()[2].address == address
+    (ready,) = accumulator.append("t", rows, np.zeros(7, np.int32), np.full(7, SIZE, np.int64), 0.0)
+    assert ready.rows.column("value").buffers()[2].address == address
 
 
 def test_row_larger_than_the_limit_gets_a_separate_record_batch() -> None:
@@ -186,7 +186,7 @@ def runs_of_one_partition() -> st.SearchStrategy[list[int]]:
 def test_rows_are_returned_once_in_order(calls: list[list[int]], rows: int, high: int) -> None:
     accumulator = accumulator_of(rows)
     expected: dict[int, list[int]] = {}
-    out: list[Gathered] = []
+    out: list[ReadyBatches] = []
     number = 0
     for call in calls:
         for offset, partition in enumerate(call):
@@ -194,10 +194,10 @@ def test_rows_are_returned_once_in_order(calls: list[list[int]], rows: int, high
         out += append(accumulator, number, [partition + high for partition in call])
         number += len(call)
     out += accumulator.drain()
-    assert all(cut.size_bytes <= limit(rows) for each in out for cut in each.cuts)
+    assert all(batch.size_bytes <= limit(rows) for each in out for batch in each.batch_slices)
     assert values(out) == expected
     for partition in expected:
-        sizes = [cut.count for each in out for cut in each.cuts if cut.partition == partition]
+        sizes = [batch.count for each in out for batch in each.batch_slices if batch.partition == partition]
         assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), (
             "the batches could have been one"
         )
@@ -225,7 +225,7 @@ def test_result_sinks_get_the_rows_of_each_record_batch(
     calls: list[list[tuple[int, int]]], full: int, most: int
 ) -> None:
     accumulator = Accumulator(limit(full), most)
-    out: list[Gathered] = []
+    out: list[ReadyBatches] = []
     first = 0
     for runs in calls:
         partitions = [partition for partition, rows in runs for _ in range(rows)]
@@ -234,13 +234,13 @@ def test_result_sinks_get_the_rows_of_each_record_batch(
         out += accumulator.append("t", columns(first, len(partitions)), chosen, sizes, 0.0, call)
         first += len(partitions)
     out += accumulator.drain()
-    for cut, numbers in batches(out):
+    for batch, numbers in batches(out):
         assert len(numbers) <= min(full, most)
         told = [
             number
-            for call, begin, rows in cut.result_sinks
+            for call, begin, rows in batch.result_sinks
             if isinstance(call, Call)
-            for number in call.values[cut.partition][begin : begin + rows]
+            for number in call.values[batch.partition][begin : begin + rows]
         ]
         assert told == numbers
     assert sorted(number for _, numbers in batches(out) for number in numbers) == list(range(first))
