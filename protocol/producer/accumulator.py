@@ -1,6 +1,8 @@
 """Collect rows by partition until they fill a record batch. Sans-IO, without encoding.
 
-Input: columns and a partition per row. Output: `ReadyBatches` rows, in order within each partition. Called by `intake`.
+Input: columns and a partition per row. Output: `ReadyBatches` rows, in order within each partition.
+Called by `batch_assembler`.
+
 Rows that fill a record batch on their own are output at once. Batches due at the same time are output together, because
 encoding many record batches costs hardly more than encoding one.
 """

@@ -1,7 +1,7 @@
 """Record batches between their encoding and their acknowledgement, with the memory and the failures they account for.
 
 An `InFlightBatch` represents the rows of one record batch, also after a split. `InFlightBatches` tracks all unfinished
-ones of a producer. `intake` adds them in the callers' threads; the `sender` thread completes them.
+ones of a producer. `batch_assembler` adds them in the callers' threads; the `sender` thread completes them.
 """
 
 from __future__ import annotations

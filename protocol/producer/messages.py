@@ -1,6 +1,6 @@
 """Single messages, collected by topic and converted to columns together.
 
-`producer` adds messages in the callers' threads; `intake` takes them out. Thread-safe.
+`producer` adds messages in the callers' threads; `batch_assembler` takes them out. Thread-safe.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Choose the partition of each row: as given in the row, by the user's function, or by a strategy.
 
-Called by `intake` with the rows of one topic. Reads the partitions from the metadata.
+Called by `batch_assembler` with the rows of one topic. Reads the partitions from the metadata.
 """
 
 from __future__ import annotations

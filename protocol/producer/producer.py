@@ -1,7 +1,7 @@
 """A producer for Arrow columns and single messages: sarama's `AsyncProducer`, with a blocking call beside it.
 
-`intake` partitions, batches and encodes rows in the caller's thread; a thread pool compresses several record batches in
-parallel. The `sender` thread sends them to the partitions' leaders, with several requests in flight per broker, and
+`batch_assembler` partitions, batches and encodes rows in the caller's thread; a thread pool compresses several record
+batches in parallel. The `sender` thread sends them to the partitions' leaders, with several requests in flight per broker, and
 handles replies, retries and deadlines.
 """
 
@@ -23,9 +23,9 @@ from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.in_flight_batches import InFlightBatch, InFlightBatches, ProducedRange
-from protocol.producer.intake import Intake
 from protocol.producer.messages import Headers, Message
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partitioner import PartitionFunction
@@ -95,7 +95,7 @@ class Producer:
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
         self._sender = Sender(self._client, settings, self._session, self._in_flight_batches, encode)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
-        self._intake = Intake(
+        self._assembler = BatchAssembler(
             settings,
             self._client.clock,
             choice,
@@ -106,7 +106,7 @@ class Producer:
         )
         self._flushed = False
         self._closed = False
-        self._sender.start(self._intake.hand_over_due, self._intake.close)
+        self._sender.start(self._assembler.hand_over_due, self._assembler.close)
         # The threads hold no reference to this object, so it can be collected; then they end. Code that runs at the
         # end of the program may still flush.
         weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
@@ -152,7 +152,7 @@ class Producer:
         """
         self._raise_if_unusable("send_columns")
         self._begin_account()
-        sent = self._intake.take_columns(topic, columns, partitions)
+        sent = self._assembler.take_columns(topic, columns, partitions)
         if self._config.linger_ms is not None:
             self._sender.wake()
         return sent
@@ -198,10 +198,10 @@ class Producer:
         in_callback = self._sender.is_current_thread
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
-        self._intake.check_partition(topic, partition, wait=not in_callback)
+        self._assembler.check_partition(topic, partition, wait=not in_callback)
         if not in_callback:
-            self._intake.wait_for_room(message.size_bytes)
-        future, wake = self._intake.messages.append(topic, message, self._client.clock.now_s())
+            self._assembler.wait_for_room(message.size_bytes)
+        future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s())
         if wake:
             self._sender.wake()
         return future
@@ -228,7 +228,7 @@ class Producer:
         self._require_caller("send_and_wait")
         deadline = deadline or self._flush_deadline()
         future = self.send(topic, value, **fields)
-        self._intake.drain()
+        self._assembler.drain()
         self._sender.wake()
         try:
             return future.result(deadline.remaining_s())
@@ -296,7 +296,7 @@ class Producer:
         self._require_alive()
         # In this order: threads that wait for memory block `discard`.
         self._sender.reset_sequences(self._client.deadline())
-        self._intake.discard(UsageError("this was not sent: the transaction was aborted"))
+        self._assembler.discard(UsageError("this was not sent: the transaction was aborted"))
         self._in_flight_batches.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Producer:
         self._require_alive()
         self._begin_account()
         deadline = deadline or self._flush_deadline()
-        self._intake.drain()
+        self._assembler.drain()
         # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
         while late := self._in_flight_batches.wait(deadline, despite_failures=despite_failures):

@@ -1,7 +1,7 @@
 """Results of sent rows: columns for the rows of a call, and futures for single messages.
 
-`SentColumns` and `SentMessages` are the result sinks of the rows. `intake` creates, and the `sender` thread completes
-them. Until a caller requests a result, only a few numbers per record batch are kept.
+`SentColumns` and `SentMessages` are the result sinks of the rows. `batch_assembler` creates, and the `sender` thread
+completes them. Until a caller requests a result, only a few numbers per record batch are kept.
 """
 
 from __future__ import annotations

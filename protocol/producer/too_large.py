@@ -1,4 +1,4 @@
-"""Find rows larger than `max.request.size`: they fail alone, before a request is sent. Called by `intake`."""
+"""Find rows larger than `max.request.size`: they fail alone, before a request is sent. Called by `batch_assembler`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_failure_reported_by_futures_is_not_raised_again(
     def run_out_of_memory(*_: object) -> None:
         raise MemoryError("as if")
 
-    monkeypatch.setattr(producer._intake, "_encode", run_out_of_memory)
+    monkeypatch.setattr(producer._assembler, "_encode", run_out_of_memory)
     assert isinstance(producer.send(TOPIC, b"lost").exception(WAIT_S), UsageError)
     monkeypatch.undo()
     producer.flush()
@@ -187,7 +187,7 @@ class TestMemory:
         full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller ignores the result
         with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
             list(map(partial(full.send, TOPIC), [bytes(1_000)] * 100))
-        assert full._intake.held_bytes <= 20_000
+        assert full._assembler.held_bytes <= 20_000
         with pytest.raises(UsageError, match=r"more than max\.request\.size"):
             full.flush()
 
@@ -198,7 +198,7 @@ class TestMemory:
             wait_until(lambda: bool(full._in_flight_batches._changed._waiters) or sent.done())  # type: ignore[attr-defined]
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))
-        assert full._intake.held_bytes <= 20_000
+        assert full._assembler.held_bytes <= 20_000
 
 
 def columns_of(*values: bytes) -> pa.RecordBatch:

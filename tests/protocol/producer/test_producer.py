@@ -180,8 +180,8 @@ class TestBatching:
         with producer_of(kafka.bootstrap_servers, options) as producer:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
-                with producer._intake._one_at_a_time:  # otherwise rows just being passed on may be counted twice
-                    most = max(most, producer._intake.held_bytes)
+                with producer._assembler._one_at_a_time:  # otherwise rows just being passed on may be counted twice
+                    most = max(most, producer._assembler.held_bytes)
         # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)

@@ -183,7 +183,7 @@ class TestMemory:
         rows, held = 15, list[int]()
 
         def looked_at(call: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *arguments: (held.append(producer._intake.held_bytes), call(*arguments))[1]
+            return lambda *arguments: (held.append(producer._assembler.held_bytes), call(*arguments))[1]
 
         clock = SkippingClock()
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock) as producer:
@@ -192,13 +192,13 @@ class TestMemory:
                     producer.send(TOPIC, b"%0100d" % number, partition=0)
             else:
                 producer.send_columns(TOPIC, numbered(0, rows), np.zeros(rows, np.int32))
-            choice = producer._intake._choice
+            choice = producer._assembler._choice
             choice.choose = looked_at(choice.choose)  # type: ignore[method-assign]
-            producer._intake._encode = looked_at(producer._intake._encode)
+            producer._assembler._encode = looked_at(producer._assembler._encode)
             clock.skip(60)
             producer._sender.wake()
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
-            wait_until(lambda: producer._intake.held_bytes == 0)
+            wait_until(lambda: producer._assembler.held_bytes == 0)
         assert held
         assert min(held) >= rows * 100
 
@@ -222,7 +222,7 @@ class TestMemory:
         """The thread that passes batches on may pause so long that the replies arrive first."""
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
-            in_flight_batches, put = producer._in_flight_batches, producer._intake._hand_over_batches
+            in_flight_batches, put = producer._in_flight_batches, producer._assembler._hand_over_batches
             written: list[Future[RecordMetadata]] = []
             sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
 
@@ -235,7 +235,7 @@ class TestMemory:
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
             producer.send_columns(TOPIC, numbered(0, 22), np.zeros(22, np.int32))
-            monkeypatch.setattr(producer._intake, "_hand_over_batches", put_and_stand_still)
+            monkeypatch.setattr(producer._assembler, "_hand_over_batches", put_and_stand_still)
             producer.flush()
             monkeypatch.undo()
             sending.join()
@@ -270,7 +270,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
         earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, each, np.int32)) for each in (0, 1)]
         if where == "encoding":
-            monkeypatch.setattr(producer._intake, "_encode", come_between)
+            monkeypatch.setattr(producer._assembler, "_encode", come_between)
         else:
             monkeypatch.setattr(producer._in_flight_batches, "wait_for_room", come_between)
         with pytest.raises(type(raised)):

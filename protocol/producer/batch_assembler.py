@@ -34,7 +34,7 @@ from protocol.records.record_columns import record_columns
 HandOver = Callable[[list[ProducerBatch]], None]
 
 
-class Intake:
+class BatchAssembler:
     """Accepts rows and messages of one producer.
 
     `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`. `on_failure` is called with
