@@ -16,4 +16,4 @@ from spark_kafka_source.remedies import in_options
 @lru_cache(maxsize=16)
 def client_for(config: ClientConfig) -> Client:
     """The process's client for this configuration. Opens nothing until it is used; never closed."""
-    return Client(config, words=in_options)
+    return Client(config, format_error=in_options)

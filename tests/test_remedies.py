@@ -61,7 +61,7 @@ def test_a_message_that_repeats_its_cause_names_its_settings_too() -> None:
 
 def test_log_lines_of_protocol_name_options_too() -> None:
     client = client_for(ClientConfig((("127.0.0.1", 1),)))
-    assert client.words(KafkaError("another group.id", settings=("group.id",))) == "another kafka.group.id"
+    assert client.format_error(KafkaError("another group.id", settings=("group.id",))) == "another kafka.group.id"
 
 
 # -- what a task does about what is lost ----------------------------------------------------------

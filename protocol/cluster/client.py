@@ -71,7 +71,7 @@ class Client:
         From `protocol.config.parse_client`.
     clock : Clock
         Time source; tests pass their own.
-    words : callable
+    format_error : callable
         Formats an error for log messages, for integrations with their own property names.
 
     Attributes
@@ -85,14 +85,14 @@ class Client:
         config: ClientConfig | Mapping[str, object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         *,
-        words: Callable[[KafkaError], str] = str,
+        format_error: Callable[[KafkaError], str] = str,
         **properties: object,
     ) -> None:
         if not isinstance(config, ClientConfig):
             config = parse_client(named_properties(config, properties))
         self.config = config
         self.clock = clock
-        self.words = words
+        self.format_error = format_error
         self._pool = ConnectionPool(config, clock, self._is_departed)
         self._lock = threading.Lock()
         self._metadata = Metadata()
@@ -295,11 +295,11 @@ class Client:
         self, candidates: Sequence[Broker], api: Api, body: Body, deadline: Deadline, **options: Any
     ) -> dict[str, Any]:
         failures: list[KafkaError] = []
-        words: list[str] = []
+        causes: list[str] = []
         for place, broker in enumerate(candidates):
             address = f"{broker.host}:{broker.port}"
             if failures and deadline.passed:
-                words.append(f"{address}: not tried, the deadline had passed")
+                causes.append(f"{address}: not tried, the deadline had passed")
                 continue
             share = self._share(deadline, len(candidates) - place)
             try:
@@ -309,13 +309,13 @@ class Client:
                 raise
             except (TransportError, ProtocolError, SecurityError, UnsupportedVersion) as error:
                 failures.append(error)
-                words.append(str(error) if address in str(error) else f"{address}: {error}")
+                causes.append(str(error) if address in str(error) else f"{address}: {error}")
         transient = any(isinstance(error, TransportError) for error in failures)
         kind = ConnectFailed if transient else type(failures[-1])
         raise kind(
             "no broker could be reached (bootstrap.servers="
             + ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
-            + f"): {'; '.join(words)}",
+            + f"): {'; '.join(causes)}",
             settings=("bootstrap.servers", *(name for error in failures for name in error.settings)),
         ) from failures[-1]
 
@@ -363,7 +363,7 @@ class Client:
             except ConnectFailed as error:
                 if quiet.passed and not told:
                     told.append(error)
-                    log.warning("%s. Retrying for %.0f s more", self.words(error), deadline.remaining_s())
+                    log.warning("%s. Retrying for %.0f s more", self.format_error(error), deadline.remaining_s())
                 raise
 
         what = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"

@@ -339,7 +339,9 @@ class OffsetManager:
                 log.warning("group %s: commits go through again", self.group)
             return
         fault = None if isinstance(failure, KafkaError) else failure
-        words = self._client.words(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {fault!r}"
+        words = (
+            self._client.format_error(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {fault!r}"
+        )
         self.counts = replace(counts, failed=counts.failed + 1, last_failure=words)
         self.healthy = was_healthy and bool(ended)
         if ended:

@@ -109,7 +109,7 @@ class InFlightBatches:
 
     Attributes
     ----------
-    words : callable
+    format_error : callable
         Formats an error for log messages.
     acknowledged : dict of TopicPartition to ProducedRange
     failures : list of KafkaError
@@ -117,7 +117,7 @@ class InFlightBatches:
     held_bytes : int
     """
 
-    words: Callable[[KafkaError], str] = str
+    format_error: Callable[[KafkaError], str] = str
     acknowledged: dict[TopicPartition, ProducedRange] = field(default_factory=dict)
     failures: list[KafkaError] = field(default_factory=list)
     held_bytes: int = 0
@@ -173,7 +173,7 @@ class InFlightBatches:
         if failures := self.take_failures():
             first, *others = failures
             for other in others:
-                log.warning("another write failed: %s", self.words(other))
+                log.warning("another write failed: %s", self.format_error(other))
             raise first
 
     def begin_account(self) -> None:

@@ -1,8 +1,8 @@
 """A producer for Arrow columns and single messages: sarama's `AsyncProducer`, with a blocking call beside it.
 
 `batch_assembler` partitions, batches and encodes rows in the caller's thread; a thread pool compresses several record
-batches in parallel. The `sender` thread sends them to the partitions' leaders, with several requests in flight per broker, and
-handles replies, retries and deadlines.
+batches in parallel. The `sender` thread sends them to the partitions' leaders, with several requests in flight per
+broker, and handles replies, retries and deadlines.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Producer:
         self._session = session or (
             IdempotentSession(self._client) if settings.enable_idempotence else AnonymousSession()
         )
-        self._in_flight_batches = InFlightBatches(self._client.words)
+        self._in_flight_batches = InFlightBatches(self._client.format_error)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))

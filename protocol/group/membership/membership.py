@@ -168,7 +168,7 @@ class Membership:
                     self._changed.wait(min(deadline.remaining_s(), _STILL_WAITING_S))
                     continue
             if revocation.lost:
-                words = self._client.words(revocation.cause.error)
+                words = self._client.format_error(revocation.cause.error)
                 log.warning("group %s: all claims are lost: %s", self._machine.group, words)
             before_revoke(revocation)
             added -= revocation.partitions
@@ -315,7 +315,7 @@ class Membership:
             self._failing_since_s = now_s
         if now_s - self._failing_since_s >= _FAILING_S and not self._has_warned:
             self._has_warned = True
-            words = self._client.words(_of_attempt(failure))
+            words = self._client.format_error(_of_attempt(failure))
             log.warning("group %s: requests of this member fail, and are tried again: %s", group, words)
 
     def _note_hidden(self, watched: frozenset[str], cluster: Metadata) -> None:

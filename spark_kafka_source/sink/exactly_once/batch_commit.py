@@ -87,7 +87,7 @@ def abort_batch(
         log.warning(
             "what was written may stay open until it times out%s: %s",
             "" if batch_write is not None else ", or the query starts again",
-            client.words(error),
+            client.format_error(error),
         )
 
 
