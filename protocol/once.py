@@ -1,7 +1,7 @@
 """Log warnings about the configuration, each one once per process.
 
 Several processes may read the same options, but only one of them runs the query. The others collect their warnings
-with `held_back` and drop them.
+with `deferred_warnings` and drop them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _held: ContextVar[list[str] | None] = ContextVar("held", default=None)
 
 
 def warn_once(message: str) -> None:
-    """Log a warning once per process; inside of `held_back`, add it to that block's list instead."""
+    """Log a warning once per process; inside of `deferred_warnings`, add it to that block's list instead."""
     held = _held.get()
     if held is None:
         log_once(message)
@@ -33,7 +33,7 @@ def log_once(message: str) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[list[str]]:
+def deferred_warnings() -> Iterator[list[str]]:
     """Collect the warnings of the block instead of logging them.
 
     Yields

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from protocol.errors import ConfigurationError
-from protocol.once import held_back
+from protocol.once import deferred_warnings
 from spark_kafka_source.options.parsing import (
     check_read_options,
     parse_sink_options,
@@ -69,7 +69,7 @@ class KafkaGroupDataSource(Shipped, DataSource):
 
             require_own_schema(schema, row_columns(self.options))
             # Spark also makes a reader to plan with, in another process; the reader that runs the query warns.
-            with held_back() as warnings:
+            with deferred_warnings() as warnings:
                 options = parse_source_options(self.options, streaming=True)
         except (ConfigurationError, ImportError) as error:
             return RefusedStreamReader(error)
@@ -84,7 +84,7 @@ class KafkaGroupDataSource(Shipped, DataSource):
         from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 
         # Here, too, one is made to plan with; the one that is told how a batch ended says the warnings.
-        with held_back() as warnings:
+        with deferred_warnings() as warnings:
             options = parse_sink_options(self.options)
         return KafkaStreamWriter(options, schema, warnings)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
-from protocol.once import held_back, warn_once
+from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
 from protocol.property import Effect, Role
 from protocol.secret import hide_variables
@@ -71,7 +71,7 @@ def check_read_options(options: Mapping[str, str]) -> None:
     """
     names = {name.lower() for name in options}
     given = [row.use & READ for row in OPTIONS if row.name.lower() in names]
-    with held_back():
+    with deferred_warnings():
         as_stream, as_batch = (_refusal(options, streaming=streaming) for streaming in (True, False))
     if Use.BATCH_READ in given:
         error = as_batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigurationError
-from protocol.once import held_back
+from protocol.once import deferred_warnings
 from protocol.secret import hide_variables
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.spark_api import activate
@@ -31,7 +31,7 @@ def foreach_batch_writer(options: Mapping[str, object]) -> ForeachBatchWriter:
     options that are wrong, at once and not with the first batch.
     """
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    with held_back():  # the first batch says the warnings
+    with deferred_warnings():  # the first batch says the warnings
         guarantee = parse_sink_options(texts).delivery_guarantee
     if guarantee == "exactly-once":
         raise ConfigurationError(
