@@ -44,7 +44,7 @@ for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
     accumulator = Accumulator(16_384)
     gathered = [*accumulator.append("t", columns, chosen, sizes, 0.0), *accumulator.drain()]
     for together in gathered:
-        for written in encode_batches(together.rows, [cut.count for cut in together.cuts], compression="lz4"):
+        for written in encode_batches(together.rows, [each.count for each in together.batch_slices], compression="lz4"):
             finalize_header(written)
             read += sum(each.num_rows for each in decode(read_batch_headers(written), first_offset=0, end_offset=9))
 record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)

@@ -117,7 +117,7 @@ class Worker(threading.Thread):
             commit_offsets(self.client, self.group, offsets, self.client.deadline(), self.membership.member)
         except BrokerError as error:
             expected = error.code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.STALE_MEMBER_EPOCH)
-            if not expected and error_row(error.code).group_effect is not GroupEffect.CLAIMS:
+            if not expected and error_row(error.code).group_effect is not GroupEffect.ASSIGNMENT_LOST:
                 raise
         else:
             self.offsets = newer
