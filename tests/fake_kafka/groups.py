@@ -24,7 +24,9 @@ class Groups:
         self._settings = settings
 
     def tick(self, now_s: float) -> None:
-        for group in (*self.groups.values(), *self.consumer_groups.values()):
+        for classic in self.groups.values():
+            classic.tick(now_s)
+        for group in self.consumer_groups.values():
             group.tick(now_s)
 
     def get(self, group_id: str) -> Group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -15,6 +16,9 @@ from tests.fake_kafka.requests import Body, Pending, Request
 
 _LOOK_AGAIN_S = 0.01
 """Maximum time until a pending reply notices a jump of the clock; other events are noticed immediately."""
+
+
+_Cluster = TypeVar("_Cluster", bound="FakeKafka")
 
 
 class FakeKafka(Cluster):
@@ -43,7 +47,7 @@ class FakeKafka(Cluster):
         self.listeners = {node_id: _Listener(self, node_id) for node_id in self.brokers}
         self.addresses = {node_id: (each.host, each.port) for node_id, each in self.listeners.items()}
 
-    def __enter__(self) -> FakeKafka:
+    def __enter__(self: _Cluster) -> _Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,8 +55,10 @@ class FakeKafka(Cluster):
 
     def close(self) -> None:
         self.closed = True
-        for each in (*self.listeners.values(), *self._kept.values()):
-            each.close()
+        for listener in self.listeners.values():
+            listener.close()
+        for kept in self._kept.values():
+            kept.close()
 
     @property
     def bootstrap_servers(self) -> str:

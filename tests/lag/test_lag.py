@@ -214,7 +214,7 @@ def test_lag_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     matplotlib.use("Agg")
     bars = TABLE.plot()
-    assert [bar.get_width() for bar in bars.patches] == [4, 0, -4]
+    assert [bar.get_width() for bar in bars.patches] == [4, 0, -4]  # type: ignore[attr-defined]
     listener = LagListener()
     for number in range(3):
         listener.onQueryProgress(progress_event(trigger("etl", number, behind=number)))

@@ -246,7 +246,7 @@ PRODUCER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
         produce_requests(lambda body: int.from_bytes(record_batches(body)[57:61], "big"), rows(100)),
         {"25": [25] * 4, "100": [100]},
     ),
-    "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),
+    "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),  # type: ignore[call-arg]
     "max.in.flight.requests.per.connection": (requests_in_flight, {"1": 1, "3": 3}),
     "enable.idempotence": (
         lambda cluster, given: (produce(cluster, given, rows()), len(cluster.asked(INIT_PRODUCER_ID))),

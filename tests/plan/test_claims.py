@@ -24,7 +24,9 @@ EPOCH = 5
 
 
 def member(
-    assigned: Collection[tuple[str, int]], group: Mapping[tuple[str, int], int], existing: Mapping = EXISTING
+    assigned: Collection[tuple[str, int]],
+    group: Mapping[tuple[str, int], int],
+    existing: Mapping[tuple[str, int], bytes] = EXISTING,
 ) -> Claims:
     """Return claims: assigned partitions start at the group's offsets, other members have all other existing
     partitions."""

@@ -50,7 +50,7 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
             wait_for_batches(job, checkpoint, batches + 1)
             time.sleep(dice.uniform(0, 1.5))  # anywhere in a batch: this is the point of the test
     before_end = spark.read.parquet(str(output)).count()
-    assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)
+    assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)  # type: ignore[call-arg]
     watch.close()
     assert watch.wrong == []
     assert watch.moved > KILLS

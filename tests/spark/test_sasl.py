@@ -79,8 +79,8 @@ def test_the_example_reads_writes_and_commits(
     options = names["options"]
     source = spark.readStream.format("pykafka-group").options(**options, subscribe=topic, startingOffsets="earliest")
     rows = source.option("kafka.group.id", GROUP).load()
-    query = rows.select("value").writeStream.format("pykafka-group").options(**options, topic=COPY)
-    query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    writer = rows.select("value").writeStream.format("pykafka-group").options(**options, topic=COPY)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
     assert spark.read.format("pykafka-group").options(**options, subscribe=COPY).load().count() == 10
     assert lag_of_group(options, GROUP).offsets_behind == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, StructType
 
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.selection import COLUMNS, HEADERS
@@ -38,9 +40,10 @@ def test_chosen_columns_keep_chosen_order() -> None:
 def test_columns_are_nullable() -> None:
     schema = spark_schema(ALL)
     headers = schema["headers"].dataType
+    assert isinstance(headers, ArrayType)
     assert all(field.nullable for field in schema)
     assert headers.containsNull
-    assert all(field.nullable for field in headers.elementType)
+    assert all(field.nullable for field in cast(StructType, headers.elementType))
 
 
 OWN = {"columns": "key,value"}

@@ -68,7 +68,7 @@ def consumer_of(client: Client, protocol: dict[str, object], **properties: objec
 
 def polled(consumer: KafkaConsumer, until: int) -> tuple[int, list[Exception]]:
     """Poll until there are `until` rows; return the rows and the exceptions."""
-    rows, raised = 0, []
+    rows, raised = 0, list[Exception]()
     until_s = time.monotonic() + 25
     while rows < until:
         assert time.monotonic() < until_s, (rows, raised)

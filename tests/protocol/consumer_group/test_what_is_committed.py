@@ -247,7 +247,7 @@ def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
         ours.assign([("orders", 0)])
         read(ours, END)
         arrival = ours._streams._consumer._arrival
-        give_up = arrival._release_save
+        give_up = arrival._release_save  # type: ignore[attr-defined]
         monkeypatch.setattr(arrival, "_release_save", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ours.poll(5_000)

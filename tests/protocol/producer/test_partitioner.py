@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ class TestHashes:
         assert murmur2(binary(keys).slice(123, 456)).tolist() == murmur2(binary(keys[123:579])).tolist()
 
     @pytest.mark.parametrize("hashed", [murmur2, fnv1a, crc32])
-    def test_empty_array_has_no_hashes_and_empty_keys_are_hashed(self, hashed) -> None:
+    def test_empty_array_has_no_hashes_and_empty_keys_are_hashed(self, hashed: Callable[..., np.ndarray]) -> None:
         assert hashed(binary([])).tolist() == []
         assert hashed(binary([])[:0]).tolist() == []
         assert len(set(hashed(binary([b"", b""])).tolist())) == 1

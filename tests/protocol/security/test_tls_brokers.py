@@ -34,7 +34,7 @@ def _topic(secured: SecuredKafka) -> None:
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """Yield a list with one entry per connection attempt."""
     made: list[object] = []
-    connect = pool.connect
+    connect = pool.connect  # type: ignore[attr-defined]
 
     def counted(*arguments: object, **options: object) -> object:
         made.append(arguments)

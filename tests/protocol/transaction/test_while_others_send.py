@@ -90,7 +90,7 @@ class TestConcurrentSends:
     def test_offsets_admitted_before_the_commit_belong_to_the_transaction(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        admitted, go_on, add_offsets = threading.Event(), threading.Event(), transaction_session.add_offsets
+        admitted, go_on, add_offsets = threading.Event(), threading.Event(), transaction_session.add_offsets  # type: ignore[attr-defined]
 
         def pause(*arguments: Any, **options: Any) -> None:
             admitted.set()

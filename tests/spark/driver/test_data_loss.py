@@ -252,7 +252,7 @@ def test_a_truncated_log_is_told_also_when_it_has_grown_again(
         leader, follower, other = random.sample(kafka.broker_ids, 3)
         topics = [replicated(kafka, [leader, follower], [other, leader]) for _ in range(len(TRUNCATIONS) + 1)]
         with_spark = SparkStream(spark, kafka, topics[0], tmp_path)
-        streams = [with_spark, *(Stream(kafka, each) for each in topics[1:])]
+        streams: list[Stream | SparkStream] = [with_spark, *(Stream(kafka, each) for each in topics[1:])]
         try:
             for stream in streams:
                 produce(kafka, stream.topic, "first", READ // 2)

@@ -125,7 +125,7 @@ def last_line_of_python(error: BaseException) -> str:
 def test_load_fails_on_a_wrong_option_with_our_error(
     spark: SparkSession, name: str, given: dict[str, str], said: str
 ) -> None:
-    reader = {"stream": spark.readStream, "batch": spark.read}[name].format(OURS)
+    reader = {"stream": spark.readStream, "batch": spark.read}[name].format(OURS)  # type: ignore[attr-defined]
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **given}
     with pytest.raises(AnalysisException, match="PYTHON_DATA_SOURCE_ERROR") as caught:
         reader.options(**options).load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.broker_errors import ErrorCode
 from protocol.group.membership.states import MemberState
+from tests.fake_kafka.clock import ManualClock
 from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_settled
 
 _REFUSALS = (
@@ -43,6 +45,8 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
     protocol = KINDS[kind]["protocol"]
     refusals = _REFUSALS + (_OF_CONSUMER if protocol == "consumer" else _OF_CLASSIC)
 
+    clock = cast(ManualClock, cluster.clock)
+
     def new() -> SimulatedMember:
         return SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **KINDS[kind], **options))
 
@@ -62,11 +66,11 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
             case "refuse":
                 member.act(refuse=chance.choice(refusals))
             case "wait":
-                cluster.clock.advance(chance.random() * 2)
+                clock.advance(chance.random() * 2)
                 for each in members:
                     each.act()
             case "sleep":
-                cluster.clock.advance(chance.choice((5, 30, 100)))
+                clock.advance(chance.choice((5, 30, 100)))
             case "leave":
                 member.machine.leave(for_good=None)
                 member.hang_up()
