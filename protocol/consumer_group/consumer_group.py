@@ -22,7 +22,7 @@ from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSes
 from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, Revocation
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offset_manager import DELETED_TOPIC_S
@@ -93,7 +93,7 @@ class ConsumerGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def consume(self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler) -> Cause:
+    def consume(self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler) -> EndReason:
         """Joins, waits for claims, and runs one session; why that has ended. The caller calls it again until `closed`.
 
         A pattern is matched with whole names of topics. Raises what the handler raises, and `KafkaError` when this
@@ -108,11 +108,11 @@ class ConsumerGroup:
                 membership = self._subscribed(topics)
                 while not self.closed:
                     self._streams.drop(self._streams.partitions)
-                    assignment = membership.take_up(self._client.deadline(_LOOK_MS), self._give_up_unread)
+                    assignment = membership.poll_rebalance(self._client.deadline(_LOOK_MS), self._give_up_unread)
                     self._tell_refusal(membership)
                     if assignment.joining is None:
                         return _SessionRun(self, membership, handler, assignment).run()
-                return Cause("this ConsumerGroup was closed")
+                return EndReason("this ConsumerGroup was closed")
             finally:
                 self._streams.drop(self._streams.partitions)
 
@@ -129,7 +129,7 @@ class ConsumerGroup:
         return self._membership
 
     def _tell_refusal(self, membership: Membership) -> None:
-        if (refusal := membership.take_refusal()) is not None:
+        if (refusal := membership.take_authorization_error()) is not None:
             self._on_error(refusal)
 
     def _give_up_unread(self, revocation: Revocation) -> None:
@@ -225,7 +225,7 @@ class _SessionRun:
         self._raised: list[BaseException] = []
         self._cleaned = False
 
-    def run(self) -> Cause:
+    def run(self) -> EndReason:
         session = self._session
         try:
             self._handler.setup(session)
@@ -233,22 +233,22 @@ class _SessionRun:
             while not session.ended.wait(_LOOK_S):
                 self._look()
         finally:
-            self._end(Cause("it was interrupted"))
+            self._end(EndReason("it was interrupted"))
         if self._raised:
             raise self._raised[0]
-        assert session.cause is not None
-        return session.cause
+        assert session.end_reason is not None
+        return session.end_reason
 
     def _look(self) -> None:
         """What there is to do from time to time."""
         self._commits.tell()
         self._owner._tell_refusal(self._membership)
         if self._owner.closed:
-            return self._session.end(Cause("this ConsumerGroup was closed"))
+            return self._session.end(EndReason("this ConsumerGroup was closed"))
         if not self._threads:
             self._membership.progress()  # there is nobody else to say so
         if self._membership.rebalance_pending is not None:
-            assignment = self._membership.take_up(self._client.deadline(0), self._give_up)
+            assignment = self._membership.poll_rebalance(self._client.deadline(0), self._give_up)
             if not self._session.ended.is_set():
                 self._take(assignment.owned - self._streams.partitions, assignment.member)
         elif self._commits.due:
@@ -294,37 +294,37 @@ class _SessionRun:
             self._handler.consume_claim(self._session, claim)
         except BaseException as error:  # raised by `consume`
             self._raised.append(error)
-            self._session.end(Cause(f"consume_claim of {name} has failed: {error!r}"))
+            self._session.end(EndReason(f"consume_claim of {name} has failed: {error!r}"))
         else:
             if not claim.revoked and self._session.holds():
-                self._session.end(Cause(f"consume_claim of {name} has returned"))
+                self._session.end(EndReason(f"consume_claim of {name} has returned"))
 
     # -- the end of claims --------------------------------------------------------------------
 
     def _give_up(self, revocation: Revocation) -> None:
         """Claims end, and what is marked of them is committed while they are this member's."""
         if revocation.lost or revocation.partitions >= self._streams.partitions:
-            self._end(revocation.cause, lost=revocation.lost)
+            self._end(revocation.reason, lost=revocation.lost)
         else:
-            self._stop(revocation.partitions, revocation.cause)
+            self._stop(revocation.partitions, revocation.reason)
             self._commit_marked()
             self._session.unclaim(revocation.partitions)
         self._commits.keep(self._membership.owned - revocation.partitions)
 
-    def _end(self, cause: Cause, *, lost: bool = False) -> None:
+    def _end(self, reason: EndReason, *, lost: bool = False) -> None:
         """Of the whole session: handlers return, `cleanup`, the last commit."""
         if self._cleaned:
             return
         self._cleaned = True
-        self._session.end(cause)
-        self._stop(self._streams.partitions, cause)
+        self._session.end(reason)
+        self._stop(self._streams.partitions, reason)
         try:
             self._handler.cleanup(self._session)
         finally:
             if not lost:
                 self._commit_marked()
 
-    def _stop(self, partitions: Collection[TopicPartition], cause: Cause) -> None:
+    def _stop(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
         self._streams.drop(partitions)
         threads = [self._threads.pop(key) for key in partitions if key in self._threads]
         limit_ms = self._owner._config.consumer.max_poll_interval_ms
@@ -338,7 +338,7 @@ class _SessionRun:
                     "max.poll.interval.ms",
                     thread.name,
                     limit_ms / 1000,
-                    cause,
+                    reason,
                 )
                 thread.join()
 

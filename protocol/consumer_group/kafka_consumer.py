@@ -190,11 +190,11 @@ class KafkaConsumer:
         self._commits.tell()
         if (membership := self._membership) is not None:
             membership.progress()
-            if (refusal := membership.take_refusal()) is not None:
+            if (refusal := membership.take_authorization_error()) is not None:
                 raise refusal
             # An interrupt may have come when the member had taken partitions, and before they were added here.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._streams):
-                assignment = membership.take_up(deadline.at_most_ms(_LOOK_MS), self._give_up)
+                assignment = membership.poll_rebalance(deadline.at_most_ms(_LOOK_MS), self._give_up)
                 if assignment.member.is_in_group:
                     self._member = assignment.member
                 self._take(assignment.owned - self._streams.partitions)
@@ -242,7 +242,7 @@ class KafkaConsumer:
         if self._membership is None:
             return True
         self._membership.progress()
-        return self._membership.claims_ended is None and self._membership.member.has_claims_of(self._member)
+        return self._membership.assignment_lost is None and self._membership.member.keeps_assignment_of(self._member)
 
     def wakeup(self) -> None:
         """From any thread: `poll`, this one or the next, raises `WakeUp`."""
@@ -305,7 +305,7 @@ class KafkaConsumer:
         group = self._config.consumer.group_id
         if group is None:
             raise UsageError("there is no group: set group.id", settings=("group.id",))
-        member = self._member if self._membership is None else self._member.renewed(self._membership.member)
+        member = self._member if self._membership is None else self._member.updated_to(self._membership.member)
         return ConsumerGroupMetadata(group, member)
 
     # -- positions ----------------------------------------------------------------------------

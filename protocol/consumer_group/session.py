@@ -20,7 +20,7 @@ from protocol.consumer_group.marked_offsets import MarkedOffsets
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.membership.membership import Membership
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
@@ -37,12 +37,12 @@ class ConsumerGroupSession:
 
     Attributes
     ----------
-    ended : set when it is over, and handlers are to return (sarama's context). `cause`: why; None before.
+    ended : set when it is over, and handlers are to return (sarama's context). `end_reason`: why; None before.
     """
 
     def __init__(self, client: Client, membership: Membership, commits: Commits, assignment: Assignment) -> None:
         self.ended = Event()
-        self.cause: Cause | None = None
+        self.end_reason: EndReason | None = None
         self._member = assignment.member
         self._client = client
         self._membership = membership
@@ -62,7 +62,7 @@ class ConsumerGroupSession:
     @property
     def member(self) -> GroupMember:
         """The member that has these claims: in its present generation or epoch, or in the last one that had them."""
-        return self._member.renewed(self._membership.member)
+        return self._member.updated_to(self._membership.member)
 
     @property
     def member_id(self) -> str:
@@ -144,20 +144,20 @@ class ConsumerGroupSession:
             self._claimed -= set(partitions)
             self._marked.drop(partitions)
 
-    def end(self, cause: Cause) -> None:
+    def end(self, reason: EndReason) -> None:
         with self._lock:
-            self.cause = self.cause or cause
+            self.end_reason = self.end_reason or reason
         self.ended.set()
 
     def holds(self) -> bool:
         """Whether its claims have not ended; looks at the clock."""
         self._membership.progress()
-        return self._membership.member.has_claims_of(self._member)
+        return self._membership.member.keeps_assignment_of(self._member)
 
     @property
-    def is_in_doubt(self) -> bool:
+    def may_be_lost(self) -> bool:
         """Whether only the coordinator knows if the claims hold (KIP-848): after a long sleep the member asks it."""
-        return self._membership.claims_ended is not None
+        return self._membership.assignment_lost is not None
 
 
 class ConsumerGroupClaim:
@@ -216,7 +216,7 @@ class ConsumerGroupClaim:
                 except DeadlineExceeded as error:
                     self._on_error(error)
             # This process may have slept, and the partition may be another member's.
-            if self._kept is not None and session.holds() and not session.is_in_doubt:
+            if self._kept is not None and session.holds() and not session.may_be_lost:
                 batch, self._kept = self._kept, None
                 return batch
             if deadline.passed:

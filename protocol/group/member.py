@@ -13,14 +13,14 @@ class GroupMember:
     """As the coordinator knows it: with a generation (classic protocol), or with an epoch (KIP-848); -1 is none.
 
     `group_instance_id`: of a static member (KIP-345).
-    `claimed_in`: the generation or epoch since which it has kept claims without a break; None: the present one.
+    `assigned_since`: the generation or epoch since which it has kept claims without a break; None: the present one.
     """
 
     member_id: str = ""
     generation_id: int = -1
     member_epoch: int = -1
     group_instance_id: str | None = None
-    claimed_in: int | None = None
+    assigned_since: int | None = None
 
     @property
     def generation_id_or_member_epoch(self) -> int:
@@ -31,27 +31,27 @@ class GroupMember:
         """Whether it has joined: it has a generation or an epoch."""
         return self.generation_id_or_member_epoch >= 0
 
-    def has_claims_of(self, other: GroupMember) -> bool:
+    def keeps_assignment_of(self, other: GroupMember) -> bool:
         """A new generation ends what was claimed under an old one, unless rebalancing is cooperative (KIP-429).
 
         A new epoch does not, either: what is revoked is named.
         """
-        return self._claims == other._claims
+        return self._assignment_key == other._assignment_key
 
-    def renewed(self, now: GroupMember) -> GroupMember:
+    def updated_to(self, now: GroupMember) -> GroupMember:
         """Return `now`, the same member in a later generation or epoch, if it still has these claims; else this one.
 
         The coordinator refuses a generation or epoch that has passed, but not a member without one if the group is
         empty: records that were fetched as a member must not be committed as no member.
         """
-        return now if now.has_claims_of(self) else self
+        return now if now.keeps_assignment_of(self) else self
 
     @property
-    def _claims(self) -> tuple[str, str | None, int]:
+    def _assignment_key(self) -> tuple[str, str | None, int]:
         return (
             self.member_id,
             self.group_instance_id,
-            self.generation_id if self.claimed_in is None else self.claimed_in,
+            self.generation_id if self.assigned_since is None else self.assigned_since,
         )
 
 

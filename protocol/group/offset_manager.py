@@ -109,7 +109,7 @@ class OffsetManager:
         What the next generation has overtaken is committed in that one.
         """
         with self._changed:
-            if not member.has_claims_of(self._member):
+            if not member.keeps_assignment_of(self._member):
                 self._marks = {}
             self._member = member
             self._tell()
@@ -138,7 +138,7 @@ class OffsetManager:
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
         """As `reset`, but asks the coordinator also for an offset that it has taken or refused before."""
         with self._changed:
-            if taken := member.has_claims_of(self._member):
+            if taken := member.keeps_assignment_of(self._member):
                 for key, to in offsets.items():
                     before = self._marks.get(key)
                     self._marks[key] = _Mark(to, failing_since_s=before.failing_since_s if before else None)
@@ -300,7 +300,7 @@ class OffsetManager:
                     due[key].overtaken, late = member, answer
                 elif answer is None or self._member == member or not _ends_claims(answer):
                     due[key].answer(answer, now_s)
-            if not self._member.has_claims_of(member) or not due.keys() & self._marks.keys():
+            if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return True  # nobody's any more, whatever came of it
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:

@@ -15,7 +15,7 @@ from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
@@ -78,13 +78,13 @@ class QueryMembership:
         membership = self._subscribed(there)
         membership.progress()
         if membership.rebalance_pending is not None:
-            joining = self._take_up(membership, there, read, deadline if ends_soon else self._patience(deadline))
+            joining = self._poll_rebalance(membership, there, read, deadline if ends_soon else self._patience(deadline))
             while ends_soon and (missing := joining or self._missing(membership, there, deadline)):
                 if deadline.passed:
                     raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {missing}")
                 deadline.clock.sleep_s(_LOOK_AGAIN_S)
-                joining = self._take_up(membership, there, read, deadline)
-        if (refusal := membership.take_refusal()) is not None:
+                joining = self._poll_rebalance(membership, there, read, deadline)
+        if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", in_options(refusal))
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
         self._claim(owned, read, deadline)
@@ -99,7 +99,7 @@ class QueryMembership:
     @property
     def has_lost(self) -> bool:
         """Whether what `claims` gave out last has ended since, or may have."""
-        return self._membership is not None and self._membership.claims_ended is not None
+        return self._membership is not None and self._membership.assignment_lost is not None
 
     def close(self) -> None:
         """Leaves the group at once; with `group.instance.id` it is to come back, and stays."""
@@ -128,8 +128,8 @@ class QueryMembership:
 
     def _missing(self, membership: Membership, there: Claims, deadline: Deadline) -> str | None:
         """Why more is to come of what this member is to have: only the coordinator knows what others hold yet."""
-        if (cause := membership.rebalance_pending) is not None:
-            return str(cause)
+        if (reason := membership.rebalance_pending) is not None:
+            return str(reason)
         group = str(self._options.consumer.group_id)
         try:
             members = describe_group(client_for(self._options.client), group, deadline).members
@@ -145,7 +145,9 @@ class QueryMembership:
             due |= there.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
         return f"other members have yet to give up {listed(sorted(due))}" if due else None
 
-    def _take_up(self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline) -> Cause | None:
+    def _poll_rebalance(
+        self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline
+    ) -> EndReason | None:
         """Gives up and takes what the group says; why more is still to come, None when that is all."""
         group = self._options.consumer.group_id
 
@@ -160,13 +162,13 @@ class QueryMembership:
                 group,
                 "lost" if revocation.lost else "revoked",
                 listed(sorted(revocation.partitions)),
-                in_options(revocation.cause.error),
+                in_options(revocation.reason.error),
             )
             self._commits.keep(membership.owned - revocation.partitions)
             for key in revocation.partitions:
                 self._claimed.pop(key, None)
 
-        assignment = membership.take_up(deadline, before_revoke)
+        assignment = membership.poll_rebalance(deadline, before_revoke)
         self.member = assignment.member
         if assignment.added:
             log.info("group %s: assigned %s", group, listed(sorted(assignment.added)))

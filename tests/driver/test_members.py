@@ -16,7 +16,7 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss, DeadlineExceeded
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.membership.membership import Membership
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offsets import CommittedOffset
@@ -53,7 +53,7 @@ def member_of(client: Client, topic: str, group: str, properties: dict[str, obje
     """Join as a member that owns all partitions."""
     config = parse_consumer({"group.id": group, **properties})
     with Membership(client, config, TopicSubscription(frozenset({topic}))) as member:
-        assert member.take_up(client.deadline(20_000)).joining is None
+        assert member.poll_rebalance(client.deadline(20_000)).joining is None
         yield member
 
 
@@ -76,7 +76,7 @@ def test_available_now_waits_for_assignment(
         while not planned.done():
             if other.rebalance_pending is not None:
                 wait([planned], 0.3)
-                other.take_up(client.deadline(100))
+                other.poll_rebalance(client.deadline(100))
             wait([planned], 0.05)
         (end,) = planned.result()[name].values()
         assert end == 10
@@ -178,7 +178,7 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
         def stand_still(body: Any) -> None:
             del cluster.before[LIST_OFFSETS]
             with membership._changed:
-                membership._machine._lose(Cause("it has stood still"))
+                membership._machine._lose(EndReason("it has stood still"))
             cluster.grow(10)
             cluster.offsets.committed["g"].update({("orders", number): Committed(20, -1, "") for number in (0, 1)})
             cluster.grow(5)
@@ -203,7 +203,7 @@ def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
 
         def join(body: Any) -> None:
             del cluster.before[LIST_OFFSETS]
-            joining.append(pool.submit(other.take_up, client.deadline(20_000)))
+            joining.append(pool.submit(other.poll_rebalance, client.deadline(20_000)))
             wait_for_rebalance(reader)
 
         cluster.before[LIST_OFFSETS] = join
@@ -242,7 +242,7 @@ def test_failed_commit_is_dropped_with_revoked_partition(
         manager, member = reader._query.commits._manager, reader._query.membership._membership
         cluster.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
         other = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member._machine.subscription)
-        other.take_up(client.deadline(20_000))
+        other.poll_rebalance(client.deadline(20_000))
         wait_for_rebalance(reader)
         marked = []
         cluster.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))

@@ -60,7 +60,7 @@ def member_of(cluster: SmallCluster, given: Properties) -> Iterator[Membership]:
     client = client_of(cluster, {})
     config = parse_consumer({"group.id": "g", **given})
     with Membership(client, config, TopicSubscription(frozenset({"orders"}))) as member:
-        member.take_up(client.deadline(5_000))
+        member.poll_rebalance(client.deadline(5_000))
         yield member
 
 

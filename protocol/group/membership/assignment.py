@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.group.member import GroupMember
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.kafka_terms import TopicPartition
 
 
@@ -19,7 +19,7 @@ class Revocation:
 
     partitions: frozenset[TopicPartition]
     lost: bool
-    cause: Cause
+    reason: EndReason
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ class Assignment:
     member: GroupMember
     owned: frozenset[TopicPartition]
     added: frozenset[TopicPartition]
-    joining: Cause | None = None
+    joining: EndReason | None = None

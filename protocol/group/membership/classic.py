@@ -20,11 +20,11 @@ from protocol.group.assignors.consumer_metadata import decode_assignment, encode
 from protocol.group.assignors.table import parse_strategy
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.membership.leader import GroupLeader
-from protocol.group.membership.machine import NOTHING, MemberMachine
-from protocol.group.membership.states import CLASSIC_MOVES, MemberState
-from protocol.group.membership.steps import Ask, Step
+from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
+from protocol.group.membership.states import CLASSIC_TRANSITIONS, MemberState
+from protocol.group.membership.steps import SendRequest, Step
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -59,7 +59,7 @@ _REMEDIES: dict[int, tuple[str, str]] = {
 class ClassicMember(MemberMachine):
     """What `generation_id` and `member_id` are is the coordinator's to say."""
 
-    moves = CLASSIC_MOVES
+    transitions = CLASSIC_TRANSITIONS
     remedies = _REMEDIES
 
     def __init__(
@@ -70,14 +70,14 @@ class ClassicMember(MemberMachine):
         self._cooperative = all(assignor.cooperative for assignor in self._assignors.values())
         self._member_id = ""
         self._generation_id = _NO_GENERATION
-        self._claimed_in: int | None = None
-        self._assignment = NOTHING
+        self._assigned_since: int | None = None
+        self._assignment = NO_PARTITIONS
         # What the owner was told to give up: until it has, its commits of that need the generation to last.
-        self._revoked = NOTHING
+        self._revoked = NO_PARTITIONS
         # What this member gives up is another one's in the next generation (KIP-429).
-        self._joins_again = False
+        self._rejoins = False
         # What it was assigned last and in which generation, for sticky leaders.
-        self._last: tuple[frozenset[TopicPartition], int] = NOTHING, _NO_GENERATION
+        self._last: tuple[frozenset[TopicPartition], int] = NO_PARTITIONS, _NO_GENERATION
         self._joined_topics: frozenset[str] = frozenset()
         self._assignor_name = ""
         self._leader: GroupLeader | None = None
@@ -88,31 +88,31 @@ class ClassicMember(MemberMachine):
     def member(self) -> GroupMember:
         instance_id = self.config.group_instance_id
         return GroupMember(
-            self._member_id, self._generation_id, group_instance_id=instance_id, claimed_in=self._claimed_in
+            self._member_id, self._generation_id, group_instance_id=instance_id, assigned_since=self._assigned_since
         )
 
     @property
-    def is_being_named(self) -> bool:
+    def awaits_member_id(self) -> bool:
         """KIP-394: the coordinator waits for whom it has given an id until the session is over, all others with it."""
-        return self._asked is not None and not self._member_id and self.config.group_instance_id is None
+        return self._in_flight is not None and not self._member_id and self.config.group_instance_id is None
 
     def revocation(self, now_s: float) -> Revocation | None:
         revocation = super().revocation(now_s)
-        self._revoked = NOTHING if revocation is None else revocation.partitions
+        self._revoked = NO_PARTITIONS if revocation is None else revocation.partitions
         return revocation
 
     # -- what is sent -------------------------------------------------------------------------
 
     def _next_step(self, now_s: float) -> Step:
         if self.state in _JOINED and self._topics != self._joined_topics:
-            self._rebalance(Cause("the topics that this member subscribes to are others now"))
+            self._rebalance(EndReason("the topics that this member subscribes to are others now"))
         if self.state is MemberState.JOINING:
             return self._join_group()
         if self.state is MemberState.SYNCING:
-            return self._look_up(now_s) if self._assignments is None else self._sync_group(self._assignments)
-        return self._heartbeat() if now_s >= self._heartbeat_s else self._watch(now_s)
+            return self._refresh_metadata(now_s) if self._assignments is None else self._sync_group(self._assignments)
+        return self._heartbeat() if now_s >= self._heartbeat_s else self._watch_topics(now_s)
 
-    def _join_group(self) -> Ask:
+    def _join_group(self) -> SendRequest:
         assert self._topics is not None
         self._joined_topics = self._topics
         config = self.config
@@ -124,17 +124,17 @@ class ClassicMember(MemberMachine):
                 {"name": each.name, "metadata": encode_subscription(self._subscription(each.user_data(*self._last)))}
                 for each in self._assignors.values()
             ],
-            "reason": str(self.cause)[:255],
+            "reason": str(self.reason)[:255],
         }
-        return self._ask(JOIN_GROUP, body, held=True, timeout_ms=self._held_timeout_ms)
+        return self._request(JOIN_GROUP, body, held=True, timeout_ms=self._held_timeout_ms)
 
     def _subscription(self, user_data: bytes | None) -> Subscription:
         assert self._topics is not None
         rack = self.config.client_rack or None
-        owned = self.owned if self._cooperative else NOTHING
+        owned = self.owned if self._cooperative else NO_PARTITIONS
         return Subscription(self._topics, owned, self._last[1], rack, user_data)
 
-    def _sync_group(self, assignments: Mapping[str, bytes]) -> Ask:
+    def _sync_group(self, assignments: Mapping[str, bytes]) -> SendRequest:
         body = {
             "generation_id": self._generation_id,
             "protocol_type": _PROTOCOL_TYPE,
@@ -142,12 +142,12 @@ class ClassicMember(MemberMachine):
             "assignments": [{"member_id": name, "assignment": each} for name, each in assignments.items()],
         }
         # Since Kafka 3.7 a group that is stable answers, and counts no session anew.
-        return self._ask(SYNC_GROUP, body, held=True, renews=False, timeout_ms=self._held_timeout_ms)
+        return self._request(SYNC_GROUP, body, held=True, renews=False, timeout_ms=self._held_timeout_ms)
 
-    def _heartbeat(self) -> Ask:
-        return self._ask(HEARTBEAT, {"generation_id": self._generation_id}, timeout_ms=self._heartbeat_timeout_ms)
+    def _heartbeat(self) -> SendRequest:
+        return self._request(HEARTBEAT, {"generation_id": self._generation_id}, timeout_ms=self._heartbeat_timeout_ms)
 
-    def _leave_request(self, for_good: bool | None) -> Ask | None:
+    def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         instance_id = self.config.group_instance_id
         leaves = instance_id is None if for_good is None else for_good
         if not leaves or not self._member_id:
@@ -159,13 +159,13 @@ class ClassicMember(MemberMachine):
             return {"group_id": self.group, **({"members": [who]} if several else {"member_id": who["member_id"]})}
 
         at_least = 0 if instance_id is None else _FIRST_STATIC[LEAVE_GROUP]
-        return Ask(LEAVE_GROUP, body, self._heartbeat_timeout_ms, at_least)
+        return SendRequest(LEAVE_GROUP, body, self._heartbeat_timeout_ms, at_least)
 
-    def _ask(self, api: Api, fields: dict[str, Any], **options: Any) -> Ask:
+    def _request(self, api: Api, fields: dict[str, Any], **options: Any) -> SendRequest:
         instance_id = self.config.group_instance_id
         who = {"group_id": self.group, "member_id": self._member_id, "group_instance_id": instance_id}
         at_least = 0 if instance_id is None else _FIRST_STATIC[api]
-        return Ask(api, {**who, **fields}, at_least=at_least, accept=_ANSWERS, **options)
+        return SendRequest(api, {**who, **fields}, at_least=at_least, accept=_ANSWERS, **options)
 
     @property
     def _held_timeout_ms(self) -> float:
@@ -173,10 +173,10 @@ class ClassicMember(MemberMachine):
 
     # -- what is answered ---------------------------------------------------------------------
 
-    def _answered(self, ask: Ask, reply: Mapping[str, Any], now_s: float) -> None:
+    def _on_response(self, ask: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
         self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
         if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:
-            self._rebalance(Cause("the group rebalances: members join or leave, or want other topics"))
+            self._rebalance(EndReason("the group rebalances: members join or leave, or want other topics"))
             if ask.api is JOIN_GROUP:
                 self._retry_s = now_s + self._backoff.next_s()
         elif ask.api is JOIN_GROUP and self.state is MemberState.JOINING:
@@ -191,27 +191,27 @@ class ClassicMember(MemberMachine):
         if reply["protocol_name"] not in self._assignors:
             raise Corrupt(f"JoinGroup of group {self.group}: {reply['protocol_name']!r} was not offered")
         self._assignor_name, self._generation_id = reply["protocol_name"], reply["generation_id"]
-        if self._claimed_in is None or not self._cooperative:
-            self._claimed_in = self._generation_id
+        if self._assigned_since is None or not self._cooperative:
+            self._assigned_since = self._generation_id
         leads = reply["leader"] == self._member_id
         self._leader = GroupLeader(self._assignors[reply["protocol_name"]], reply["members"]) if leads else None
         # KIP-814: a static member that came back leads, and the assignment stands.
         self._assignments = None if leads and not reply["skip_assignment"] else {}
-        self._look_up_s = -math.inf if leads else self._look_up_s
-        self._life.transition(MemberState.SYNCING, Cause(f"generation {self._generation_id} begins"))
+        self._refresh_s = -math.inf if leads else self._refresh_s
+        self._life.transition(MemberState.SYNCING, EndReason(f"generation {self._generation_id} begins"))
 
-    def _found(self, cluster: Metadata, now_s: float) -> None:
+    def _on_metadata(self, cluster: Metadata, now_s: float) -> None:
         if self._leader is None:
             return
         if self.state is MemberState.SYNCING:
             self._assignments = self._leader.assign(cluster)
         elif topic := self._leader.changed(cluster):
-            self._rebalance(Cause(f"topic {topic} has other partitions now"))
+            self._rebalance(EndReason(f"topic {topic} has other partitions now"))
 
     def _synced(self, assignment: frozenset[TopicPartition]) -> None:
-        self._joins_again = bool(self.owned - assignment)
+        self._rejoins = bool(self.owned - assignment)
         self._assignment, self._last = assignment, (assignment, self._generation_id)
-        what = Cause(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
+        what = EndReason(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
         self._life.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
 
     # -- rebalances ---------------------------------------------------------------------------
@@ -220,50 +220,50 @@ class ClassicMember(MemberMachine):
     def _assigned(self) -> frozenset[TopicPartition]:
         return self._assignment
 
-    def _to_give_up(self) -> frozenset[TopicPartition]:
+    def _to_revoke(self) -> frozenset[TopicPartition]:
         if self.state is MemberState.RECONCILING:
             return self.owned - self._assignment
-        return self._to_give_up_to_join() if self.state is MemberState.REBALANCING else NOTHING
+        return self._to_revoke_before_join() if self.state is MemberState.REBALANCING else NO_PARTITIONS
 
-    def _to_give_up_to_join(self) -> frozenset[TopicPartition]:
+    def _to_revoke_before_join(self) -> frozenset[TopicPartition]:
         if not self._cooperative:
             return self.owned
         dropped = {key for key in self.owned if self._topics is not None and key[0] not in self._topics}
         return frozenset(dropped | (self._revoked & self.owned))
 
     @property
-    def _may_take(self) -> bool:
+    def _may_accept(self) -> bool:
         return True
 
-    def _taken(self) -> None:
-        if self._joins_again:
-            self._join(Cause("it has given up partitions, for others to have them"))
+    def _accepted(self) -> None:
+        if self._rejoins:
+            self._join(EndReason("it has given up partitions, for others to have them"))
         else:
-            self._life.transition(MemberState.STABLE, self.cause)
+            self._life.transition(MemberState.STABLE, self.reason)
 
-    def _rebalance(self, cause: Cause) -> None:
+    def _rebalance(self, reason: EndReason) -> None:
         if self.state not in (MemberState.JOINING, MemberState.REBALANCING):
-            if self._to_give_up_to_join():
-                self._life.transition(MemberState.REBALANCING, cause)
+            if self._to_revoke_before_join():
+                self._life.transition(MemberState.REBALANCING, reason)
             else:
-                self._join(cause)
+                self._join(reason)
 
     @property
-    def _watches(self) -> bool:
+    def _watches_topics(self) -> bool:
         """The leader is the one who sees that a topic, of whatever member, has other partitions."""
-        return self._leader is not None or self._matches_here
+        return self._leader is not None or self._matches_in_client
 
     @property
-    def _watched(self) -> frozenset[str] | None:
-        return None if self._matches_here or self._leader is None else self._leader.topics
+    def _watched_topics(self) -> frozenset[str] | None:
+        return None if self._matches_in_client or self._leader is None else self._leader.topics
 
-    def _fenced(self, error: BrokerError) -> None:
+    def _on_fenced(self, error: BrokerError) -> None:
         if error.code == ErrorCode.UNKNOWN_MEMBER_ID:
             self._member_id = ""
 
-    def _unanswered(self) -> None:
+    def _on_unknown_outcome(self) -> None:
         pass  # each of its requests may be repeated
 
     def _end_session(self) -> None:
-        self._generation_id, self._claimed_in, self._assignment = _NO_GENERATION, None, NOTHING
+        self._generation_id, self._assigned_since, self._assignment = _NO_GENERATION, None, NO_PARTITIONS
         self._leader = None

@@ -16,10 +16,10 @@ from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
 from protocol.errors import BrokerError, KafkaError
 from protocol.group.member import GroupMember
-from protocol.group.membership.cause import Cause
-from protocol.group.membership.machine import NOTHING, MemberMachine
-from protocol.group.membership.states import CONSUMER_MOVES, MemberState
-from protocol.group.membership.steps import Ask, Step
+from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
+from protocol.group.membership.states import CONSUMER_TRANSITIONS, MemberState
+from protocol.group.membership.steps import SendRequest, Step
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, FIRST_WITH_REGEX
@@ -51,9 +51,9 @@ _LEAST_INTERVAL_MS = 50
 class ConsumerMember(MemberMachine):
     """Names itself: `member_id` is its own, for as long as it lives."""
 
-    moves = CONSUMER_MOVES
+    transitions = CONSUMER_TRANSITIONS
     remedies = _REMEDIES
-    broker_matches = True
+    broker_matches_patterns = True
 
     def __init__(
         self, client: ClientConfig, config: ConsumerConfig, subscription: TopicSubscription, now_s: float
@@ -61,14 +61,14 @@ class ConsumerMember(MemberMachine):
         super().__init__(client, config, subscription, now_s)
         self._member_id = str(uuid.uuid4())
         self._epoch = _JOIN
-        self._claimed_in: int | None = None
+        self._assigned_since: int | None = None
         # When its instance id must be free: from the first time that it was not.
         self._released_s = math.inf
         # What was said in the last request, and what the coordinator has answered to: the rest is said again.
-        self._says: dict[str, Any] = {}
-        self._heard: dict[str, Any] = {}
+        self._sent_fields: dict[str, Any] = {}
+        self._acknowledged_fields: dict[str, Any] = {}
         # Whether it has answered since it was told what the owner has: what it was not told of, it gives to others.
-        self._agreed = True
+        self._ownership_acknowledged = True
         # Partitions by topic id, as assigned; then those of topics whose names are known, with their topic's id.
         self._target: dict[bytes, list[int]] = {}
         self._names: dict[bytes, str] = {}
@@ -80,37 +80,42 @@ class ConsumerMember(MemberMachine):
         epoch = self._epoch if self._epoch > _JOIN else -1
         instance_id = self.config.group_instance_id
         return GroupMember(
-            self._member_id, member_epoch=epoch, group_instance_id=instance_id, claimed_in=self._claimed_in
+            self._member_id, member_epoch=epoch, group_instance_id=instance_id, assigned_since=self._assigned_since
         )
 
     # -- what is sent -------------------------------------------------------------------------
 
     def _next_step(self, now_s: float) -> Step:
         due = self._epoch == _JOIN or self.state is MemberState.ACKNOWLEDGING or now_s >= self._heartbeat_s
-        return self._heartbeat() if due or self._subscribed() != self._subscribed_before else self._watch(now_s)
+        return self._heartbeat() if due or self._subscribed() != self._subscribed_before else self._watch_topics(now_s)
 
-    def _heartbeat(self) -> Ask:
-        self._says = {
+    def _heartbeat(self) -> SendRequest:
+        self._sent_fields = {
             **self._subscribed(),
             "rack_id": self.config.client_rack or None,
             "rebalance_timeout_ms": self.config.max_poll_interval_ms,
             "server_assignor": self.config.group_remote_assignor,
             "topic_partitions": self._owned_rows(),
         }
-        news = {field: value for field, value in self._says.items() if self._heard.get(field) != value}
-        self._agreed = self._agreed and "topic_partitions" not in news
+        news = {
+            field: value for field, value in self._sent_fields.items() if self._acknowledged_fields.get(field) != value
+        }
+        self._ownership_acknowledged = self._ownership_acknowledged and "topic_partitions" not in news
         at_least = FIRST_WITH_REGEX if news.get("subscribed_topic_regex") is not None else 0
-        return self._ask(self._epoch, news, at_least)
+        return self._request(self._epoch, news, at_least)
 
     def _subscribed(self) -> dict[str, Any]:
-        regex = None if self._matches_here else self.subscription.re2
+        regex = None if self._matches_in_client else self.subscription.re2
         # The empty one takes back what was said before.
-        said = self._heard.get("subscribed_topic_regex")
+        said = self._acknowledged_fields.get("subscribed_topic_regex")
         return {"subscribed_topic_names": sorted(self._topics or ()), "subscribed_topic_regex": regex or (said and "")}
 
     @property
     def _subscribed_before(self) -> dict[str, Any]:
-        return {field: self._heard.get(field) for field in ("subscribed_topic_names", "subscribed_topic_regex")}
+        return {
+            field: self._acknowledged_fields.get(field)
+            for field in ("subscribed_topic_names", "subscribed_topic_regex")
+        }
 
     def _owned_rows(self) -> list[dict[str, Any]]:
         by_id: dict[bytes, list[int]] = {}
@@ -118,53 +123,53 @@ class ConsumerMember(MemberMachine):
             by_id.setdefault(self._owned_ids[key], []).append(key[1])
         return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
 
-    def _leave_request(self, for_good: bool | None) -> Ask | None:
+    def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         # Who is asking to be let in may be, by an answer that it does not wait for.
-        is_known = self._claimed_in is not None or self._asked is not None
+        is_known = self._assigned_since is not None or self._in_flight is not None
         if not is_known or for_good is False:
             return None
         static = self.config.group_instance_id is not None and for_good is None
-        return self._ask(_LEAVE_FOR_A_WHILE if static else _LEAVE, {}, 0)
+        return self._request(_LEAVE_FOR_A_WHILE if static else _LEAVE, {}, 0)
 
-    def _ask(self, epoch: int, fields: dict[str, Any], at_least: int) -> Ask:
+    def _request(self, epoch: int, fields: dict[str, Any], at_least: int) -> SendRequest:
         who = {"group_id": self.group, "member_id": self._member_id, "instance_id": self.config.group_instance_id}
         body = {**who, "member_epoch": epoch, **fields}
-        return Ask(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
+        return SendRequest(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
 
     # -- what is answered ---------------------------------------------------------------------
 
-    def failed(self, ask: Ask, error: KafkaError, now_s: float) -> None:
+    def on_failure(self, ask: SendRequest, error: KafkaError, now_s: float) -> None:
         """Who is started again after it was killed waits until the member that it was has lost the instance id."""
         unreleased = isinstance(error, BrokerError) and error.code == ErrorCode.UNRELEASED_INSTANCE_ID
-        if unreleased and ask is self._asked:
+        if unreleased and ask is self._in_flight:
             self._released_s = min(self._released_s, now_s + _RELEASED_IN_S)
             if now_s < self._released_s:
-                return self._try_again(error, now_s)
-        super().failed(ask, error, now_s)
+                return self._retry_after_backoff(error, now_s)
+        super().on_failure(ask, error, now_s)
 
-    def _answered(self, ask: Ask, reply: Mapping[str, Any], now_s: float) -> None:
-        self._heard, self._agreed, self._released_s = self._says, True, math.inf
+    def _on_response(self, ask: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
+        self._acknowledged_fields, self._ownership_acknowledged, self._released_s = self._sent_fields, True, math.inf
         self._heartbeat_s = now_s + max(_LEAST_INTERVAL_MS, reply["heartbeat_interval_ms"]) / 1000
         self._epoch = reply["member_epoch"]
-        if self._claimed_in is None:
-            self._claimed_in = self._epoch
+        if self._assigned_since is None:
+            self._assigned_since = self._epoch
         if reply["assignment"] is not None:
             self._assign(reply["assignment"]["topic_partitions"])
         self._reconcile()
-        if self._nameless:
-            self._look_up_s = min(self._look_up_s, now_s)
+        if self._has_unnamed_topics:
+            self._refresh_s = min(self._refresh_s, now_s)
 
     def _assign(self, rows: list[dict[str, Any]]) -> None:
         """Another assignment is to be acknowledged, also by who has just that: one in between may not be known here."""
         target = {bytes(row["topic_id"]): row["partitions"] for row in rows}
         if target != self._target:
-            self._target, self._heard = target, {**self._heard, "topic_partitions": None}
+            self._target, self._acknowledged_fields = target, {**self._acknowledged_fields, "topic_partitions": None}
 
-    def _found(self, cluster: Metadata, now_s: float) -> None:
+    def _on_metadata(self, cluster: Metadata, now_s: float) -> None:
         self._names.update((topic.topic_id, name) for name, topic in cluster.topics.items())
         self._reconcile()
-        if self._nameless:
-            self._look_up_s = now_s + self._backoff.next_s()
+        if self._has_unnamed_topics:
+            self._refresh_s = now_s + self._backoff.next_s()
 
     def _reconcile(self) -> None:
         """Compares what is assigned with what the owner has, and that with what the coordinator knows of it."""
@@ -178,14 +183,14 @@ class ConsumerMember(MemberMachine):
             return
         if self._ids != {key: self._owned_ids[key] for key in self.owned}:
             state = MemberState.RECONCILING
-        elif self.state is MemberState.JOINING and self._nameless:
+        elif self.state is MemberState.JOINING and self._has_unnamed_topics:
             return  # not that it has nothing: it is not known what it has
-        elif self._heard.get("topic_partitions") != self._owned_rows():
+        elif self._acknowledged_fields.get("topic_partitions") != self._owned_rows():
             state = MemberState.ACKNOWLEDGING
         else:
             state = MemberState.STABLE
         if state is not self.state:
-            self._life.transition(state, Cause(f"epoch {self._epoch} has assigned {len(self._ids)} partitions"))
+            self._life.transition(state, EndReason(f"epoch {self._epoch} has assigned {len(self._ids)} partitions"))
 
     # -- what the owner has -------------------------------------------------------------------
 
@@ -193,44 +198,44 @@ class ConsumerMember(MemberMachine):
     def _assigned(self) -> frozenset[TopicPartition]:
         return frozenset(self._ids)
 
-    def _to_give_up(self) -> frozenset[TopicPartition]:
-        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NOTHING
+    def _to_revoke(self) -> frozenset[TopicPartition]:
+        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NO_PARTITIONS
 
     @property
-    def _may_take(self) -> bool:
-        return self._agreed
+    def _may_accept(self) -> bool:
+        return self._ownership_acknowledged
 
-    def _taken(self) -> None:
+    def _accepted(self) -> None:
         self._owned_ids = dict(self._ids)
-        self._life.transition(MemberState.ACKNOWLEDGING, self.cause)
+        self._life.transition(MemberState.ACKNOWLEDGING, self.reason)
 
     # -- what is looked up ----------------------------------------------------------------------
 
     @property
-    def _nameless(self) -> bool:
+    def _has_unnamed_topics(self) -> bool:
         """Whether it is assigned a topic that metadata have not told the name of."""
         return any(topic_id not in self._names for topic_id in self._target)
 
     @property
-    def _watches(self) -> bool:
-        return self._matches_here or self._nameless
+    def _watches_topics(self) -> bool:
+        return self._matches_in_client or self._has_unnamed_topics
 
     @property
-    def _watched(self) -> frozenset[str] | None:
+    def _watched_topics(self) -> frozenset[str] | None:
         return self._topics if self.subscription.pattern is None else None
 
     # -- ends ---------------------------------------------------------------------------------
 
-    def _ends_claims(self, error: BrokerError) -> bool:
+    def _loses_assignment(self, error: BrokerError) -> bool:
         """Who joins makes a group that is not there: if that is not found, it is one of the other protocol."""
-        return super()._ends_claims(error) and (error.code != ErrorCode.GROUP_ID_NOT_FOUND or self._epoch != _JOIN)
+        return super()._loses_assignment(error) and (error.code != ErrorCode.GROUP_ID_NOT_FOUND or self._epoch != _JOIN)
 
-    def _fenced(self, error: BrokerError) -> None:
+    def _on_fenced(self, error: BrokerError) -> None:
         pass  # joins again under the same id
 
-    def _unanswered(self) -> None:
-        self._heard = {}
+    def _on_unknown_outcome(self) -> None:
+        self._acknowledged_fields = {}
 
     def _end_session(self) -> None:
-        self._epoch, self._claimed_in = _JOIN, None
-        self._heard, self._target, self._ids, self._owned_ids = {}, {}, {}, {}
+        self._epoch, self._assigned_since = _JOIN, None
+        self._acknowledged_fields, self._target, self._ids, self._owned_ids = {}, {}, {}, {}

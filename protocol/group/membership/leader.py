@@ -11,7 +11,7 @@ from protocol.cluster.metadata import Metadata
 from protocol.errors import ProtocolError
 from protocol.group.assignors.assignor import Assignor, Subscription, Topics
 from protocol.group.assignors.consumer_metadata import decode_subscription, encode_assignment
-from protocol.group.membership.topic_subscription import there
+from protocol.group.membership.topic_subscription import available_topics
 
 
 class GroupLeader:
@@ -47,7 +47,7 @@ class GroupLeader:
                 frozenset(rack for node_id in partition.replicas if (rack := racks.get(node_id)))
                 for partition in cluster.topics[name].partitions.values()
             ]
-            for name in self.topics & there(cluster)
+            for name in self.topics & available_topics(cluster)
         }
 
 

@@ -20,10 +20,18 @@ from protocol.config import ClientConfig, ConsumerConfig
 from protocol.errors import BrokerError, KafkaError, UnsupportedVersion
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.cause import Cause
-from protocol.group.membership.states import HAS_TO_HEAR, IN_SESSION, OVER, SETTLED, Lifecycle, MemberState, Moves
-from protocol.group.membership.steps import Ask, LookUp, Step, Wait
-from protocol.group.membership.topic_subscription import TopicSubscription, there
+from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.states import (
+    AWAITS_OWNER,
+    IN_SESSION,
+    RECONCILED,
+    TERMINAL,
+    Lifecycle,
+    MemberState,
+    Transitions,
+)
+from protocol.group.membership.steps import RefreshMetadata, SendRequest, Step, Wait
+from protocol.group.membership.topic_subscription import TopicSubscription, available_topics
 from protocol.kafka_terms import TopicPartition
 
 # A topic that is not there (yet) is looked for again sooner than metadata grow old.
@@ -32,7 +40,7 @@ _MISSING_TOPIC_S = 5.0
 _SESSION_TIMEOUT = frozenset({"session.timeout.ms"})
 _MAX_POLL_INTERVAL = frozenset({"max.poll.interval.ms"})
 
-NOTHING: frozenset[TopicPartition] = frozenset()
+NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 
 
 class MemberMachine(ABC):
@@ -43,10 +51,10 @@ class MemberMachine(ABC):
     owned : what its owner has; another set than what is assigned, until the owner has taken that up.
     """
 
-    moves: Moves
+    transitions: Transitions
     remedies: Mapping[int, tuple[str, str]]
     """Of errors that end a member: the property to change, and what to do about it."""
-    broker_matches = False
+    broker_matches_patterns = False
     """Whether the coordinator matches patterns that are given in its syntax."""
 
     def __init__(
@@ -55,9 +63,9 @@ class MemberMachine(ABC):
         self.group = str(config.group_id)
         self.config = config
         self.subscription = subscription
-        self.owned = NOTHING
+        self.owned = NO_PARTITIONS
         self.error: KafkaError | None = None
-        self._life = Lifecycle(f"member of group {self.group}", self.moves)
+        self._life = Lifecycle(f"member of group {self.group}", self.transitions)
         self._backoff = Backoff(client.retry_backoff_ms, client.retry_backoff_max_ms)
         self._request_timeout_ms = client.request_timeout_ms
         self._metadata_max_age_s = client.metadata_max_age_ms / 1000
@@ -67,15 +75,15 @@ class MemberMachine(ABC):
         self._polled_s = now_s
         self._heartbeat_s = now_s
         self._retry_s = now_s
-        self._look_up_s = now_s
+        self._refresh_s = now_s
         # Of a pattern that is matched here: None until it was, for the first time.
-        self._topics = None if self._matches_here else subscription.names
+        self._topics = None if self._matches_in_client else subscription.names
         # What is under way, unless the session that it is of is over; and what is said on leaving.
-        self._asked: Ask | None = None
+        self._in_flight: SendRequest | None = None
         # Why nobody knows whether the claims still hold. Brokers alone know when a session of KIP-848 ends.
-        self._doubt: Cause | None = None
-        self._doubted_s = now_s
-        self._farewell: Ask | None = None
+        self._suspicion: EndReason | None = None
+        self._suspected_s = now_s
+        self._pending_leave: SendRequest | None = None
 
     # -- for the owner ------------------------------------------------------------------------
 
@@ -84,13 +92,13 @@ class MemberMachine(ABC):
         return self._life.state
 
     @property
-    def cause(self) -> Cause:
+    def reason(self) -> EndReason:
         """Why it is in its state, or in doubt."""
-        return self._doubt or self._life.cause
+        return self._suspicion or self._life.reason
 
     @property
-    def settled(self) -> bool:
-        return self.state in SETTLED and self._doubt is None
+    def is_reconciled(self) -> bool:
+        return self.state in RECONCILED and self._suspicion is None
 
     @property
     @abstractmethod
@@ -98,19 +106,19 @@ class MemberMachine(ABC):
         """As the coordinator knows it; without a generation or epoch while it does not."""
 
     @property
-    def is_being_named(self) -> bool:
+    def awaits_member_id(self) -> bool:
         """Whether the answer that is under way says under which id it has to leave."""
         return False
 
-    def pending(self, now_s: float) -> Cause | None:
+    def pending(self, now_s: float) -> EndReason | None:
         """Why the owner has to act; None: it need not."""
         self.tick(now_s)
-        return self.cause if self.state in HAS_TO_HEAR else self._doubt
+        return self.reason if self.state in AWAITS_OWNER else self._suspicion
 
-    def claims_ended(self, now_s: float) -> Cause | None:
+    def assignment_lost(self, now_s: float) -> EndReason | None:
         """Why what the owner has is not its own any more, or may not be; None: it is."""
         self.tick(now_s)
-        return self.cause if self.state in (MemberState.LOST, MemberState.FAILED) else self._doubt
+        return self.reason if self.state in (MemberState.LOST, MemberState.FAILED) else self._suspicion
 
     def progress(self, now_s: float) -> None:
         """The owner is alive: `max.poll.interval.ms` begins anew. Not if it is over already."""
@@ -120,35 +128,35 @@ class MemberMachine(ABC):
     def subscribe(self, subscription: TopicSubscription, now_s: float) -> None:
         """To something else, from now on."""
         self.subscription = subscription
-        if not self._matches_here:
+        if not self._matches_in_client:
             self._topics = subscription.names
-        self._look_up_s = now_s
+        self._refresh_s = now_s
 
     def revocation(self, now_s: float) -> Revocation | None:
         """What the owner has to give up now."""
         self.tick(now_s)
         if self.state is MemberState.LOST:
-            return Revocation(self.owned, True, self.cause)
-        partitions = self._to_give_up()
-        return Revocation(partitions, False, self.cause) if partitions else None
+            return Revocation(self.owned, True, self.reason)
+        partitions = self._to_revoke()
+        return Revocation(partitions, False, self.reason) if partitions else None
 
-    def give_up(self, revocation: Revocation, now_s: float) -> None:
+    def complete_revocation(self, revocation: Revocation, now_s: float) -> None:
         """The owner has done so."""
         self.owned -= revocation.partitions
         if self.state is MemberState.LOST and revocation.lost:
             self._polled_s = now_s
-            self._join(self.cause)
-        elif self.state is MemberState.REBALANCING and not self._to_give_up():
-            self._join(self.cause)
+            self._join(self.reason)
+        elif self.state is MemberState.REBALANCING and not self._to_revoke():
+            self._join(self.reason)
 
-    def take(self, now_s: float) -> frozenset[TopicPartition]:
+    def accept_assignment(self, now_s: float) -> frozenset[TopicPartition]:
         """The owner takes what it is assigned, if it has nothing to give up; what of it is new. Joins at first."""
         if self.state is MemberState.UNJOINED:
-            self._join(Cause("it joins for the first time"))
-        if self.state is not MemberState.RECONCILING or not self._may_take:
-            return NOTHING
+            self._join(EndReason("it joins for the first time"))
+        if self.state is not MemberState.RECONCILING or not self._may_accept:
+            return NO_PARTITIONS
         before, self.owned = self.owned, self._assigned
-        self._taken()
+        self._accepted()
         return self.owned - before
 
     def leave(self, *, for_good: bool | None) -> None:
@@ -156,15 +164,15 @@ class MemberMachine(ABC):
 
         Of a member that is leaving: waits no longer for the answer.
         """
-        if self.state in OVER:
+        if self.state in TERMINAL:
             return
         if self.state is MemberState.LEAVING:
-            return self._said_farewell()
-        self._farewell = self._leave_request(for_good) or self._farewell
-        self.owned = NOTHING
+            return self._leave_completed()
+        self._pending_leave = self._leave_request(for_good) or self._pending_leave
+        self.owned = NO_PARTITIONS
         self._retry_s = -math.inf
         self._life.transition(
-            MemberState.LEAVING if self._farewell else MemberState.LEFT, Cause("it was closed by its owner")
+            MemberState.LEAVING if self._pending_leave else MemberState.LEFT, EndReason("it was closed by its owner")
         )
         self._forget_session()
 
@@ -176,134 +184,134 @@ class MemberMachine(ABC):
             return
         if now_s >= self._session_ends_s:
             words = f"no answer of the coordinator for {self._session_s:g} s (session.timeout.ms)"
-            self._lose(Cause(words, _SESSION_TIMEOUT))
+            self._lose(EndReason(words, _SESSION_TIMEOUT))
         elif now_s >= self._polled_s + self._poll_interval_s:
-            self._leave_for_its_owner()
+            self._leave_after_poll_timeout()
 
-    def doubt(self, cause: Cause, now_s: float) -> None:
+    def suspect_lost(self, reason: EndReason, now_s: float) -> None:
         """Its claims may have ended: the coordinator is asked at once, and until it answers the owner has to wait."""
         if self.state in IN_SESSION:
-            self._doubt, self._doubted_s, self._heartbeat_s = cause, now_s, now_s
+            self._suspicion, self._suspected_s, self._heartbeat_s = reason, now_s, now_s
 
     def next_step(self, now_s: float) -> Step:
         """What to do now. Gives a `Wait` where nothing is due."""
         self.tick(now_s)
         if self._retry_s > now_s:
             return Wait(self._until(self._retry_s))
-        if self._farewell is not None:
-            return self._farewell
+        if self._pending_leave is not None:
+            return self._pending_leave
         if self.state not in IN_SESSION:
             return Wait(math.inf)
-        step = self._look_up(now_s) if self._topics is None else self._next_step(now_s)
-        self._asked = step if isinstance(step, Ask) else None
+        step = self._refresh_metadata(now_s) if self._topics is None else self._next_step(now_s)
+        self._in_flight = step if isinstance(step, SendRequest) else None
         return step
 
-    def answered(self, ask: Ask, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
+    def on_response(self, ask: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
         """`since_s`: since when the coordinator has known for sure that this member is there."""
         self._backoff.reset()
         if ask.renews:
-            self.still_waited_for(ask, since_s, now_s)
+            self.extend_session(ask, since_s, now_s)
         else:
             self.tick(now_s)
-        if ask is self._farewell:
-            self._said_farewell()
-        elif ask is self._asked:
-            self._answered(ask, reply, now_s)
-            if since_s >= self._doubted_s:
-                self._doubt = None
-            elif self._doubt is not None:
+        if ask is self._pending_leave:
+            self._leave_completed()
+        elif ask is self._in_flight:
+            self._on_response(ask, reply, now_s)
+            if since_s >= self._suspected_s:
+                self._suspicion = None
+            elif self._suspicion is not None:
                 self._heartbeat_s = now_s  # an answer of before says nothing
 
-    def still_waited_for(self, ask: Ask, since_s: float, now_s: float) -> None:
-        """As `answered`; or it holds its answer back because of others, and counts no session meanwhile."""
+    def extend_session(self, ask: SendRequest, since_s: float, now_s: float) -> None:
+        """As `on_response`; or it holds its answer back because of others, and counts no session meanwhile."""
         self.tick(now_s)
-        if ask is not self._asked:
+        if ask is not self._in_flight:
             return  # it is of a session that is over
         if now_s < since_s + self._session_s:
             self._session_ends_s = since_s + self._session_s
         else:
             words = f"this process has stood still for {now_s - since_s:.0f} s, longer than session.timeout.ms"
-            self._lose(Cause(words, _SESSION_TIMEOUT))
+            self._lose(EndReason(words, _SESSION_TIMEOUT))
 
-    def failed(self, ask: Ask, error: KafkaError, now_s: float) -> None:
+    def on_failure(self, ask: SendRequest, error: KafkaError, now_s: float) -> None:
         """No answer, or one with an error code, whose row in `broker_errors` says what that ends."""
-        if ask is self._farewell:
+        if ask is self._pending_leave:
             if self.state is MemberState.LEAVING and is_retriable(error):
-                self._try_again(error, now_s)
+                self._retry_after_backoff(error, now_s)
             else:
-                self._said_farewell()
-        elif ask is not self._asked:
+                self._leave_completed()
+        elif ask is not self._in_flight:
             return  # it is of a session that is over
         elif is_retriable(error):
-            self._try_again(error, now_s)
-            self._unanswered()
-        elif isinstance(error, BrokerError) and self._ends_claims(error):
-            self._fenced(error)
+            self._retry_after_backoff(error, now_s)
+            self._on_unknown_outcome()
+        elif isinstance(error, BrokerError) and self._loses_assignment(error):
+            self._on_fenced(error)
             if self.state is MemberState.JOINING:
                 self._retry_s = now_s + self._backoff.next_s()
-            self._lose(Cause.of(error))
+            self._lose(EndReason.of(error))
         else:
-            self.fail(self._in_words(error))
+            self.fail(self._with_remedy(error))
 
-    def found(self, cluster: Metadata, now_s: float) -> None:
+    def on_metadata(self, cluster: Metadata, now_s: float) -> None:
         """What was looked up."""
         self._backoff.reset()
         if self.state in IN_SESSION:
-            if self._matches_here:
+            if self._matches_in_client:
                 self._topics = self.subscription.topics(cluster)
-            age_s, missing = self._metadata_max_age_s, (self._topics or frozenset()) - there(cluster)
-            self._look_up_s = now_s + (min(_MISSING_TOPIC_S, age_s) if missing else age_s)
-            self._found(cluster, now_s)
+            age_s, missing = self._metadata_max_age_s, (self._topics or frozenset()) - available_topics(cluster)
+            self._refresh_s = now_s + (min(_MISSING_TOPIC_S, age_s) if missing else age_s)
+            self._on_metadata(cluster, now_s)
 
-    def not_found(self, error: KafkaError, now_s: float) -> None:
+    def on_metadata_failure(self, error: KafkaError, now_s: float) -> None:
         """Nobody has answered."""
         if is_retriable(error):
-            self._look_up_s = now_s + self._backoff.next_s()
+            self._refresh_s = now_s + self._backoff.next_s()
         elif self.state in IN_SESSION:
             self.fail(error)
 
     def fail(self, error: KafkaError) -> None:
         """It cannot be a member, and its owner has to know why."""
         self.error = error
-        self._life.transition(MemberState.FAILED, Cause.of(error))
+        self._life.transition(MemberState.FAILED, EndReason.of(error))
         self._forget_session()
 
     # -- what both protocols do ---------------------------------------------------------------
 
-    def _ends_claims(self, error: BrokerError) -> bool:
+    def _loses_assignment(self, error: BrokerError) -> bool:
         """Whether to join (again) may help."""
         return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
-    def _join(self, cause: Cause) -> None:
-        self._life.transition(MemberState.JOINING, cause)
+    def _join(self, reason: EndReason) -> None:
+        self._life.transition(MemberState.JOINING, reason)
 
-    def _lose(self, cause: Cause, *, wait: bool = False) -> None:
+    def _lose(self, reason: EndReason, *, wait: bool = False) -> None:
         """All claims have ended. Joins again at once if there were none (unless it is to `wait` for its owner)."""
         self._forget_session()
         if self.owned or wait:
-            self._life.transition(MemberState.LOST, cause)
+            self._life.transition(MemberState.LOST, reason)
         elif self.state is MemberState.JOINING:
-            self._life.stay(cause)
+            self._life.update_reason(reason)
         else:
-            self._join(cause)
+            self._join(reason)
 
-    def _leave_for_its_owner(self) -> None:
+    def _leave_after_poll_timeout(self) -> None:
         words = (
             f"max.poll.interval.ms: nothing was asked of this member for {self._poll_interval_s:g} s, so it has left "
             "the group; raise it, or take less at once"
         )
-        self._farewell = self._leave_request(None)
-        self._lose(Cause(words, _MAX_POLL_INTERVAL), wait=True)
+        self._pending_leave = self._leave_request(None)
+        self._lose(EndReason(words, _MAX_POLL_INTERVAL), wait=True)
 
-    def _said_farewell(self) -> None:
-        self._farewell = None
+    def _leave_completed(self) -> None:
+        self._pending_leave = None
         if self.state is MemberState.LEAVING:
-            self._life.transition(MemberState.LEFT, self.cause)
+            self._life.transition(MemberState.LEFT, self.reason)
 
-    def _try_again(self, error: KafkaError, now_s: float) -> None:
-        self._asked, self._retry_s = None, now_s + self._backoff.next_s()
+    def _retry_after_backoff(self, error: KafkaError, now_s: float) -> None:
+        self._in_flight, self._retry_s = None, now_s + self._backoff.next_s()
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
-            self._life.stay(Cause.of(error))
+            self._life.update_reason(EndReason.of(error))
 
     def _until(self, *moments_s: float) -> float:
         """The first of these; in a session, or when that or the owner's time is over."""
@@ -311,20 +319,24 @@ class MemberMachine(ABC):
             moments_s += self._session_ends_s, self._polled_s + self._poll_interval_s
         return min(moments_s)
 
-    def _look_up(self, now_s: float) -> Step:
+    def _refresh_metadata(self, now_s: float) -> Step:
         """When it is time for that. Takes no longer than a heartbeat may be late."""
-        due = now_s >= self._look_up_s
-        return LookUp(self._watched, self._heartbeat_timeout_ms) if due else Wait(self._until(self._look_up_s))
+        due = now_s >= self._refresh_s
+        return (
+            RefreshMetadata(self._watched_topics, self._heartbeat_timeout_ms)
+            if due
+            else Wait(self._until(self._refresh_s))
+        )
 
-    def _watch(self, now_s: float) -> Step:
+    def _watch_topics(self, now_s: float) -> Step:
         """Until the next heartbeat: looks whether topics have changed, where that is for this member to see."""
-        if self._watches and now_s >= self._look_up_s:
-            return self._look_up(now_s)
-        return Wait(self._until(self._heartbeat_s, self._look_up_s if self._watches else math.inf))
+        if self._watches_topics and now_s >= self._refresh_s:
+            return self._refresh_metadata(now_s)
+        return Wait(self._until(self._heartbeat_s, self._refresh_s if self._watches_topics else math.inf))
 
     @property
-    def _matches_here(self) -> bool:
-        return self.subscription.pattern is not None and not (self.broker_matches and self.subscription.re2)
+    def _matches_in_client(self) -> bool:
+        return self.subscription.pattern is not None and not (self.broker_matches_patterns and self.subscription.re2)
 
     @property
     def _heartbeat_timeout_ms(self) -> float:
@@ -332,10 +344,10 @@ class MemberMachine(ABC):
         return min(self._request_timeout_ms, self.config.session_timeout_ms / 3)
 
     def _forget_session(self) -> None:
-        self._session_ends_s, self._asked, self._doubt = math.inf, None, None
+        self._session_ends_s, self._in_flight, self._suspicion = math.inf, None, None
         self._end_session()
 
-    def _in_words(self, error: KafkaError) -> KafkaError:
+    def _with_remedy(self, error: KafkaError) -> KafkaError:
         """With the remedy, where there is one."""
         by_client = ErrorCode.UNSUPPORTED_VERSION if isinstance(error, UnsupportedVersion) else ErrorCode.NONE
         code = error.code if isinstance(error, BrokerError) else by_client
@@ -350,12 +362,12 @@ class MemberMachine(ABC):
 
     @property
     @abstractmethod
-    def _watches(self) -> bool:
+    def _watches_topics(self) -> bool:
         """Whether it is for this member to see that topics change."""
 
     @property
     @abstractmethod
-    def _watched(self) -> frozenset[str] | None:
+    def _watched_topics(self) -> frozenset[str] | None:
         """Those that are looked up; None: all."""
 
     @property
@@ -363,37 +375,37 @@ class MemberMachine(ABC):
     def _assigned(self) -> frozenset[TopicPartition]: ...
 
     @abstractmethod
-    def _to_give_up(self) -> frozenset[TopicPartition]:
+    def _to_revoke(self) -> frozenset[TopicPartition]:
         """What the owner has to give up in the present state, before the member may go on."""
 
     @property
     @abstractmethod
-    def _may_take(self) -> bool:
+    def _may_accept(self) -> bool:
         """Whether what is assigned holds just now."""
 
     @abstractmethod
-    def _taken(self) -> None:
+    def _accepted(self) -> None:
         """The owner has what is assigned."""
 
     @abstractmethod
     def _next_step(self, now_s: float) -> Step: ...
 
     @abstractmethod
-    def _answered(self, ask: Ask, reply: Mapping[str, Any], now_s: float) -> None: ...
+    def _on_response(self, ask: SendRequest, reply: Mapping[str, Any], now_s: float) -> None: ...
 
     @abstractmethod
-    def _found(self, cluster: Metadata, now_s: float) -> None: ...
+    def _on_metadata(self, cluster: Metadata, now_s: float) -> None: ...
 
     @abstractmethod
-    def _fenced(self, error: BrokerError) -> None:
+    def _on_fenced(self, error: BrokerError) -> None:
         """An answer has ended this member's claims."""
 
     @abstractmethod
-    def _unanswered(self) -> None:
+    def _on_unknown_outcome(self) -> None:
         """A request was heard or not: nobody knows."""
 
     @abstractmethod
-    def _leave_request(self, for_good: bool | None) -> Ask | None:
+    def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         """None: there is nobody to be told."""
 
     @abstractmethod

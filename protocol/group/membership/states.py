@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from protocol.errors import UsageError
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ class MemberState(Enum):
     FAILED = "cannot be a member"
 
 
-Moves = Mapping[MemberState, frozenset[MemberState]]
+Transitions = Mapping[MemberState, frozenset[MemberState]]
 
 _S = MemberState
 
 
-def _moves(own: Mapping[MemberState, set[MemberState]]) -> Moves:
+def _transitions(own: Mapping[MemberState, set[MemberState]]) -> Transitions:
     """What any living member may do beside its own moves: leave, and fail."""
     ends = {_S.LEAVING, _S.LEFT, _S.FAILED}
     return {
@@ -47,7 +47,7 @@ def _moves(own: Mapping[MemberState, set[MemberState]]) -> Moves:
     }
 
 
-CLASSIC_MOVES = _moves(
+CLASSIC_TRANSITIONS = _transitions(
     {
         _S.UNJOINED: {_S.JOINING},
         _S.JOINING: {_S.SYNCING, _S.LOST},
@@ -60,7 +60,7 @@ CLASSIC_MOVES = _moves(
 )
 """JoinGroup, SyncGroup, and Heartbeat until the group rebalances."""
 
-CONSUMER_MOVES = _moves(
+CONSUMER_TRANSITIONS = _transitions(
     {
         _S.UNJOINED: {_S.JOINING},
         _S.JOINING: {_S.RECONCILING, _S.ACKNOWLEDGING, _S.STABLE, _S.LOST},
@@ -72,35 +72,35 @@ CONSUMER_MOVES = _moves(
 )
 """KIP-848: one kind of request, and partitions change hands one by one."""
 
-HAS_TO_HEAR = frozenset({_S.UNJOINED, _S.RECONCILING, _S.REBALANCING, _S.LOST, _S.FAILED})
+AWAITS_OWNER = frozenset({_S.UNJOINED, _S.RECONCILING, _S.REBALANCING, _S.LOST, _S.FAILED})
 """Where a member goes on only when its owner has acted."""
 
 IN_SESSION = frozenset({_S.JOINING, _S.SYNCING, _S.RECONCILING, _S.ACKNOWLEDGING, _S.STABLE, _S.REBALANCING})
 """Where the coordinator counts on the member, or soon will."""
 
-SETTLED = frozenset({_S.ACKNOWLEDGING, _S.STABLE})
+RECONCILED = frozenset({_S.ACKNOWLEDGING, _S.STABLE})
 """Where the owner has all that was assigned."""
 
-OVER = frozenset({_S.LEFT, _S.FAILED})
+TERMINAL = frozenset({_S.LEFT, _S.FAILED})
 
 
 class Lifecycle:
     """The state of one member, and why it is in it."""
 
-    def __init__(self, name: str, moves: Moves) -> None:
+    def __init__(self, name: str, transitions: Transitions) -> None:
         self.state = MemberState.UNJOINED
-        self.cause = Cause("it has not joined the group yet")
+        self.reason = EndReason("it has not joined the group yet")
         self._name = name
-        self._moves = moves
+        self._transitions = transitions
 
-    def transition(self, to: MemberState, cause: Cause) -> None:
+    def transition(self, to: MemberState, reason: EndReason) -> None:
         """The only way into another state. Raises `UsageError` for one that may not follow: a fault in this client."""
-        if to not in self._moves.get(self.state, ()):
-            raise UsageError(f"{self._name}: {to.name} may not follow {self.state.name} ({cause})")
-        log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, cause)
-        self.state, self.cause = to, cause
+        if to not in self._transitions.get(self.state, ()):
+            raise UsageError(f"{self._name}: {to.name} may not follow {self.state.name} ({reason})")
+        log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, reason)
+        self.state, self.reason = to, reason
 
-    def stay(self, cause: Cause) -> None:
+    def update_reason(self, reason: EndReason) -> None:
         """It is in the same state for another reason now."""
-        log.debug("%s: still %s: %s", self._name, self.state.name, cause)
-        self.cause = cause
+        log.debug("%s: still %s: %s", self._name, self.state.name, reason)
+        self.reason = reason

@@ -9,7 +9,7 @@ from protocol.wire.schema import Api, Body
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
+class SendRequest:
     """One request to the coordinator; its reply, or why there is none, goes to the machine.
 
     `held`: the coordinator answers when other members have acted. `renews`: who is answered has a whole session before
@@ -26,7 +26,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class LookUp:
+class RefreshMetadata:
     """Metadata of these topics; None: of all."""
 
     topics: frozenset[str] | None
@@ -40,4 +40,4 @@ class Wait:
     until_s: float
 
 
-Step = Ask | LookUp | Wait
+Step = SendRequest | RefreshMetadata | Wait

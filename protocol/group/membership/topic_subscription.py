@@ -26,10 +26,12 @@ class TopicSubscription:
         if self.pattern is None:
             return self.names
         return frozenset(
-            name for name in there(cluster) if not cluster.topics[name].is_internal and self.pattern.fullmatch(name)
+            name
+            for name in available_topics(cluster)
+            if not cluster.topics[name].is_internal and self.pattern.fullmatch(name)
         )
 
 
-def there(cluster: Metadata) -> frozenset[str]:
+def available_topics(cluster: Metadata) -> frozenset[str]:
     """The topics that can be read just now."""
     return frozenset(name for name, topic in cluster.topics.items() if topic.error_code == ErrorCode.NONE)

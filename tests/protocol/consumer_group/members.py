@@ -13,7 +13,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import WakeUp
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.wait_until import wait_until
@@ -31,7 +31,7 @@ class Member:
         self.claimed: list[tuple[int, int, int]] = []  # generation, partition, start offset
         self.handled: list[tuple[int, int]] = []  # partition, offset
         self.values: list[bytes] = []
-        self.causes: list[Cause] = []
+        self.causes: list[EndReason] = []
         self.slow_s = 0.0
         self._topic = topic
         self._thread = threading.Thread(target=self._run, name=f"member of {group}")

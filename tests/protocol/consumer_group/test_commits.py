@@ -109,7 +109,7 @@ def test_session_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client
                 session.commit()
             raised.append(refused.value)
             session.commit()
-            session.end(session.cause)  # type: ignore[arg-type]
+            session.end(session.end_reason)  # type: ignore[arg-type]
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             pass

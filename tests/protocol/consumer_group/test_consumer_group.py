@@ -117,7 +117,7 @@ def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group
         with pytest.raises(ZeroDivisionError, match="as if"):
             members.consume([orders], handler)
         assert handler.cleaned == 1
-        assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].cause)
+        assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].end_reason)
         # The partitions still belong to this member; the next session has them at once.
         with pytest.raises(ZeroDivisionError):
             members.consume([orders], handler)
@@ -319,7 +319,7 @@ def test_claim_lost_during_a_long_sleep_yields_no_records(
 
             def asleep(timeout_ms: float) -> pa.RecordBatch | None:
                 batch = poll(timeout_ms)
-                wait_until(lambda: not session._membership.member.has_claims_of(session.member))
+                wait_until(lambda: not session._membership.member.keeps_assignment_of(session.member))
                 return batch
 
             monkeypatch.setattr(claim._stream, "poll", asleep)

@@ -155,7 +155,7 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
                 pass
 
         def cleanup(self, session: ConsumerGroupSession) -> None:
-            assert not session._membership.member.has_claims_of(self.member)
+            assert not session._membership.member.keeps_assignment_of(self.member)
             assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
             with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
                 send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))

@@ -16,7 +16,7 @@ from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.group.membership.assignment import Assignment
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -55,7 +55,7 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     answering = threading.Event()
     fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
     with membership._changed:
-        membership._machine.doubt(Cause("this process has stood still"), membership._clock.now_s())
+        membership._machine.suspect_lost(EndReason("this process has stood still"), membership._clock.now_s())
     return answering.set
 
 
@@ -63,16 +63,16 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
 def test_partitions_are_read_after_an_interrupt_during_their_assignment(
     client: Client, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_up, interrupted = Membership.take_up, []
+    poll_rebalance, interrupted = Membership.poll_rebalance, []
 
     def interrupt(membership: Membership, *given: object) -> Assignment:
-        assignment = take_up(membership, *given)  # type: ignore[arg-type]
+        assignment = poll_rebalance(membership, *given)  # type: ignore[arg-type]
         if assignment.added and not interrupted:
             interrupted.append(assignment)
             raise KeyboardInterrupt
         return assignment
 
-    monkeypatch.setattr(Membership, "take_up", interrupt)
+    monkeypatch.setattr(Membership, "poll_rebalance", interrupt)
     with consumer_of(client, protocol) as consumer:
         consumer.subscribe(["orders"])
         with pytest.raises(KeyboardInterrupt):
@@ -103,7 +103,7 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
 
         monkeypatch.setattr(GroupStreams, "poll", asleep)
         assert not consumer.poll(1_000)
-        assert membership.claims_ended is not None
+        assert membership.assignment_lost is not None
         answer[0]()
         assert sorted(read(consumer, 2 * END)) == ALL
 

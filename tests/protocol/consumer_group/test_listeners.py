@@ -12,7 +12,7 @@ from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
-from protocol.group.membership.cause import Cause
+from protocol.group.membership.end_reason import EndReason
 from protocol.group.offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from tests.fake_kafka import consumer_group as fake_consumer_group
@@ -97,8 +97,8 @@ def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
         membership = consumer._membership
         assert membership is not None
         with membership._changed:
-            membership._machine._lose(Cause("its session is over"))
-            membership._tell()
+            membership._machine._lose(EndReason("its session is over"))
+            membership._notify()
         rows, raised = polled(consumer, 2 * END)
         assert (rows, len(raised)) == (2 * END, 1), raised
         assert isinstance(raised[0], CommitFailed if commits else ZeroDivisionError)

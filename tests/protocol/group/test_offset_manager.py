@@ -250,7 +250,7 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     """Members of cooperative rebalances keep partitions in the next generation; until then the commit's result is
     open."""
     (joined,) = stable(client, GROUP)
-    before = GroupMember(joined.member_id, joined.generation - 1, claimed_in=0)
+    before = GroupMember(joined.member_id, joined.generation - 1, assigned_since=0)
     manager.join(before)
     manager.mark(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
@@ -258,7 +258,7 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     assert isinstance(manager.failure(MARKS), DeadlineExceeded)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
     assert asked(fake) == [[0]]
-    manager.join(GroupMember(joined.member_id, joined.generation, claimed_in=0))
+    manager.join(GroupMember(joined.member_id, joined.generation, assigned_since=0))
     assert flushed(client, manager)
     assert manager.failure(MARKS) is None
     assert committed(client) == MARKS

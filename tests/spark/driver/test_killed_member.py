@@ -76,7 +76,7 @@ def test_a_query_killed_in_a_batch_that_gained_partitions_replays_it(
         with Membership(client, config, TopicSubscription(frozenset({name}))) as idle:
 
             def shared() -> bool:
-                idle.take_up(client.deadline(50))
+                idle.poll_rebalance(client.deadline(50))
                 return len(idle.owned) == 2 and len(members_of(kafka1, group)) == 2
 
             wait_until(shared, timeout_s=180)  # until another Spark has started

@@ -33,8 +33,8 @@ class Owner:
         config = parse_consumer({"group.id": group, **properties})
         self.membership = Membership(client, config, subscription, self.identities.append)
 
-    def take_up(self, timeout_ms: float = 0) -> Assignment:
-        return self.membership.take_up(self.client.deadline(timeout_ms), self.revoked.append)
+    def poll_rebalance(self, timeout_ms: float = 0) -> Assignment:
+        return self.membership.poll_rebalance(self.client.deadline(timeout_ms), self.revoked.append)
 
     @property
     def numbers(self) -> list[int]:
@@ -47,7 +47,7 @@ def settle(*owners: Owner, until: Callable[[], bool], timeout_ms: float = 20_000
     while True:
         for owner in owners:
             if owner.membership.rebalance_pending or not owner.membership.owned:
-                owner.take_up(50)
+                owner.poll_rebalance(50)
         if until():
             return
         assert not deadline.passed, [(owner.membership.member, owner.numbers) for owner in owners]

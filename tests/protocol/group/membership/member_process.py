@@ -33,14 +33,14 @@ def main(bootstrap: str, topic: str, properties: str) -> None:
 
     def before_revoke(revocation: Revocation) -> None:
         if revocation.lost:
-            say(lost=str(revocation.cause))
+            say(lost=str(revocation.reason))
 
     while True:
         if membership.rebalance_pending:
             if read_by is not None:
                 # Processed offsets of partitions that may be lost: it tries to commit them all the same.
                 say(committed=commits(client, str(config.group_id), topic, read_by))
-            assignment = membership.take_up(client.deadline(1_000), before_revoke)
+            assignment = membership.poll_rebalance(client.deadline(1_000), before_revoke)
             read_by = assignment.member if assignment.owned else None
             say(owned=sorted(number for _, number in assignment.owned), member=assignment.member.member_id)
         time.sleep(0.1)

@@ -17,7 +17,7 @@ from protocol.group.membership.classic import ClassicMember
 from protocol.group.membership.consumer import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.membership.states import MemberState
-from protocol.group.membership.steps import Ask, LookUp, Wait
+from protocol.group.membership.steps import RefreshMetadata, SendRequest, Wait
 from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m03_metadata import METADATA
@@ -45,9 +45,9 @@ class SimulatedMember:
     cluster: Cluster
     machine: MemberMachine
     revoked: list[Revocation] = field(default_factory=list)
-    sent: list[Ask] = field(default_factory=list)
+    sent: list[SendRequest] = field(default_factory=list)
     giving_up: Revocation | None = None
-    _asked: tuple[Ask, float, Pending | dict[str, Any]] | None = None
+    _in_flight: tuple[SendRequest, float, Pending | dict[str, Any]] | None = None
 
     @property
     def now_s(self) -> float:
@@ -56,63 +56,63 @@ class SimulatedMember:
     def act(self, *, lose: bool = False, refuse: ErrorCode | None = None) -> bool:
         """Run one step of the member's thread; return whether there was any. `lose`: the request is handled, the
         reply is lost."""
-        if self._asked is not None:
+        if self._in_flight is not None:
             return self._take_answer(lose)
         step = self.machine.next_step(self.now_s)
         if isinstance(step, Wait):
             assert step.until_s > self.now_s, "the state machine must not spin"
             return False
-        if isinstance(step, LookUp):
+        if isinstance(step, RefreshMetadata):
             names = None if step.topics is None else [{"name": name} for name in sorted(step.topics)]
             reply = self.cluster.ask(1, METADATA, {"topics": names, "allow_auto_topic_creation": False})
-            self.machine.found(Metadata.from_reply(reply), self.now_s)
+            self.machine.on_metadata(Metadata.from_reply(reply), self.now_s)
             return True
         if refuse is not None:
-            self.machine.failed(step, broker_error(refuse, step.api.name), self.now_s)
+            self.machine.on_failure(step, broker_error(refuse, step.api.name), self.now_s)
             return True
         self.sent.append(step)
         fields = step.body(step.api.last) if callable(step.body) else step.body
         whole = {each.name: each.default_value() for each in step.api.request.fields} | fields
-        self._asked = step, self.now_s, self.cluster.handle(1, Request(step.api, step.api.last, whole, "member"))
+        self._in_flight = step, self.now_s, self.cluster.handle(1, Request(step.api, step.api.last, whole, "member"))
         return True
 
     def _take_answer(self, lose: bool) -> bool:
-        assert self._asked is not None
-        ask, since_s, given = self._asked
+        assert self._in_flight is not None
+        ask, since_s, given = self._in_flight
         reply = self.cluster.look(given) if callable(given) else given
         if reply is None and not lose:
             if ask.held:
-                self.machine.still_waited_for(ask, since_s, self.now_s)
-                self._asked = ask, self.now_s, given
+                self.machine.extend_session(ask, since_s, self.now_s)
+                self._in_flight = ask, self.now_s, given
             return False
-        self._asked = None
+        self._in_flight = None
         if reply is None or lose:
-            self.machine.failed(ask, ConnectionLost("as if"), self.now_s)
+            self.machine.on_failure(ask, ConnectionLost("as if"), self.now_s)
         else:
-            self._hand_over(ask, {each.name: each.default_value() for each in ask.api.response.fields} | reply, since_s)
+            self._deliver(ask, {each.name: each.default_value() for each in ask.api.response.fields} | reply, since_s)
         return True
 
-    def _hand_over(self, ask: Ask, reply: dict[str, Any], since_s: float) -> None:
+    def _deliver(self, ask: SendRequest, reply: dict[str, Any], since_s: float) -> None:
         code = reply["error_code"]
         if code in ask.accept:
-            self.machine.answered(ask, reply, since_s, self.now_s)
+            self.machine.on_response(ask, reply, since_s, self.now_s)
         else:
-            self.machine.failed(ask, broker_error(code, ask.api.name), self.now_s)
+            self.machine.on_failure(ask, broker_error(code, ask.api.name), self.now_s)
 
     def hang_up(self) -> None:
         """Fail the request in flight."""
-        if self._asked is not None:
-            ask, self._asked = self._asked[0], None
-            self.machine.failed(ask, ConnectionLost("as if"), self.now_s)
+        if self._in_flight is not None:
+            ask, self._in_flight = self._in_flight[0], None
+            self.machine.on_failure(ask, ConnectionLost("as if"), self.now_s)
 
     def own(self) -> frozenset[TopicPartition]:
-        """Do the owner's part of `take_up`, as far as possible without waiting; return the owned partitions."""
+        """Do the owner's part of `poll_rebalance`, as far as possible without waiting; return the owned partitions."""
         while self.begin_to_give_up():
             assert self.giving_up is not None
             self.revoked.append(self.giving_up)
-            self.machine.give_up(self.giving_up, self.now_s)
+            self.machine.complete_revocation(self.giving_up, self.now_s)
             self.giving_up = None
-        self.machine.take(self.now_s)
+        self.machine.accept_assignment(self.now_s)
         return self.machine.owned
 
     def begin_to_give_up(self) -> bool:
@@ -148,10 +148,10 @@ def until_settled(*members: SimulatedMember, partitions: int = 4, rounds: int = 
                 moved.append((member.machine.state, member.machine.owned) != before)
         if not any(moved):
             owned = sorted(number for member in members for _, number in member.machine.owned)
-            if all(member.machine.settled for member in members) and owned == list(range(partitions)):
+            if all(member.machine.is_reconciled for member in members) and owned == list(range(partitions)):
                 return
             members[0].cluster.clock.advance(0.5)  # type: ignore[attr-defined]
-    raise AssertionError([(each.machine.state, str(each.machine.cause), each.machine.owned) for each in members])
+    raise AssertionError([(each.machine.state, str(each.machine.reason), each.machine.owned) for each in members])
 
 
 def new_cluster(partitions: int = 4) -> Cluster:

@@ -8,9 +8,9 @@ import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
-from protocol.group.membership.cause import Cause
-from protocol.group.membership.states import CLASSIC_MOVES, Lifecycle, MemberState
-from protocol.group.membership.steps import Ask, LookUp
+from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.states import CLASSIC_TRANSITIONS, Lifecycle, MemberState
+from protocol.group.membership.steps import RefreshMetadata, SendRequest
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
@@ -36,13 +36,13 @@ def member_of(cluster: Cluster, **given: Any) -> SimulatedMember:
     return member
 
 
-def next_request(member: SimulatedMember) -> Ask:
+def next_request(member: SimulatedMember) -> SendRequest:
     """Return the next request, sent when it is due."""
     while True:
         step = member.machine.next_step(member.now_s)
-        if isinstance(step, Ask):
+        if isinstance(step, SendRequest):
             return step
-        if isinstance(step, LookUp):
+        if isinstance(step, RefreshMetadata):
             member.act()
         else:
             member.cluster.clock.advance(step.until_s - member.now_s)  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def next_request(member: SimulatedMember) -> Ask:
 
 def refused(member: SimulatedMember, code: ErrorCode) -> str:
     """Refuse the next request with this code; return the message for the owner."""
-    member.machine.failed(next_request(member), broker_error(code, "as if"), member.now_s)
+    member.machine.on_failure(next_request(member), broker_error(code, "as if"), member.now_s)
     return str(member.machine.pending(member.now_s))
 
 
@@ -72,7 +72,7 @@ def test_error_that_ends_the_session_loses_partitions_and_rejoins(
     before = member.machine.member
     assert code.name in refused(member, code)
     assert member.machine.member.generation_id_or_member_epoch == -1
-    assert not member.machine.member.has_claims_of(before)
+    assert not member.machine.member.keeps_assignment_of(before)
     revocation = member.machine.revocation(member.now_s)
     assert revocation is not None
     assert (revocation.lost, len(revocation.partitions)) == (True, 4)
@@ -115,7 +115,7 @@ def test_instance_id_never_released_fails_the_member_after_a_minute(cluster: Clu
         assert member.now_s < 61
         member.own()
         refused(member, ErrorCode.UNRELEASED_INSTANCE_ID)
-        assert "UNRELEASED_INSTANCE_ID" in str(member.machine.cause)
+        assert "UNRELEASED_INSTANCE_ID" in str(member.machine.reason)
     assert member.now_s >= 60
     assert member.machine.error.settings == {"group.instance.id"}  # type: ignore[union-attr]
 
@@ -123,7 +123,7 @@ def test_instance_id_never_released_fails_the_member_after_a_minute(cluster: Clu
 def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
     member = SimulatedMember(cluster, machine(**CONSUMER))
     member.own()
-    member.machine.failed(next_request(member), UnsupportedVersion("the broker does not know it"), 0.0)
+    member.machine.on_failure(next_request(member), UnsupportedVersion("the broker does not know it"), 0.0)
     assert isinstance(member.machine.error, UnsupportedVersion)
     assert "group.protocol: brokers speak it since Kafka 4.0; use classic" in str(member.machine.error)
     assert member.machine.error.settings == {"group.protocol"}
@@ -157,7 +157,7 @@ def test_transient_error_is_retried_after_the_back_off_without_loss(
 ) -> None:
     member = member_of(cluster, **given)
     for _ in range(3):
-        member.machine.failed(next_request(member), error, member.now_s)
+        member.machine.on_failure(next_request(member), error, member.now_s)
         assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
         assert member.machine.pending(member.now_s) is None
     until_settled(member)
@@ -171,7 +171,7 @@ def test_silent_coordinator_ends_the_session_by_the_members_clock(
     member = member_of(cluster, **given)
     request = next_request(member)
     heard_s = member.now_s
-    member.machine.answered(request, {"error_code": 0, **_epoch(member)}, heard_s, heard_s)
+    member.machine.on_response(request, {"error_code": 0, **_epoch(member)}, heard_s, heard_s)
     cluster.clock.advance(session_s - 0.1)  # type: ignore[attr-defined]
     assert member.machine.pending(member.now_s) is None
     cluster.clock.advance(0.1)  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def test_reply_read_after_a_process_pause_is_too_late(cluster: Cluster) -> None:
     request = next_request(member)
     sent_s = member.now_s
     member.machine._session_ends_s = float("inf")  # as if a reply had arrived in between
-    member.machine.answered(request, {"error_code": 0}, sent_s, sent_s + 11)
+    member.machine.on_response(request, {"error_code": 0}, sent_s, sent_s + 11)
     assert "stood still for 11 s" in str(member.machine.pending(sent_s + 11))
     assert member.machine.member.generation_id == -1
 
@@ -246,9 +246,9 @@ def test_leaving_member_notifies_the_coordinator_unless_it_may_return(
     step = member.machine.next_step(member.now_s)
     if not told:
         assert member.machine.state is MemberState.LEFT
-        assert not isinstance(step, Ask)
+        assert not isinstance(step, SendRequest)
         return
-    assert isinstance(step, Ask)
+    assert isinstance(step, SendRequest)
     assert callable(step.body) or step.body["member_epoch"] == told
     member.act()
     member.act()
@@ -262,14 +262,14 @@ def test_member_leaving_before_it_joined_notifies_the_coordinator(cluster: Clust
     next_request(member)
     member.machine.leave(for_good=None)
     step = member.machine.next_step(member.now_s)
-    assert isinstance(step, Ask)
+    assert isinstance(step, SendRequest)
     assert step.body["member_epoch"] == -1  # type: ignore[index]
 
 
 def test_state_transitions_are_those_of_the_table() -> None:
-    life = Lifecycle("member", CLASSIC_MOVES)
+    life = Lifecycle("member", CLASSIC_TRANSITIONS)
     with pytest.raises(UsageError, match="STABLE may not follow UNJOINED"):
-        life.transition(MemberState.STABLE, Cause("as if"))
+        life.transition(MemberState.STABLE, EndReason("as if"))
     assert life.state is MemberState.UNJOINED
 
 
@@ -279,7 +279,7 @@ def test_late_replies_of_an_ended_session_are_dropped(cluster: Cluster) -> None:
     cluster.clock.advance(50)  # type: ignore[attr-defined]
     assert member.machine.pending(member.now_s)
     member.own()
-    member.machine.answered(late, {"error_code": 0, **_epoch(member, 7)}, member.now_s, member.now_s)
+    member.machine.on_response(late, {"error_code": 0, **_epoch(member, 7)}, member.now_s, member.now_s)
     assert (member.machine.state, member.machine.member.member_epoch) == (MemberState.JOINING, -1)
 
 
@@ -307,7 +307,7 @@ def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -
     unknown = {"topic_partitions": [{"topic_id": b"\1" * 16, "partitions": [0]}]}
     for assignment in (unknown, {"topic_partitions": []}):
         answer = {"error_code": 0, **_epoch(member, 1), "assignment": assignment}
-        member.machine.answered(next_request(member), answer, member.now_s, member.now_s)
+        member.machine.on_response(next_request(member), answer, member.now_s, member.now_s)
     assert (member.machine.state, member.machine.owned) == (MemberState.ACKNOWLEDGING, frozenset())
 
 
@@ -343,6 +343,6 @@ class TestRequests:
         always = {"group_id", "member_id", "instance_id", "member_epoch"}
         request = next_request(member)
         assert request.body.keys() == always  # type: ignore[union-attr]
-        member.machine.failed(request, ConnectionLost("as if"), member.now_s)
+        member.machine.on_failure(request, ConnectionLost("as if"), member.now_s)
         again = {"subscribed_topic_names", "rebalance_timeout_ms", "topic_partitions"}
         assert next_request(member).body.keys() == always | again  # type: ignore[union-attr]

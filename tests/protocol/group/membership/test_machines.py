@@ -86,5 +86,5 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
         assert max(owners.values(), default=0) <= 1, owners
         for each in members:
             assert each.machine.state is not MemberState.FAILED, each.machine.error
-            assert each.may_commit, (each.machine.state, str(each.machine.cause), each.giving_up)
+            assert each.may_commit, (each.machine.state, str(each.machine.reason), each.giving_up)
     until_settled(*members, partitions=5)

@@ -54,7 +54,7 @@ def joined(client: Client, new_member: NewMember) -> Callable[..., Owner]:
 
     def join(**properties: object) -> Owner:
         owner = new_member(client, "orders", **properties)
-        owner.take_up(10_000)
+        owner.poll_rebalance(10_000)
         return owner
 
     return join
@@ -78,14 +78,14 @@ def test_joining_member_reports_its_wait_and_joins_when_others_rejoin(
     """Both members use one client: the JoinGroup of one must not delay the heartbeats of the other."""
     one, two = joined(), new_member(client, "orders")
     began_s = time.monotonic()
-    assignment = two.take_up(200)
+    assignment = two.poll_rebalance(200)
     assert 0.2 <= time.monotonic() - began_s < 15
     assert (assignment.owned, str(assignment.joining)) == (frozenset(), "it joins for the first time")
     assert two.membership.rebalance_pending is None, "no rebalance is pending yet"
     wait_until(lambda: one.membership.rebalance_pending)
-    one.take_up()
+    one.poll_rebalance()
     wait_until(lambda: two.membership.rebalance_pending)
-    assert len(two.take_up().added) == 2
+    assert len(two.poll_rebalance().added) == 2
 
 
 def assert_leaves_at_once(owner: Owner, fake: FakeKafka) -> None:
@@ -102,7 +102,7 @@ def test_close_during_join_leaves_at_once(
 ) -> None:
     joined()
     two = new_member(client, "orders")
-    two.take_up(100)
+    two.poll_rebalance(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
     assert_leaves_at_once(two, fake)
 
@@ -129,7 +129,7 @@ def test_close_just_before_join_leaves_at_once(
 
     monkeypatch.setattr(client, "send", send_late)
     monkeypatch.setattr(client, "hang_up", lambda purpose: (hang_up(purpose), hung_up.set()))
-    two.take_up()
+    two.poll_rebalance()
     assert named.wait(20)
     assert_leaves_at_once(two, fake)
 
@@ -142,7 +142,7 @@ def test_close_interrupted_before_the_member_id_arrives_does_not_join(
     asked, answered = threading.Event(), threading.Event()
     fake.before[JOIN_GROUP] = lambda body: asked.set() or answered.wait(20)
     owner = new_member(client, "orders")
-    owner.take_up()
+    owner.poll_rebalance()
     assert asked.wait(20)
 
     def interrupted(timeout_s: float) -> None:
@@ -174,7 +174,7 @@ def test_error_of_the_owners_callback_is_raised_without_revocation(
 ) -> None:
     one = joined()
     two = new_member(client, "orders")
-    two.take_up(50)
+    two.poll_rebalance(50)
     wait_until(lambda: one.membership.rebalance_pending)
 
     def cannot(revocation: Revocation) -> None:
@@ -182,7 +182,7 @@ def test_error_of_the_owners_callback_is_raised_without_revocation(
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            one.membership.take_up(client.deadline(1_000), cannot)
+            one.membership.poll_rebalance(client.deadline(1_000), cannot)
         assert one.numbers == [0, 1, 2, 3]
     settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
 
@@ -196,7 +196,7 @@ def test_fatal_error_is_raised_in_the_owners_calls(
     wait_until(lambda: owner.membership.rebalance_pending)
     for _ in range(2):
         with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
-            owner.take_up()
+            owner.poll_rebalance()
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -208,7 +208,7 @@ def test_unreachable_brokers_are_logged_once(
     protocol: str,
 ) -> None:
     """An owner that waits for its partitions would otherwise only see that none are assigned."""
-    monkeypatch.setattr(membership, "_FAILING_S", 0.3)
+    monkeypatch.setattr(membership, "_WARN_AFTER_S", 0.3)
     joined(**{"group.protocol": protocol})
     for broker in (1, 2, 3):
         fake.stop(broker)
@@ -226,12 +226,12 @@ def test_leader_names_the_member_with_invalid_metadata(
     client: Client, new_member: NewMember, group: str, nonsense: bytes
 ) -> None:
     owner = new_member(client, "orders", partition_assignment_strategy="range")
-    owner.take_up(10_000)
+    owner.poll_rebalance(10_000)
     other = GroupMemberByHand(client, group, protocols={"range": nonsense})
     other.begin()
     wait_until(lambda: owner.membership.rebalance_pending)
     with pytest.raises(ProtocolError, match=f"what member {other.member_id} says of its subscription"):
-        owner.take_up(10_000)
+        owner.poll_rebalance(10_000)
 
 
 def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], m
     monkeypatch.setattr(MemberMachine, "next_step", lambda *given: 1 / 0)
     wait_until(lambda: owner.membership.rebalance_pending)
     with pytest.raises(UsageError, match="ZeroDivisionError"):
-        owner.take_up()
+        owner.poll_rebalance()
 
 
 def test_closed_member_leaves_no_threads(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
@@ -250,7 +250,7 @@ def test_closed_member_leaves_no_threads(fake: FakeKafka, client: Client, joined
     wait_until(lambda: threading.active_count() <= before + 6)  # the model's threads, at most two per broker
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("member ")]
     with pytest.raises(UsageError, match="was closed"):
-        owner.take_up()
+        owner.poll_rebalance()
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
@@ -258,10 +258,10 @@ def test_member_waiting_long_in_a_cooperative_rebalance_keeps_its_partitions(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cooperative. While the coordinator delays JoinGroup, neither it nor the member counts the session timeout."""
-    monkeypatch.setattr(membership, "_STILL_WAITING_S", 0.05)
+    monkeypatch.setattr(membership, "_TICK_S", 0.05)
     strategy = {"partition_assignment_strategy": "cooperative-sticky"}
     owner = new_member(client, "orders", session_timeout_ms=2_500, **strategy)
-    owner.take_up(10_000)
+    owner.poll_rebalance(10_000)
     slow = GroupMemberByHand(client, group, protocols={"cooperative-sticky": subscription()})
     reply = slow.begin()
     slow.end(reply)
@@ -286,7 +286,7 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     owner = new_member(client, "orders", **given)
     offsets = OffsetManager(client, group)
     owner.membership._on_member = offsets.join
-    first = owner.take_up(10_000).member
+    first = owner.poll_rebalance(10_000).member
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     fake.rebalance(group)
     wait_until(lambda: fake.asked(JOIN_GROUP)[2:])
@@ -306,10 +306,10 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
 
 def test_partitions_are_kept_across_generations_since_claimed_in() -> None:
     eager = [GroupMember("m", generation) for generation in (1, 2)]
-    cooperative = [GroupMember("m", generation, claimed_in=1) for generation in (1, 2)]
-    epochs = [GroupMember("m", member_epoch=epoch, claimed_in=1) for epoch in (1, 2)]
-    fenced = GroupMember("m", member_epoch=3, claimed_in=3)
-    assert not eager[1].has_claims_of(eager[0])
-    assert cooperative[1].has_claims_of(cooperative[0])
-    assert epochs[1].has_claims_of(epochs[0])
-    assert not fenced.has_claims_of(epochs[1])
+    cooperative = [GroupMember("m", generation, assigned_since=1) for generation in (1, 2)]
+    epochs = [GroupMember("m", member_epoch=epoch, assigned_since=1) for epoch in (1, 2)]
+    fenced = GroupMember("m", member_epoch=3, assigned_since=3)
+    assert not eager[1].keeps_assignment_of(eager[0])
+    assert cooperative[1].keeps_assignment_of(cooperative[0])
+    assert epochs[1].keeps_assignment_of(epochs[0])
+    assert not fenced.keeps_assignment_of(epochs[1])

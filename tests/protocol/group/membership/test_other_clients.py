@@ -66,7 +66,7 @@ def test_partitions_are_shared_with_librdkafka_and_return(
 ) -> None:
     name = topic1(len(PARTITIONS))
     ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
-    ours.take_up(20_000)
+    ours.poll_rebalance(20_000)
     theirs = Librdkafka(kafka1, group, name, strategy)
     try:
         settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
@@ -87,7 +87,7 @@ def test_partitions_are_shared_with_java(
 ) -> None:
     name = topic1(len(PARTITIONS))
     ours = new_member(client, name)
-    ours.take_up(20_000)
+    ours.poll_rebalance(20_000)
     settings = ["--group", group, "--topic", name, "--from-beginning", "--max-messages", "1", "--timeout-ms", "45000"]
     settings += ["--bootstrap-server", kafka1.bootstrap_servers, "--consumer-property", f"group.protocol={protocol}"]
     old = version_numbers(kafka1.version) < (3, 9)

@@ -42,7 +42,7 @@ def test_member_survives_a_killed_coordinator(
 ) -> None:
     name = topic(len(PARTITIONS), replication_factor=3)
     one, two = new_member(client, name), new_member(client, name)
-    one.take_up(20_000)
+    one.poll_rebalance(20_000)
     settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     broker = coordinator_of(kafka, group)
     (kafka.kill if how == "killed" else kafka.pause)(broker)

@@ -33,7 +33,7 @@ def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     name, one = topic1(3), None
     one = new_member(client, name)
     assert "has not joined" in str(one.membership.rebalance_pending)
-    assignment = one.take_up(20_000)
+    assignment = one.poll_rebalance(20_000)
     assert assignment.owned == assignment.added == {(name, number) for number in range(3)}
     assert (assignment.joining, one.membership.rebalance_pending, one.revoked) == (None, None, [])
     offsets = OffsetManager(client, group)
@@ -52,8 +52,8 @@ def test_two_members_share_and_the_second_leaving_rebalances_at_once(
 ) -> None:
     name = topic1(4)
     one, two = new_member(client, name), new_member(client, name)
-    one.take_up(20_000)
-    two.take_up()
+    one.poll_rebalance(20_000)
+    two.poll_rebalance()
     settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     assert sorted(one.numbers + two.numbers) == [0, 1, 2, 3]
     assert not any(each.lost for each in one.revoked)
@@ -67,9 +67,9 @@ def test_member_closed_during_its_first_join_does_not_delay_others(
     """KIP-394: the coordinator already has an id for the member, and would wait for it until the session timeout."""
     name = topic1(4)
     one = new_member(client, name)
-    one.take_up(20_000)
+    one.poll_rebalance(20_000)
     two = new_member(client, name)
-    two.take_up()
+    two.poll_rebalance()
     two.membership.close()
     three = new_member(client, name)
     settle(one, three, until=lambda: len(one.numbers) == len(three.numbers) == 2)
@@ -120,7 +120,7 @@ def test_changed_subscription_revokes_the_former_topic(
 ) -> None:
     first, second = topic1(2), topic1(1)
     owner = new_member(client, first)
-    owner.take_up(10_000)
+    owner.poll_rebalance(10_000)
     owner.membership.subscribe(TopicSubscription(frozenset({second})))
     settle(owner, until=lambda: owner.membership.owned == {(second, 0)})
     assert not any(each.lost for each in owner.revoked)
@@ -131,8 +131,8 @@ def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
 ) -> None:
     name = topic1(4)
     one, two = (new_member(client, name, group_instance_id=each) for each in "ab")
-    one.take_up(20_000)
-    two.take_up()
+    one.poll_rebalance(20_000)
+    two.poll_rebalance()
     settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     had, revoked, generation = one.numbers, len(two.revoked), two.membership.member.generation_id
     one.membership.close()
@@ -162,7 +162,7 @@ def test_instance_id_is_awaited_until_its_member_is_removed(
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
     settle(one, until=lambda: one.numbers == [0])
-    wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.take_up(50).joining))
+    wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.poll_rebalance(50).joining))
     one.membership.close()
     settle(two, until=lambda: two.numbers == [0])
 
@@ -170,9 +170,9 @@ def test_instance_id_is_awaited_until_its_member_is_removed(
 @pytest.mark.parametrize("protocol", ["classic"])
 def test_inconsistent_strategies_name_the_property(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
     name = topic1(1)
-    new_member(client, name, partition_assignment_strategy="range").take_up(10_000)
+    new_member(client, name, partition_assignment_strategy="range").poll_rebalance(10_000)
     with pytest.raises(BrokerError, match=r"INCONSISTENT_GROUP_PROTOCOL.*partition\.assignment\.strategy"):
-        new_member(client, name, partition_assignment_strategy="sticky").take_up(10_000)
+        new_member(client, name, partition_assignment_strategy="sticky").poll_rebalance(10_000)
 
 
 @pytest.mark.parametrize("protocol", ["classic"])

@@ -84,7 +84,7 @@ class Worker(threading.Thread):
         try:
             while not self.group_effect.is_set():
                 if self.membership.rebalance_pending or not self.offsets:
-                    self.take_up()
+                    self.poll_rebalance()
                 time.sleep(random.random() / 20)
                 self.commit()
             self.ledger.release(self, frozenset(self.offsets))
@@ -93,8 +93,8 @@ class Worker(threading.Thread):
             self.ledger.faults.append(repr(fault))
             raise
 
-    def take_up(self) -> None:
-        assignment = self.membership.take_up(self.client.deadline(500), self.before_revoke)
+    def poll_rebalance(self) -> None:
+        assignment = self.membership.poll_rebalance(self.client.deadline(500), self.before_revoke)
         added = dict.fromkeys(assignment.added, 0)
         found = fetch_offsets(self.client, self.group, added, self.client.deadline()) if added else {}
         added |= {key: each.offset for key, each in found.items()}

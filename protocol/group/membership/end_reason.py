@@ -8,7 +8,7 @@ from protocol.errors import KafkaError
 
 
 @dataclass(frozen=True)
-class Cause:
+class EndReason:
     """Which error or deadline it was, in words; `settings`: those among them that whoever reads it may set."""
 
     words: str
@@ -23,5 +23,5 @@ class Cause:
         return KafkaError(self.words, settings=self.settings)
 
     @classmethod
-    def of(cls, error: KafkaError) -> Cause:
+    def of(cls, error: KafkaError) -> EndReason:
         return cls(str(error), error.settings)
