@@ -28,76 +28,76 @@ OnCommit = Callable[[Offsets, "CommitFailed | None"], None]
 
 
 @dataclass(frozen=True)
-class _Unanswered:
+class _PendingCommit:
     offsets: Offsets
     on_commit: OnCommit
     deadline: Deadline
 
 
 class Commits:
-    """`join`, `hand_on` and `wait` are for any thread, the rest for one."""
+    """`set_member`, `commit_async` and `wait` are for any thread, the rest for one."""
 
     def __init__(self, client: Client, config: GroupConsumerConfig) -> None:
         self._client = client
         self._group = config.consumer.group_id
         # Once, as in Java: what others commit meanwhile is not set back.
-        once: dict[str, Any] = {"refresh_ms": math.inf, "insist": False}
+        once: dict[str, Any] = {"refresh_ms": math.inf, "retry_refused": False}
         self._manager = OffsetManager(client, self._group, **once) if self._group else None
         self._interval_s = config.auto_commit_interval_ms / 1000
         self.auto = config.enable_auto_commit and self._manager is not None
-        self._due_s = client.clock.now_s() + self._interval_s
-        self._unanswered: list[_Unanswered] = []
-        # `changes` of the manager at the last `tell`.
-        self._told_changes = -1
+        self._auto_commit_due_s = client.clock.now_s() + self._interval_s
+        self._pending: list[_PendingCommit] = []
+        # `changes` of the manager at the last `run_callbacks`.
+        self._seen_changes = -1
 
-    def join(self, member: GroupMember) -> None:
+    def set_member(self, member: GroupMember) -> None:
         """Who commits from now on."""
         if self._manager is not None:
-            self._manager.join(member)
+            self._manager.set_member(member)
 
-    def keep(self, owned: Collection[TopicPartition]) -> None:
+    def retain(self, owned: Collection[TopicPartition]) -> None:
         """Nothing of the others is committed any more; calls back for what has been."""
         try:
-            self.tell()
+            self.run_callbacks()
         finally:
             if self._manager is not None:
-                self._manager.keep(owned)
+                self._manager.retain(owned)
 
-    def hand_on(self, offsets: Offsets, member: GroupMember) -> None:
+    def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
         """They are committed in the background. Raises `CommitFailed` when the member's claims have ended."""
-        manager = self._required()
+        manager = self._required_manager()
         if offsets and not manager.commit(offsets, member):
-            raise self._failed(UsageError("the claims under which they were read have ended"))
+            raise self._commit_failed(UsageError("the claims under which they were read have ended"))
 
     def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
         """Return those of `offsets` that the coordinator has refused."""
-        manager = self._required()
+        manager = self._required_manager()
         return {key: to for key, to in offsets.items() if isinstance(manager.failure({key: to}), BrokerError)}
 
-    def wait(self, offsets: Offsets, deadline: Deadline, *, patience_s: float = math.inf) -> None:
+    def wait(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         """Wait until they are committed. Raises `CommitFailed`.
 
-        `patience_s`: how long to wait for a partition that fails alone, as of `OffsetManager.flush`.
+        `partition_timeout_s`: how long to wait for a partition that fails alone, as of `OffsetManager.flush`.
         """
         if offsets:
-            self._required().flush(deadline, offsets, patience_s=patience_s)
-            if (failure := self._required().failure(offsets)) is not None:
-                raise self._failed(failure)
+            self._required_manager().flush(deadline, offsets, partition_timeout_s=partition_timeout_s)
+            if (failure := self._required_manager().failure(offsets)) is not None:
+                raise self._commit_failed(failure)
 
-    def call_back(self, offsets: Offsets, on_commit: OnCommit) -> None:
-        """Have `tell` call back when they are committed or refused, or `request.timeout.ms` is over."""
+    def add_callback(self, offsets: Offsets, on_commit: OnCommit) -> None:
+        """Have `run_callbacks` call back when they are committed or refused, or `request.timeout.ms` is over."""
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
-        self._unanswered.append(_Unanswered(offsets, on_commit, deadline))
+        self._pending.append(_PendingCommit(offsets, on_commit, deadline))
         if not offsets:  # there is nothing to answer
-            self._told_changes = -1
+            self._seen_changes = -1
 
-    def finish(self, deadline: Deadline) -> None:
+    def await_pending(self, deadline: Deadline) -> None:
         """Wait for all commits in flight, for a short time for those of deleted topics, and call back."""
         if self._manager is not None:
-            self._manager.flush(deadline, patience_s=DELETED_TOPIC_S)
-            self.tell()
+            self._manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
+            self.run_callbacks()
 
-    def tell(self) -> None:
+    def run_callbacks(self) -> None:
         """Call the callbacks of all commits answered so far, or not answered within `request.timeout.ms`.
 
         Raises
@@ -105,45 +105,45 @@ class Commits:
         Exception
             The first error of a callback, after all others were called; further errors are logged.
         """
-        count = self._may_be_answered()
-        waiting, self._unanswered = deque(self._unanswered[:count]), self._unanswered[count:]
-        unanswered: list[_Unanswered] = []
+        count = self._completed_count()
+        waiting, self._pending = deque(self._pending[:count]), self._pending[count:]
+        pending: list[_PendingCommit] = []
         raised: list[Exception] = []
         try:
             while waiting:
                 commit = waiting.popleft()
-                failure = self._required().failure(commit.offsets)
+                failure = self._required_manager().failure(commit.offsets)
                 if isinstance(failure, DeadlineExceeded) and not commit.deadline.passed:
-                    unanswered.append(commit)
+                    pending.append(commit)
                     continue
                 try:
-                    commit.on_commit(commit.offsets, None if failure is None else self._failed(failure))
+                    commit.on_commit(commit.offsets, None if failure is None else self._commit_failed(failure))
                 except Exception as error:
                     raised.append(error)
         finally:  # also at Ctrl-C; callbacks may have committed, too
-            self._unanswered = [*unanswered, *waiting, *self._unanswered]
+            self._pending = [*pending, *waiting, *self._pending]
         for other in raised[1:]:
             log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
         if raised:
             raise raised[0]
 
-    def _may_be_answered(self) -> int:
+    def _completed_count(self) -> int:
         """Number of commits, from the oldest on, that may have been answered or have run out of time."""
-        if not self._unanswered:
+        if not self._pending:
             return 0
-        before, self._told_changes = self._told_changes, self._required().changes
-        if before != self._told_changes:
-            return len(self._unanswered)
-        in_time = (index for index, commit in enumerate(self._unanswered) if not commit.deadline.passed)
-        return next(in_time, len(self._unanswered))
+        before, self._seen_changes = self._seen_changes, self._required_manager().changes
+        if before != self._seen_changes:
+            return len(self._pending)
+        in_time = (index for index, commit in enumerate(self._pending) if not commit.deadline.passed)
+        return next(in_time, len(self._pending))
 
     @property
-    def due(self) -> bool:
+    def auto_commit_due(self) -> bool:
         """Whether it is time to commit without being asked; once every interval."""
         now_s = self._client.clock.now_s()
-        if not self.auto or now_s < self._due_s:
+        if not self.auto or now_s < self._auto_commit_due_s:
             return False
-        self._due_s = now_s + self._interval_s
+        self._auto_commit_due_s = now_s + self._interval_s
         return True
 
     def close(self) -> None:
@@ -151,12 +151,12 @@ class Commits:
         if self._manager is not None:
             self._manager.close()
 
-    def _required(self) -> OffsetManager:
+    def _required_manager(self) -> OffsetManager:
         if self._manager is None:
             raise UsageError("offsets are committed for a group: set group.id", settings=("group.id",))
         return self._manager
 
-    def _failed(self, why: KafkaError) -> CommitFailed:
+    def _commit_failed(self, why: KafkaError) -> CommitFailed:
         failed = CommitFailed(f"group {self._group}: offsets were not committed: {why}")
         failed.__cause__ = why
         return failed

@@ -31,8 +31,8 @@ from protocol.records.decode import ALL_COLUMNS
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
-_LOOK_MS = _LOOK_S * 1000
+_CHECK_INTERVAL_S = 0.05
+_CHECK_INTERVAL_MS = _CHECK_INTERVAL_S * 1000
 
 Handles = Callable[[KafkaError], None]
 
@@ -84,8 +84,8 @@ class ConsumerGroup:
         self._closed = False
         # Reentrant, for a signal handler that calls `close` in the thread of `consume` or of another `close`.
         self._in_use = threading.RLock()
-        self._using = self._releasing = False
-        self._here = threading.local()
+        self._acquired = self._releasing = False
+        self._thread_local = threading.local()
 
     def __enter__(self) -> ConsumerGroup:
         return self
@@ -101,15 +101,17 @@ class ConsumerGroup:
         """
         if self.closed:
             raise UsageError("this ConsumerGroup is closed")
-        with self._used(wait=False) as free:
+        with self._acquire(wait=False) as free:
             if not free:
                 raise UsageError("this ConsumerGroup is consuming already")
             try:
                 membership = self._subscribed(topics)
                 while not self.closed:
                     self._streams.drop(self._streams.partitions)
-                    assignment = membership.poll_rebalance(self._client.deadline(_LOOK_MS), self._give_up_unread)
-                    self._tell_refusal(membership)
+                    assignment = membership.poll_rebalance(
+                        self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
+                    )
+                    self._report_authorization_error(membership)
                     if assignment.joining is None:
                         return _SessionRun(self, membership, handler, assignment).run()
                 return EndReason("this ConsumerGroup was closed")
@@ -122,20 +124,20 @@ class ConsumerGroup:
         else:
             subscription = TopicSubscription(frozenset(topics))
         if self._membership is None:
-            self._membership = Membership(self._client, self._config.consumer, subscription, self._commits.join)
+            self._membership = Membership(self._client, self._config.consumer, subscription, self._commits.set_member)
         elif subscription != self._subscription:
             self._membership.subscribe(subscription)
         self._subscription = subscription
         return self._membership
 
-    def _tell_refusal(self, membership: Membership) -> None:
-        if (refusal := membership.take_authorization_error()) is not None:
-            self._on_error(refusal)
+    def _report_authorization_error(self, membership: Membership) -> None:
+        if (authorization_error := membership.take_authorization_error()) is not None:
+            self._on_error(authorization_error)
 
-    def _give_up_unread(self, revocation: Revocation) -> None:
+    def _on_revocation_between_sessions(self, revocation: Revocation) -> None:
         """Between two sessions nothing is read; what could not be committed by now is for others to read again."""
         assert self._membership is not None
-        self._commits.keep(self._membership.owned - revocation.partitions)
+        self._commits.retain(self._membership.owned - revocation.partitions)
 
     # -- steering -----------------------------------------------------------------------------
 
@@ -170,25 +172,25 @@ class ConsumerGroup:
         all of it before it returns.
         """
         self._closed = True
-        if not getattr(self._here, "is_handler", False):
-            with self._used():
+        if not getattr(self._thread_local, "is_handler", False):
+            with self._acquire():
                 pass
 
     @contextmanager
-    def _used(self, *, wait: bool = True) -> Iterator[bool]:
+    def _acquire(self, *, wait: bool = True) -> Iterator[bool]:
         """Hold this group for one call; whether it was free. The call that ends after `close` releases everything."""
         if not self._in_use.acquire(blocking=wait):
             yield False
             return
         try:
-            if self._using:  # by this thread: a signal handler runs within another call
+            if self._acquired:  # by this thread: a signal handler runs within another call
                 yield False
                 return
-            self._using = True
+            self._acquired = True
             try:
                 yield True
             finally:
-                self._using = False  # before the look at `closed`: a later `close` does not rely on this call
+                self._acquired = False  # before the look at `closed`: a later `close` does not rely on this call
                 if self.closed and not self._releasing:
                     self._release()
         finally:
@@ -229,9 +231,9 @@ class _SessionRun:
         session = self._session
         try:
             self._handler.setup(session)
-            self._take(self._assigned, self._session.member)
-            while not session.ended.wait(_LOOK_S):
-                self._look()
+            self._add_assigned(self._assigned, self._session.member)
+            while not session.ended.wait(_CHECK_INTERVAL_S):
+                self._check()
         finally:
             self._end(EndReason("it was interrupted"))
         if self._raised:
@@ -239,24 +241,24 @@ class _SessionRun:
         assert session.end_reason is not None
         return session.end_reason
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """What there is to do from time to time."""
-        self._commits.tell()
-        self._owner._tell_refusal(self._membership)
+        self._commits.run_callbacks()
+        self._owner._report_authorization_error(self._membership)
         if self._owner.closed:
             return self._session.end(EndReason("this ConsumerGroup was closed"))
         if not self._threads:
             self._membership.progress()  # there is nobody else to say so
         if self._membership.rebalance_pending is not None:
-            assignment = self._membership.poll_rebalance(self._client.deadline(0), self._give_up)
+            assignment = self._membership.poll_rebalance(self._client.deadline(0), self._on_revocation)
             if not self._session.ended.is_set():
-                self._take(assignment.owned - self._streams.partitions, assignment.member)
-        elif self._commits.due:
+                self._add_assigned(assignment.owned - self._streams.partitions, assignment.member)
+        elif self._commits.auto_commit_due:
             self._commit_in_background()
         if not self._session.ended.is_set():
             self._begin()
 
-    def _take(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
+    def _add_assigned(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """Add claims. Each gets a thread when it begins."""
         if not partitions:
             return
@@ -289,7 +291,7 @@ class _SessionRun:
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
         name = f"{claim.topic}-{claim.partition}"
-        self._owner._here.is_handler = True
+        self._owner._thread_local.is_handler = True
         try:
             self._handler.consume_claim(self._session, claim)
         except BaseException as error:  # raised by `consume`
@@ -301,7 +303,7 @@ class _SessionRun:
 
     # -- the end of claims --------------------------------------------------------------------
 
-    def _give_up(self, revocation: Revocation) -> None:
+    def _on_revocation(self, revocation: Revocation) -> None:
         """Claims end, and what is marked of them is committed while they are this member's."""
         if revocation.lost or revocation.partitions >= self._streams.partitions:
             self._end(revocation.reason, lost=revocation.lost)
@@ -309,7 +311,7 @@ class _SessionRun:
             self._stop(revocation.partitions, revocation.reason)
             self._commit_marked()
             self._session.unclaim(revocation.partitions)
-        self._commits.keep(self._membership.owned - revocation.partitions)
+        self._commits.retain(self._membership.owned - revocation.partitions)
 
     def _end(self, reason: EndReason, *, lost: bool = False) -> None:
         """Of the whole session: handlers return, `cleanup`, the last commit."""
@@ -348,17 +350,17 @@ class _SessionRun:
             return
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
-            self._session.commit_marked(deadline, patience_s=DELETED_TOPIC_S)
+            self._session.commit_marked(deadline, partition_timeout_s=DELETED_TOPIC_S)
         except CommitFailed as error:
             self._owner._on_error(error)
 
     def _commit_in_background(self) -> None:
         try:
-            marked = self._session.hand_on()
+            marked = self._session.commit_async()
         except CommitFailed as error:
             return self._owner._on_error(error)
         if marked:
-            self._commits.call_back(marked, self._answered)
+            self._commits.add_callback(marked, self._answered)
 
     def _answered(self, offsets: Offsets, error: CommitFailed | None) -> None:
         if error is not None:

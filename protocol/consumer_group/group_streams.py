@@ -85,7 +85,7 @@ class GroupStreams:
         self._start(reset, deadline)
         self._retry_later(failure or failure_of_reset)
 
-    def await_begin(self, key: TopicPartition, deadline: Deadline) -> None:
+    def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
         """Call `begin` until this partition has begun. Raises what `begin` does, and `DeadlineExceeded`."""
         while key in self._to_begin:
             try:
@@ -94,9 +94,9 @@ class GroupStreams:
                 if key in self._to_begin:
                     raise
             else:
-                self._wait_for_leader(key, deadline)
+                self._wait_to_retry(key, deadline)
 
-    def _wait_for_leader(self, key: TopicPartition, deadline: Deadline) -> None:
+    def _wait_to_retry(self, key: TopicPartition, deadline: Deadline) -> None:
         if key in self._to_begin:
             if deadline.passed:
                 raise DeadlineExceeded(f"{key[0]}-{key[1]} has no offset to begin at yet: its leader does not answer")
@@ -141,10 +141,10 @@ class GroupStreams:
         log.debug("%d partition(s) begin later: %s", len(self._to_begin) + len(self._lost), failure)
         if not isinstance(failure, DeadlineExceeded):
             raise failure
-        patience_s = self._client.config.default_api_timeout_ms / 1000
-        if now_s - self._failing_since_s >= patience_s:
+        timeout_s = self._client.config.default_api_timeout_ms / 1000
+        if now_s - self._failing_since_s >= timeout_s:
             self._failing_since_s = now_s
-            raise DeadlineExceeded(f"no offset to begin at for {patience_s:.0f} s: {failure}") from failure
+            raise DeadlineExceeded(f"no offset to begin at for {timeout_s:.0f} s: {failure}") from failure
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Ends reading them; iterations over them end."""

@@ -42,20 +42,20 @@ from protocol.records.decode import ALL_COLUMNS
 log = logging.getLogger(__name__)
 
 # A poll that waits looks so often for rebalances, wake-ups and answers to commits.
-_LOOK_MS = 50
-_ENOUGH_ROWS = 500
+_CHECK_INTERVAL_MS = 50
+_MAX_POLL_ROWS = 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Batches = dict[TopicPartition, list[pa.RecordBatch]]
 
 
-def _for_one_thread(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
+def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
     """Raises `UsageError` after `close`, and while another thread uses the consumer."""
 
     @wraps(method)
     def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
-        with consumer._used():
+        with consumer._acquire():
             if consumer._closed:
                 raise UsageError("this consumer is closed")
             return method(consumer, *given, **named)
@@ -86,7 +86,7 @@ class KafkaConsumer:
         # What was wrong behind the records of the last poll.
         self._error: KafkaError | None = None
         # The first exception of the user's listener or callbacks that no call has raised yet.
-        self._raised: Exception | None = None
+        self._user_error: Exception | None = None
         self._closing = self._closed = False
         self._in_use = threading.RLock()
 
@@ -98,7 +98,7 @@ class KafkaConsumer:
 
     # -- which partitions ---------------------------------------------------------------------
 
-    @_for_one_thread
+    @_single_threaded
     def subscribe(
         self,
         topics: Collection[str] | re.Pattern[str],
@@ -122,7 +122,7 @@ class KafkaConsumer:
             self._join()
         self._listener = listener or ConsumerRebalanceListener()
 
-    @_for_one_thread
+    @_single_threaded
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Reads exactly these, without a group that shares them. Those that are read already go on."""
         if self._membership is not None:
@@ -132,26 +132,26 @@ class KafkaConsumer:
         self._streams.drop(before - set(partitions))
         self._streams.add(set(partitions) - before)
 
-    @_for_one_thread
+    @_single_threaded
     def unsubscribe(self) -> None:
         """From everything; leaves the group. What was polled is committed before, with `enable.auto.commit`."""
         self._leave()
         self._subscription = TopicSubscription()
-        self._raise()
+        self._raise_user_error()
 
     @property
-    @_for_one_thread
+    @_single_threaded
     def subscription(self) -> TopicSubscription:
         return self._subscription
 
     @property
-    @_for_one_thread
+    @_single_threaded
     def assignment(self) -> frozenset[TopicPartition]:
         return self._streams.partitions
 
     # -- reading ------------------------------------------------------------------------------
 
-    @_for_one_thread
+    @_single_threaded
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Records of the assigned partitions, at most a few thousand; none when none came in time.
 
@@ -163,62 +163,62 @@ class KafkaConsumer:
         """
         deadline = self._client.deadline(timeout_ms)
         while True:
-            self._go_along(deadline)
+            self._update_assignment(deadline)
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
             self._streams.begin(self._client.deadline())
             batches: Batches = {}
             try:
-                if self._still_claimed():
-                    self._read(batches, min(deadline.remaining_s() * 1000, _LOOK_MS))
+                if self._still_owned():
+                    self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
                 # This process may have slept, and the partitions may be another member's.
-                if batches and self._still_claimed():
+                if batches and self._still_owned():
                     return ConsumerRecords(batches)
             except BaseException:  # such as Ctrl-C
-                self._put_back(batches)
+                self._rewind(batches)
                 raise
-            self._put_back(batches)
+            self._rewind(batches)
             if deadline.passed:
                 return ConsumerRecords({})
 
-    def _go_along(self, deadline: Deadline) -> None:
+    def _update_assignment(self, deadline: Deadline) -> None:
         """With the group: what has to be given up, what is new; commits that are due."""
         if (error := self._error) is not None:
             self._error = None
             raise error
-        self._commits.tell()
+        self._commits.run_callbacks()
         if (membership := self._membership) is not None:
             membership.progress()
-            if (refusal := membership.take_authorization_error()) is not None:
-                raise refusal
+            if (authorization_error := membership.take_authorization_error()) is not None:
+                raise authorization_error
             # An interrupt may have come when the member had taken partitions, and before they were added here.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._streams):
-                assignment = membership.poll_rebalance(deadline.at_most_ms(_LOOK_MS), self._give_up)
+                assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
                 if assignment.member.is_in_group:
                     self._member = assignment.member
-                self._take(assignment.owned - self._streams.partitions)
-                self._raise()
-        if self._commits.due:
+                self._add_assigned(assignment.owned - self._streams.partitions)
+                self._raise_user_error()
+        if self._commits.auto_commit_due:
             self._commit_in_background()
 
-    def _call(self, function: Callable[P, object], *given: P.args, **named: P.kwargs) -> None:
-        """Calls a listener or callback. An exception ends nothing here; `_raise` raises the first one, as in Java."""
+    def _call_user_code(self, function: Callable[P, object], *given: P.args, **named: P.kwargs) -> None:
+        """Call a listener or callback; `_raise_user_error` raises the first exception later, as in Java."""
         try:
             function(*given, **named)
         except Exception as error:
             log.exception("a rebalance listener or commit callback raised an exception")
-            self._raised = self._raised or error
+            self._user_error = self._user_error or error
 
-    def _raise(self) -> None:
-        """Raises what `_call` has kept, once."""
-        if (raised := self._raised) is not None:
-            self._raised = None
+    def _raise_user_error(self) -> None:
+        """Raises what `_call_user_code` has kept, once."""
+        if (raised := self._user_error) is not None:
+            self._user_error = None
             raise raised
 
     def _read(self, batches: Batches, timeout_ms: float) -> None:
         rows = 0
-        while rows < _ENOUGH_ROWS:
+        while rows < _MAX_POLL_ROWS:
             try:
                 read = self._streams.poll(0 if rows else timeout_ms)
             except KafkaError as error:
@@ -232,12 +232,12 @@ class KafkaConsumer:
             batches.setdefault(key, []).append(batch)
             rows += batch.num_rows
 
-    def _put_back(self, batches: Batches) -> None:
+    def _rewind(self, batches: Batches) -> None:
         """Has them read again: the position of records that no `poll` returned must not be committed."""
         for key, (first, *_) in batches.items():
             self._streams.seek(key, first.column("offset")[0].as_py())
 
-    def _still_claimed(self) -> bool:
+    def _still_owned(self) -> bool:
         """Not while only the coordinator knows (KIP-848): after a long sleep the member asks it."""
         if self._membership is None:
             return True
@@ -252,29 +252,29 @@ class KafkaConsumer:
 
     def _join(self) -> None:
         """With the next `poll`."""
-        self._membership = Membership(self._client, self._config.consumer, self._subscription, self._commits.join)
+        self._membership = Membership(self._client, self._config.consumer, self._subscription, self._commits.set_member)
 
-    def _give_up(self, revocation: Revocation) -> None:
+    def _on_revocation(self, revocation: Revocation) -> None:
         partitions = revocation.partitions
         if revocation.lost:
-            self._call(self._listener.on_partitions_lost, partitions)
+            self._call_user_code(self._listener.on_partitions_lost, partitions)
         else:
             self._revoke(partitions, self._client.deadline())
         self._streams.drop(partitions)
-        self._call(self._commits.keep, self._streams.partitions)
+        self._call_user_code(self._commits.retain, self._streams.partitions)
 
-    def _take(self, added: Collection[TopicPartition]) -> None:
+    def _add_assigned(self, added: Collection[TopicPartition]) -> None:
         if added:
             self._streams.add(added)
-            self._call(self._listener.on_partitions_assigned, added)
+            self._call_user_code(self._listener.on_partitions_assigned, added)
 
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Before they are given up: the last commits, also those that the listener does not wait for."""
         limit_ms = self._client.config.request_timeout_ms
         self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
         if partitions and self._membership is not None:
-            self._call(self._listener.on_partitions_revoked, partitions)
-        self._call(self._commits.finish, deadline.at_most_ms(limit_ms))
+            self._call_user_code(self._listener.on_partitions_revoked, partitions)
+        self._call_user_code(self._commits.await_pending, deadline.at_most_ms(limit_ms))
 
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """If commits are automatic; others that are under way end, too."""
@@ -282,20 +282,20 @@ class KafkaConsumer:
             moved = self._streams.positions(moved=True)
             try:
                 offsets = {key: moved[key] for key in partitions if key in moved}
-                self._commit(offsets, deadline, patience_s=DELETED_TOPIC_S)
+                self._commit(offsets, deadline, partition_timeout_s=DELETED_TOPIC_S)
             except CommitFailed as error:
                 log.warning("%s", error)
-        self._call(self._commits.finish, deadline)
+        self._call_user_code(self._commits.await_pending, deadline)
 
-    @_for_one_thread
+    @_single_threaded
     def enforce_rebalance(self) -> None:
         """Leaves the group at once, as `unsubscribe` does, and joins again with the next `poll`: it assigns anew."""
         if self._membership is not None:
             self._leave(for_good=True)
             self._join()
-            self._raise()
+            self._raise_user_error()
 
-    @_for_one_thread
+    @_single_threaded
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return the member that has fetched what `poll` returned, for `send_offsets_to_transaction`.
 
@@ -310,16 +310,16 @@ class KafkaConsumer:
 
     # -- positions ----------------------------------------------------------------------------
 
-    @_for_one_thread
+    @_single_threaded
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that `poll` gives of it."""
         return self._stream(partition).position
 
     def _stream(self, partition: TopicPartition) -> PartitionStream:
-        self._streams.await_begin(partition, self._client.deadline())
+        self._streams.await_position(partition, self._client.deadline())
         return self._streams[partition]
 
-    @_for_one_thread
+    @_single_threaded
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """The next record is the one at `offset`, or the first after it."""
         about = self._error.context if self._error is not None else {}
@@ -327,12 +327,12 @@ class KafkaConsumer:
             self._error = None
         self._streams.seek(partition, offset)
 
-    @_for_one_thread
+    @_single_threaded
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """None given: of all that are assigned."""
         self._seek_all(self.beginning_offsets(partitions or self.assignment))
 
-    @_for_one_thread
+    @_single_threaded
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
         """None given: of all that are assigned. With `read_committed`, to the last stable offset."""
         self._seek_all(self.end_offsets(partitions or self.assignment))
@@ -341,16 +341,16 @@ class KafkaConsumer:
         for partition, offset in offsets.items():
             self.seek(partition, offset)
 
-    @_for_one_thread
+    @_single_threaded
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
 
-    @_for_one_thread
+    @_single_threaded
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """With `read_committed` the last stable offsets."""
         return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, LATEST)).items()}
 
-    @_for_one_thread
+    @_single_threaded
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """The first record at or after a time, since 1970; None where there is none."""
         for (topic, partition), time_ms in times_ms.items():
@@ -361,35 +361,35 @@ class KafkaConsumer:
     def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}
 
-    @_for_one_thread
+    @_single_threaded
     def current_lag(self, partition: TopicPartition) -> int | None:
         """How many offsets its position is behind what can be read; None before the first reply."""
         return self._stream(partition).lag
 
-    @_for_one_thread
+    @_single_threaded
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """`poll` gives nothing of these until `resume`."""
         self._streams.pause(partitions)
 
-    @_for_one_thread
+    @_single_threaded
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         self._streams.resume(partitions)
 
     @property
-    @_for_one_thread
+    @_single_threaded
     def paused(self) -> frozenset[TopicPartition]:
         return self._streams.paused
 
     # -- commits ------------------------------------------------------------------------------
 
-    @_for_one_thread
+    @_single_threaded
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """The group's offsets; None where there is none."""
         self.group_metadata()
         found = committed_offsets(self._client, self._config, partitions, self._client.deadline())
         return {key: found.get(key) for key in partitions}
 
-    @_for_one_thread
+    @_single_threaded
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
         """Commit these offsets, None: the positions of all partitions, and wait. Always asks the coordinator.
 
@@ -400,9 +400,9 @@ class KafkaConsumer:
             An unknown topic is refused after ten seconds. The other offsets are committed.
         """
         self._commit(self._streams.positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
-        self._commits.tell()
+        self._commits.run_callbacks()
 
-    @_for_one_thread
+    @_single_threaded
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
         """Do the same without waiting.
 
@@ -412,27 +412,27 @@ class KafkaConsumer:
         """
         offsets = self._streams.positions() if offsets is None else offsets
         try:
-            self._hand_on(offsets)
+            self._commit_async(offsets)
         except CommitFailed as error:
             if callback is not None:
                 callback(offsets, error)
         else:
             if callback is not None:
-                self._commits.call_back(offsets, callback)
+                self._commits.add_callback(offsets, callback)
 
     def _commit_in_background(self) -> None:
         """As a member only what has moved. Brokers forget the offsets of a group without members in time."""
         with suppress(CommitFailed):  # the next `poll` tells of the lost partitions
-            self._hand_on(self._streams.positions(moved=self._membership is not None))
+            self._commit_async(self._streams.positions(moved=self._membership is not None))
 
-    def _commit(self, offsets: Offsets, deadline: Deadline, *, patience_s: float = math.inf) -> None:
-        self._hand_on(offsets)
-        self._commits.wait(offsets, deadline, patience_s=patience_s)
+    def _commit(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
+        self._commit_async(offsets)
+        self._commits.wait(offsets, deadline, partition_timeout_s=partition_timeout_s)
 
-    def _hand_on(self, offsets: Offsets) -> None:
+    def _commit_async(self, offsets: Offsets) -> None:
         if self._membership is not None:
             self._membership.progress()  # also finds out whether this process has slept for too long
-        self._commits.hand_on(offsets, self._member)
+        self._commits.commit_async(offsets, self._member)
         self._streams.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ class KafkaConsumer:
         if self._closing:
             return
         deadline = self._client.deadline(timeout_ms)
-        with self._used():
+        with self._acquire():
             self._closing = True
             try:
                 self._leave(deadline=deadline)  # while it is open yet: the listener may commit
@@ -455,11 +455,11 @@ class KafkaConsumer:
                 self._commits.close()
                 if self._owns_client:
                     self._client.close()
-            self._call(self._commits.tell)
-            self._raise()
+            self._call_user_code(self._commits.run_callbacks)
+            self._raise_user_error()
 
     @contextmanager
-    def _used(self) -> Iterator[None]:
+    def _acquire(self) -> Iterator[None]:
         """By one thread at a time: else what a poll reads might be committed before anybody has seen it."""
         if not self._in_use.acquire(blocking=False):
             raise UsageError("another thread uses this consumer: it is for one thread, except wakeup")
@@ -480,4 +480,4 @@ class KafkaConsumer:
                 self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
             # `_member` stays: what was fetched under it is not to be committed as no member.
             self._membership = None
-            self._commits.join(NO_MEMBER)
+            self._commits.set_member(NO_MEMBER)

@@ -26,8 +26,8 @@ from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 
 # A claim that waits for records says so often that its member is alive.
-_LONGEST_WAIT_MS = 500
-_LOOK_S = 0.05
+_MAX_WAIT_MS = 500
+_CHECK_INTERVAL_S = 0.05
 
 
 class ConsumerGroupSession:
@@ -105,23 +105,23 @@ class ConsumerGroupSession:
 
     # -- for `consumer_group` and the claims ----------------------------------------------------
 
-    def commit_marked(self, deadline: Deadline, *, patience_s: float = math.inf) -> None:
-        """As `commit`. `patience_s`: how long to wait for a partition that fails alone."""
+    def commit_marked(self, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
+        """As `commit`. `partition_timeout_s`: how long to wait for a partition that fails alone."""
         with self._lock:
             refused = self._commits.refused(self._marked.taken)
-        self.hand_on()
+        self.commit_async()
         with self._lock:
             marked = self._marked.taken  # what was handed on earlier may not be committed yet
             again = {key: to for key, to in refused.items() if marked.get(key) == to}
-            self._commits.hand_on(again, self._member)
-        self._commits.wait(marked, deadline, patience_s=patience_s)
+            self._commits.commit_async(again, self._member)
+        self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
 
-    def hand_on(self) -> dict[TopicPartition, CommittedOffset]:
+    def commit_async(self) -> dict[TopicPartition, CommittedOffset]:
         """What was marked since the last time, which is committed now. Raises `CommitFailed` when claims have ended."""
         self._membership.progress()  # also finds out whether this process has slept for too long
         with self._lock:
             marked = self._marked.take()
-            self._commits.hand_on(marked, self._member)
+            self._commits.commit_async(marked, self._member)
             return marked
 
     @property
@@ -212,7 +212,7 @@ class ConsumerGroupClaim:
         while not self.revoked and session.holds():
             if self._kept is None:
                 try:
-                    self._kept = self._read(min(deadline.remaining_s() * 1000, _LONGEST_WAIT_MS))
+                    self._kept = self._read(min(deadline.remaining_s() * 1000, _MAX_WAIT_MS))
                 except DeadlineExceeded as error:
                     self._on_error(error)
             # This process may have slept, and the partition may be another member's.
@@ -222,7 +222,7 @@ class ConsumerGroupClaim:
             if deadline.passed:
                 return None
             if self._kept is not None:
-                session.ended.wait(min(deadline.remaining_s(), _LOOK_S))
+                session.ended.wait(min(deadline.remaining_s(), _CHECK_INTERVAL_S))
         return None
 
     def _read(self, timeout_ms: float) -> pa.RecordBatch | None:

@@ -29,13 +29,13 @@ from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)
 
-_ONE_COMMIT_MS = 5_000
+_COMMIT_TIMEOUT_MS = 5_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
 # What coordinators say when a request does not fit into their log; those of Kafka 4 have no name for it.
-_TOO_LARGE = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
+_TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
 # Errors of one partition; all others that a retry may mend concern the group or its coordinator.
-_OF_PARTITION = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_PARTITION_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 DELETED_TOPIC_S = 1.0
 """How long to wait for a partition that fails alone, where the other partitions would wait for its commit."""
@@ -57,15 +57,15 @@ class _Mark:
     to: CommittedOffset
     answered_at_s: float | None = None
     refused: BrokerError | None = None
-    # Who was told that the next generation has begun: `join` says who this process is in that one.
-    overtaken: GroupMember | None = None
+    # Who was told that the next generation has begun: `set_member` says who this process is in that one.
+    stale_generation: GroupMember | None = None
     # The last error of this partition alone, and since when this and earlier marks of it have had such errors.
     failed: BrokerError | None = None
     failing_since_s: float | None = None
     retry_at_s: float = -math.inf
     backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS))
 
-    def answer(self, refused: BrokerError | None, now_s: float) -> None:
+    def complete(self, refused: BrokerError | None, now_s: float) -> None:
         self.answered_at_s, self.refused = now_s, refused
         if refused is None:
             self.failed = self.failing_since_s = None
@@ -79,7 +79,7 @@ class _Mark:
 
 
 class OffsetManager:
-    """The offsets of one group that this process commits: as no member of it, until it says by `join` which one it is.
+    """Commits the offsets of one group; not as a member, until `set_member` sets one.
 
     refresh_ms: what has been committed is committed again after this long, although nothing changed, since a
     broker forgets the offsets of a group without members `offsets.retention.minutes` after their last commit.
@@ -89,11 +89,11 @@ class OffsetManager:
     `changes`: counts up whenever `failure` may have another answer.
     """
 
-    def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, insist: bool = True) -> None:
+    def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, retry_refused: bool = True) -> None:
         self.group = group
         self._client = client
         self._refresh_s = refresh_ms / 1000
-        self._insist = insist
+        self._retry_refused = retry_refused
         self._changed = Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, _Mark] = {}
@@ -103,7 +103,7 @@ class OffsetManager:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def join(self, member: GroupMember) -> None:
+    def set_member(self, member: GroupMember) -> None:
         """Who commits from now on. What was marked by another one, or under claims that have ended, is dropped.
 
         What the next generation has overtaken is committed in that one.
@@ -112,13 +112,13 @@ class OffsetManager:
             if not member.keeps_assignment_of(self._member):
                 self._marks = {}
             self._member = member
-            self._tell()
+            self._notify()
 
-    def keep(self, owned: Collection[TopicPartition]) -> None:
+    def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drops what is marked of all other partitions, also if it is on its way: they are revoked, or gone."""
         with self._changed:
             self._marks = {key: mark for key, mark in self._marks.items() if key in owned}
-            self._tell()
+            self._notify()
 
     def mark(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
         """The group should hold these offsets, where it should not hold later ones already. Returns at once.
@@ -150,7 +150,7 @@ class OffsetManager:
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Why these are not committed, though marked: refused, revoked, or (`DeadlineExceeded`) not yet.
 
-        That is so, too, for `flush`, while the next generation has overtaken them and `join` has not told who this is.
+        The same holds for `flush` while the commit was refused for a stale generation and `set_member` was not called.
         """
         with self._changed:
             marks = {key: self._marks.get(key) for key in offsets}
@@ -167,7 +167,11 @@ class OffsetManager:
             return None
 
     def flush(
-        self, deadline: Deadline, partitions: Collection[TopicPartition] | None = None, *, patience_s: float = math.inf
+        self,
+        deadline: Deadline,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        partition_timeout_s: float = math.inf,
     ) -> bool:
         """Wait until the marks of these partitions (None: all) are committed or refused.
 
@@ -184,20 +188,20 @@ class OffsetManager:
         def committing(mark: _Mark) -> bool:
             if mark.answered_at_s is not None or mark.failed is None or mark.failing_since_s is None:
                 return mark.answered_at_s is None
-            return self._client.clock.now_s() - mark.failing_since_s < patience_s
+            return self._client.clock.now_s() - mark.failing_since_s < partition_timeout_s
 
         with self._changed:
             while any(committing(mark) for mark in self._marks_of(partitions)):
                 if deadline.passed or self._closed:
                     return False
-                self._changed.wait(min(deadline.remaining_s(), patience_s, 0.5))
+                self._changed.wait(min(deadline.remaining_s(), partition_timeout_s, 0.5))
             return all(mark.answered_at_s is not None and mark.refused is None for mark in self._marks_of(partitions))
 
     def _marks_of(self, partitions: Collection[TopicPartition] | None) -> list[_Mark]:
         keys = self._marks if partitions is None else partitions
         return [self._marks[key] for key in keys if key in self._marks]
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Under the lock."""
         self.changes += 1
         self._changed.notify_all()
@@ -218,16 +222,16 @@ class OffsetManager:
             thread.start()
             self._thread = thread
         except RuntimeError as error:
-            self._note(error)  # no more threads just now: the next mark tries again
+            self._record_result(error)  # no more threads just now: the next mark tries again
 
-    def _due(self) -> dict[TopicPartition, _Mark]:
+    def _due_marks(self) -> dict[TopicPartition, _Mark]:
         """What to commit now: what is not committed, and what was too long ago."""
         now_s = self._client.clock.now_s()
         long_ago_s = now_s - self._refresh_s
         return {
             key: mark
             for key, mark in self._marks.items()
-            if mark.overtaken != self._member
+            if mark.stale_generation != self._member
             and mark.retry_at_s <= now_s
             and (mark.answered_at_s is None or (mark.refused is None and mark.answered_at_s <= long_ago_s))
         }
@@ -235,14 +239,14 @@ class OffsetManager:
     def _idle_s(self) -> float:
         """How long nothing is due, unless there are new marks."""
         waiting = (mark for mark in self._marks.values() if mark.answered_at_s is None)
-        retry_s = min((mark.retry_at_s for mark in waiting if mark.overtaken != self._member), default=math.inf)
+        retry_s = min((mark.retry_at_s for mark in waiting if mark.stale_generation != self._member), default=math.inf)
         return max(0.0, min(self._refresh_s, 60.0, retry_s - self._client.clock.now_s()))
 
     def _run(self) -> None:
         backoff = Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS)
         while True:
             with self._changed:
-                while not self._closed and not (due := self._due()):
+                while not self._closed and not (due := self._due_marks()):
                     self._changed.wait(self._idle_s())
                 if self._closed:
                     return
@@ -267,11 +271,11 @@ class OffsetManager:
         too_large: dict[TopicPartition, BrokerError] = {}
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
-            if error is not None and error.code in _TOO_LARGE:
+            if error is not None and error.code in _TOO_LARGE_ERRORS:
                 too_large[key] = error
                 return None
             if error is not None and not self._is_final(error, member):
-                if error.code not in _OF_PARTITION:
+                if error.code not in _PARTITION_ERRORS:
                     return error
                 alone[key] = error
                 return None
@@ -280,7 +284,7 @@ class OffsetManager:
 
         offsets = {key: mark.to for key, mark in due.items()}
         try:
-            commit_offsets(self._client, self.group, offsets, self._client.deadline(_ONE_COMMIT_MS), member, handle)
+            commit_offsets(self._client, self.group, offsets, self._client.deadline(_COMMIT_TIMEOUT_MS), member, handle)
         except Exception as error:  # also a fault in this client: nobody else commits
             failure = error
         if len(too_large) == 1:  # it is not for the others
@@ -293,30 +297,30 @@ class OffsetManager:
             now_s, late = self._client.clock.now_s(), None
             is_new = any(due[key].failing_since_s is None for key in alone)
             for key, of_partition in list(alone.items()):
-                if due[key].fail(of_partition, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._insist:
+                if due[key].fail(of_partition, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
                     answers[key] = alone.pop(key)
             for key, answer in answers.items():
-                if answer is not None and _is_overtaken(answer, member):
-                    due[key].overtaken, late = member, answer
-                elif answer is None or self._member == member or not _ends_claims(answer):
-                    due[key].answer(answer, now_s)
+                if answer is not None and _is_stale_generation(answer, member):
+                    due[key].stale_generation, late = member, answer
+                elif answer is None or self._member == member or not _loses_assignment(answer):
+                    due[key].complete(answer, now_s)
             if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return True  # nobody's any more, whatever came of it
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
-                self._note(refused, "was refused and will not be tried again")
+                self._record_result(refused, "was refused and will not be tried again")
             if late is not None and self._member == member:
                 ended = "came too late, and is made again in the next generation if the claims hold in it"
-                self._note(late, ended, logging.INFO)
+                self._record_result(late, ended, logging.INFO)
             if failure is not None:
                 for mark in self._marks.values():  # it may have been created, or deleted, in the silence
                     mark.failing_since_s = None
             if alone and failure is None:
                 ended = "of some partitions failed and will be tried again"
-                self._note(next(iter(alone.values())), ended, logging.WARNING if is_new else logging.DEBUG)
+                self._record_result(next(iter(alone.values())), ended, logging.WARNING if is_new else logging.DEBUG)
             elif failure is not None or (refused is None and None in answers.values()):
-                self._note(failure)
-            self._tell()
+                self._record_result(failure)
+            self._notify()
         keys, half = list(too_large), len(too_large) // 2
         halves = [{key: due[key] for key in some} for some in (keys[:half], keys[half:]) if some]
         # Where something else is wrong, one half shows it: that is not asked again and again.
@@ -325,12 +329,12 @@ class OffsetManager:
     def _is_final(self, error: BrokerError, member: GroupMember) -> bool:
         """Whether it is not tried again."""
         if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            return not self._insist
+            return not self._retry_refused
         effect = error_row(error.code).group_effect
-        insists = self._insist and member == NO_MEMBER
-        return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not insists)
+        retries_refused = self._retry_refused and member == NO_MEMBER
+        return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not retries_refused)
 
-    def _note(self, failure: Exception | None, ended: str = "", level: int = logging.WARNING) -> None:
+    def _record_result(self, failure: Exception | None, ended: str = "", level: int = logging.WARNING) -> None:
         """Counts; says what has `ended`, how, when commits begin to fail, and when they go through again."""
         counts, was_healthy = self.counts, self.healthy
         if failure is None:
@@ -350,10 +354,10 @@ class OffsetManager:
             log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
 
 
-def _ends_claims(error: BrokerError) -> bool:
+def _loses_assignment(error: BrokerError) -> bool:
     return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
 
-def _is_overtaken(error: BrokerError, member: GroupMember) -> bool:
-    """Whether `join` will say what comes of it: not of who was in no generation either, and had no claims."""
+def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:
+    """Whether `set_member` will say what comes of it: not of who was in no generation either, and had no claims."""
     return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0

@@ -53,7 +53,7 @@ class GroupCommits:
     def join(self, member: GroupMember) -> None:
         """Who commits from now on. Called in the thread that sends heartbeats, too."""
         if self._manager is not None:
-            self._manager.join(member)
+            self._manager.set_member(member)
 
     def mark(self, complete: Offsets, claims: Claims, member: GroupMember = NO_MEMBER) -> None:
         """`complete`, and where partitions are claimed, is to be committed: of what is owned, if it is the same topic.
@@ -70,14 +70,14 @@ class GroupCommits:
                 for key, offset in claims.positions(complete).items()
                 if key in owned and ids.get(key[0], owned[key]) == owned[key]
             }
-            self._manager.keep(offsets)
+            self._manager.retain(offsets)
             # A log that was truncated, or recreated, is read again from an earlier offset on.
             self._manager.reset(offsets, member)
 
     def keep(self, owned: Collection[TopicPartition]) -> None:
         """Nothing of the others is committed any more: what could not be by now would set another member back."""
         if self._manager is not None:
-            self._manager.keep(owned)
+            self._manager.retain(owned)
 
     def wait(self) -> None:
         """Until what is marked is committed, but not for long."""
@@ -97,7 +97,7 @@ class GroupCommits:
     def _flush(self, manager: OffsetManager, timeout_ms: float) -> bool:
         """The other topics of the query do not wait for one that was deleted."""
         deadline = client_for(self._options.client).deadline(timeout_ms)
-        return manager.flush(deadline, patience_s=DELETED_TOPIC_S)
+        return manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
 
     def close(self) -> None:
         if self._manager is not None:

@@ -71,7 +71,7 @@ def test_member_commit_in_old_generation_is_refused_and_dropped(
     key = (name, 0)
     (joined,) = stable(client, manager.group)
     before = as_committer(joined)
-    manager.join(before)
+    manager.set_member(before)
     manager.mark({key: CommittedOffset(5)}, before)
     assert flushed(client, manager)
     rejoin_with_another(joined)
@@ -80,7 +80,7 @@ def test_member_commit_in_old_generation_is_refused_and_dropped(
     assert not manager.flush(client.deadline(0))
     assert "ILLEGAL_GENERATION" in str(manager.counts.last_failure)
     assert manager.healthy, "a commit refused for its generation is not retried"
-    manager.join(as_committer(joined))
+    manager.set_member(as_committer(joined))
     manager.mark({key: CommittedOffset(9)}, before)
     assert flushed(client, manager)
     assert found(client, manager) == {0: 5}, "neither the refused offset nor one of the old generation"
@@ -95,7 +95,7 @@ def test_former_member_commit_is_refused_once(client: Client, manager: OffsetMan
     (joined,) = stable(client, manager.group)
     rejoin_with_another(joined)
     assert joined.leave() == 0
-    manager.join(as_committer(joined))
+    manager.set_member(as_committer(joined))
     manager.mark({(name, 0): CommittedOffset(5)}, as_committer(joined))
     assert not flushed(client, manager)
     assert "UNKNOWN_MEMBER_ID" in str(manager.counts.last_failure)
@@ -111,11 +111,11 @@ def test_static_member_commit_after_restart_is_fenced_once(
     again = Joined(client, manager.group, instance_id="a")
     again.end(again.begin())
     now, before = (GroupMember(each.member_id, each.generation, group_instance_id="a") for each in (again, joined))
-    manager.join(before)
+    manager.set_member(before)
     manager.mark({(name, 0): CommittedOffset(5)}, before)
     assert not flushed(client, manager)
     assert "FENCED_INSTANCE_ID" in str(manager.counts.last_failure)
-    manager.join(now)
+    manager.set_member(now)
     manager.mark({(name, 0): CommittedOffset(7)}, now)
     assert flushed(client, manager)
     assert found(client, manager) == {0: 7}

@@ -29,7 +29,7 @@ class Marks:
         self.kept: list[tuple[str, int]] = []
         self.flushes = 0
 
-    def keep(self, owned: Iterable[tuple[str, int]]) -> None:
+    def retain(self, owned: Iterable[tuple[str, int]]) -> None:
         self.kept = list(owned)
 
     def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
@@ -37,7 +37,7 @@ class Marks:
         assert self.kept == list(offsets)
         self.marked.append({key: entry.offset for key, entry in offsets.items()})
 
-    def flush(self, deadline: Deadline, *, patience_s: float) -> bool:
+    def flush(self, deadline: Deadline, *, partition_timeout_s: float) -> bool:
         self.flushes += 1
         return True
 

@@ -52,8 +52,8 @@ class Membership:
     """One member of the group `config.group_id`, by the protocol `config.group_protocol`.
 
     Joins with the first `poll_rebalance`. `on_member` is told of each new generation or epoch, and of none any more,
-    from whichever thread finds it: `OffsetManager.join`. It must not call this member. Raises `ConfigurationError` for
-    what cannot be a member.
+    from whichever thread finds it: `OffsetManager.set_member`. It must not call this member. Raises
+    `ConfigurationError` for what cannot be a member.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ def test_commit_without_group_acl_is_retried_unless_by_a_member(
     fake: FakeKafka, client: Client, manager: OffsetManager, who: GroupMember, times: int
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, 2)
-    manager.join(who)
+    manager.set_member(who)
     manager.mark(MARKS, who)
     assert flushed(client, manager) == (who == NO_MEMBER)
     assert len(asked(fake)) == times
@@ -200,7 +200,7 @@ def test_late_reply_about_a_revoked_partition_changes_nothing(
         fake.refuse(OFFSET_COMMIT, answer)
     manager.mark(MARKS)
     assert held.come.wait(10)
-    manager.keep([("orders", 1)])
+    manager.retain([("orders", 1)])
     assert flushed(client, manager), "no offset is left to commit"
     # The partition is assigned again, and read to the same offset.
     manager.mark(BOTH)
@@ -217,7 +217,7 @@ def test_late_error_about_a_revoked_partition_is_not_reported(
     fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE)
     manager.mark(MARKS)
     assert held.come.wait(10)
-    manager.keep([])
+    manager.retain([])
     held.release()
     manager.mark({("orders", 1): CommittedOffset(6)})
     assert flushed(client, manager)
@@ -232,10 +232,10 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     now = GroupMember(joined.member_id, joined.generation)
     before = GroupMember(joined.member_id, joined.generation - 1)
     held = Held(fake)
-    manager.join(before)
+    manager.set_member(before)
     manager.mark(MARKS, before)
     assert held.come.wait(10)
-    manager.join(now)
+    manager.set_member(now)
     manager.mark(MARKS, now)
     held.release()
     assert flushed(client, manager)
@@ -251,14 +251,14 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     open."""
     (joined,) = stable(client, GROUP)
     before = GroupMember(joined.member_id, joined.generation - 1, assigned_since=0)
-    manager.join(before)
+    manager.set_member(before)
     manager.mark(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
     wait_until(lambda: manager.counts.failed)
     assert isinstance(manager.failure(MARKS), DeadlineExceeded)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
     assert asked(fake) == [[0]]
-    manager.join(GroupMember(joined.member_id, joined.generation, assigned_since=0))
+    manager.set_member(GroupMember(joined.member_id, joined.generation, assigned_since=0))
     assert flushed(client, manager)
     assert manager.failure(MARKS) is None
     assert committed(client) == MARKS
@@ -269,10 +269,10 @@ def test_commit_refused_for_a_stale_generation_fails_if_partitions_were_lost(
 ) -> None:
     (joined,) = stable(client, GROUP)
     before = GroupMember(joined.member_id, joined.generation - 1)
-    manager.join(before)
+    manager.set_member(before)
     manager.mark(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
-    manager.join(GroupMember(joined.member_id, joined.generation))
+    manager.set_member(GroupMember(joined.member_id, joined.generation))
     assert flushed(client, manager)
     assert isinstance(manager.failure(MARKS), UsageError)
     assert committed(client) == {}
@@ -284,7 +284,7 @@ def test_commit_of_a_member_without_generation_is_refused_at_once(
     """The member waits to join, perhaps for long, and owned no partitions before."""
     (joined,) = stable(client, GROUP)
     nowhere = GroupMember(joined.member_id)
-    manager.join(nowhere)
+    manager.set_member(nowhere)
     manager.mark(MARKS, nowhere)
     assert not flushed(client, manager)
     assert isinstance(manager.failure(MARKS), BrokerError)
@@ -294,7 +294,7 @@ def test_commit_of_a_member_without_generation_is_refused_at_once(
 def test_member_commits_go_to_the_current_coordinator(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     (joined,) = stable(client, GROUP)
     who = GroupMember(joined.member_id, joined.generation)
-    manager.join(who)
+    manager.set_member(who)
     manager.mark(MARKS, who)
     assert flushed(client, manager)
     fake.move_coordinator(GROUP, client.coordinator(group_coordinator(GROUP), client.deadline()).node_id % 3 + 1)
@@ -314,27 +314,27 @@ class TestConsumerProtocol:
         self, fake: FakeKafka, client: Client, manager: OffsetManager
     ) -> None:
         fake.handlers[OFFSET_COMMIT] = self.answer
-        manager.join(self.OLD)
+        manager.set_member(self.OLD)
         manager.mark(MARKS, self.OLD)
         assert not manager.flush(client.deadline(300))
         wait_until(lambda: manager.counts.failed)
         assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
-        manager.join(self.NEW)
+        manager.set_member(self.NEW)
         assert flushed(client, manager)
 
     def test_offset_marked_in_the_old_epoch_is_committed(
         self, fake: FakeKafka, client: Client, manager: OffsetManager
     ) -> None:
         fake.handlers[OFFSET_COMMIT] = self.answer
-        manager.join(self.OLD)
-        manager.join(self.NEW)
+        manager.set_member(self.OLD)
+        manager.set_member(self.NEW)
         manager.mark(MARKS, self.OLD)
         assert flushed(client, manager)
         assert asked(fake) == [[0]]
 
     def test_fenced_epoch_drops_all_marks(self, fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_MEMBER_EPOCH)
-        manager.join(self.OLD)
+        manager.set_member(self.OLD)
         manager.mark(BOTH, self.OLD)
         assert not flushed(client, manager)
         manager.mark(BOTH, self.OLD)
@@ -355,7 +355,7 @@ def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topi
     with client_of(kafka1) as client:
         manager = OffsetManager(client, group)
         old = heartbeat(client, group, GroupMember(member_id, member_epoch=0), name)
-        manager.join(old)
+        manager.set_member(old)
         manager.mark({(name, 0): CommittedOffset(5)}, old)
         assert flushed(client, manager)
         other = heartbeat(client, group, GroupMember(str(uuid.uuid4()), member_epoch=0), name)
@@ -367,7 +367,7 @@ def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topi
         assert not manager.flush(client.deadline(300))
         wait_until(lambda: manager.counts.failed)
         assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
-        manager.join(new)
+        manager.set_member(new)
         assert flushed(client, manager)
         assert fetch_offsets(client, group, None, client.deadline())[name, 0].offset == 6
         manager.close()

@@ -37,7 +37,7 @@ def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     assert assignment.owned == assignment.added == {(name, number) for number in range(3)}
     assert (assignment.joining, one.membership.rebalance_pending, one.revoked) == (None, None, [])
     offsets = OffsetManager(client, group)
-    offsets.join(assignment.member)
+    offsets.set_member(assignment.member)
     offsets.mark({(name, 1): CommittedOffset(5)}, assignment.member)
     assert offsets.flush(client.deadline())
     offsets.close()
