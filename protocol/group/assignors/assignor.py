@@ -48,7 +48,7 @@ Members = Mapping[str, Subscription]
 Topics = Mapping[str, Sequence[frozenset[str]]]
 """Partitions by topic name: for each partition, from 0 on, the racks of its replicas; empty if unknown."""
 
-Assignment = dict[str, list[TopicPartition]]
+GroupAssignment = dict[str, list[TopicPartition]]
 """Partitions by member id."""
 
 UserData = Callable[[Iterable[TopicPartition], int], bytes | None]
@@ -84,7 +84,7 @@ class Assignor:
     cooperative: bool = False
     user_data: UserData = no_user_data
 
-    def assign(self, members: Members, topics: Topics) -> Assignment:
+    def assign(self, members: Members, topics: Topics) -> GroupAssignment:
         """Return each member's partitions, sorted; topics missing in `topics`, or without partitions, are ignored."""
         subscribed = frozenset[str]().union(*(member.topics for member in members.values()))
         placed = self.place(members, {name: topics[name] for name in sorted(subscribed) if topics.get(name)})

@@ -10,21 +10,21 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from protocol.errors import Truncated
-from protocol.group.assignors.assignor import NO_GENERATION, Assignment, Assignor, Members, Subscription, Topics
+from protocol.group.assignors.assignor import NO_GENERATION, Assignor, GroupAssignment, Members, Subscription, Topics
 from protocol.group.assignors.balance import balanced
 from protocol.group.assignors.ownership import Ownership, current_owners
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.primitives import Reader, Writer
 
 
-def _user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
+def _generation_user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
     """Return the generation, for leaders that do not know the subscription's field for it (version 2)."""
     writer = Writer()
     writer.int32(generation)
     return b"".join(writer.parts())
 
 
-def _ownership(member: Subscription) -> Ownership:
+def _reported_ownership(member: Subscription) -> Ownership:
     generation = member.generation
     if generation == NO_GENERATION:
         with suppress(Truncated):
@@ -32,8 +32,8 @@ def _ownership(member: Subscription) -> Ownership:
     return Ownership(member.owned, generation)
 
 
-def _place(members: Members, topics: Topics) -> Assignment:
-    ownerships = {name: _ownership(member) for name, member in members.items()}
+def _assign_cooperative(members: Members, topics: Topics) -> GroupAssignment:
+    ownerships = {name: _reported_ownership(member) for name, member in members.items()}
     owner = current_owners(ownerships, topics)
     return {
         member: [each for each in partitions if owner.get(each, member) == member]
@@ -44,7 +44,7 @@ def _place(members: Members, topics: Topics) -> Assignment:
 COOPERATIVE_STICKY = Assignor(
     "cooperative-sticky",
     "org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
-    _place,
+    _assign_cooperative,
     cooperative=True,
-    user_data=_user_data,
+    user_data=_generation_user_data,
 )

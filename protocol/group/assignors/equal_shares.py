@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from protocol.group.assignors.assignor import Assignment, Members, Topics
+from protocol.group.assignors.assignor import GroupAssignment, Members, Topics
 from protocol.group.assignors.ownership import Ownerships, current_owners
 from protocol.group.assignors.racks import Racks
 from protocol.kafka_terms import TopicPartition
@@ -23,7 +23,7 @@ class _Shares:
     """
 
     def __init__(self, members: Iterable[str], partition_count: int) -> None:
-        self.placed: Assignment = {member: [] for member in members}
+        self.placed: GroupAssignment = {member: [] for member in members}
         self.share, self.extra_shares = divmod(partition_count, len(self.placed))
         self.below_share: deque[str] = deque()
         self.at_share: deque[str] = deque()
@@ -64,12 +64,12 @@ class _Shares:
             self.place((self.below_share or self.at_share).popleft(), [partition])
 
 
-def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Assignment:
+def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> GroupAssignment:
     """Return the assignment by the rules of this module."""
     every = [(topic, number) for topic, partitions in topics.items() for number in range(len(partitions))]
     racks = Racks.of(members, topics)
     owner = current_owners(ownerships, topics)
-    owned: Assignment = {member: [] for member in sorted(members)}
+    owned: GroupAssignment = {member: [] for member in sorted(members)}
     for partition in sorted(every, key=lambda each: (each[1], each[0])):
         member = owner.get(partition)
         if member is not None and not racks.far(member, partition):

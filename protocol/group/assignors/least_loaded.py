@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from protocol.group.assignors.assignor import Assignment, Members, Topics
+from protocol.group.assignors.assignor import GroupAssignment, Members, Topics
 from protocol.group.assignors.ownership import Ownerships, current_owners, earlier_owners
 from protocol.group.assignors.racks import Racks
 from protocol.kafka_terms import TopicPartition
 
 
-class _Search:
+class _LoadSearch:
     """An assignment in progress: `holder` by partition, `load` by member; `kept` is the initial assignment."""
 
     def __init__(self, subscribers: Mapping[str, list[str]], racks: Racks, kept: Mapping[TopicPartition, str]) -> None:
@@ -89,7 +89,7 @@ class _Search:
         return self.load[member] + 1 < self.load[than]
 
 
-def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> Assignment:
+def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> GroupAssignment:
     """Return the assignment by the rules of this module.
 
     Partitions far from their owner (KIP-881) are either all kept or all reassigned: the variant with the lower cost, or
@@ -108,7 +108,7 @@ def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> As
     found = []
     for kept in [wanted] if near == wanted else [wanted, near]:
         new = [partition for partition in every if partition not in kept]
-        search = _Search(subscribers, racks, kept)
+        search = _LoadSearch(subscribers, racks, kept)
         search.give_new(new)
         if kept == owned:  # otherwise partitions are revoked anyway
             search.even_out(new, earlier)
@@ -116,7 +116,7 @@ def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> As
         search.undo_equivalent_moves()
         found.append(search)
 
-    placed: Assignment = defaultdict(list)
+    placed: GroupAssignment = defaultdict(list)
     for partition, member in min(found, key=lambda search: search.cost(owned)).holder.items():
         placed[member].append(partition)
     return placed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from protocol.group.assignors.assignor import Assignment, Assignor, Members, Topics, in_order
+from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members, Topics, in_order
 from protocol.group.assignors.racks import rack_of_each, racks_matter
 
 
@@ -59,7 +59,7 @@ class _Topic:
             self.place(member, suitable[: self.room(member)])
 
 
-def _assign_ranges(members: Members, topics: Topics) -> Assignment:
+def _assign_ranges(members: Members, topics: Topics) -> GroupAssignment:
     ordered, racks = in_order(members), rack_of_each(members)
     states = [
         _Topic(name, partitions, [member for member in ordered if name in members[member].topics], racks)
@@ -67,7 +67,7 @@ def _assign_ranges(members: Members, topics: Topics) -> Assignment:
     ]
     if any(state.racks_matter for state in states):
         _place_nearby(states)
-    placed: Assignment = defaultdict(list)
+    placed: GroupAssignment = defaultdict(list)
     for state in states:
         state.place_runs(lambda member, number: True)
         for member, numbers in state.placed.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from protocol.group.assignors.assignor import Assignment, Assignor, Members, Topics, in_order
+from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members, Topics, in_order
 
 
-def _deal(members: Members, topics: Topics) -> Assignment:
-    placed: Assignment = defaultdict(list)
+def _assign_roundrobin(members: Members, topics: Topics) -> GroupAssignment:
+    placed: GroupAssignment = defaultdict(list)
     turns = deque(in_order(members))
     for topic, partitions in topics.items():
         for number in range(len(partitions)):
@@ -19,4 +19,4 @@ def _deal(members: Members, topics: Topics) -> Assignment:
     return placed
 
 
-ROUNDROBIN = Assignor("roundrobin", "org.apache.kafka.clients.consumer.RoundRobinAssignor", _deal)
+ROUNDROBIN = Assignor("roundrobin", "org.apache.kafka.clients.consumer.RoundRobinAssignor", _assign_roundrobin)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from protocol.group.assignors.assignor import Assignment
+from protocol.group.assignors.assignor import GroupAssignment
 from protocol.group.assignors.consumer_metadata import decode_assignment
 from tests.janino import java_command
 from tests.protocol.group.assignors.random_groups import Group
@@ -27,11 +27,11 @@ class JavaAssignors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._process.communicate()  # closes its input, so that the process ends
 
-    def assign(self, group: Group) -> Assignment:
+    def assign(self, group: Group) -> GroupAssignment:
         """Return the assignment of Kafka's assignor of the same name, sorted."""
         return self.timed(group)[0]
 
-    def timed(self, group: Group) -> tuple[Assignment, float]:
+    def timed(self, group: Group) -> tuple[GroupAssignment, float]:
         """Return the assignment, and the time that it took in seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

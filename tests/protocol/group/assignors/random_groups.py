@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from protocol.group.assignors.assignor import Assignment, Assignor, Members, Subscription, Topics
+from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members, Subscription, Topics
 from protocol.group.assignors.consumer_metadata import decode_subscription, encode_subscription
 from protocol.group.assignors.ownership import Ownership, current_owners
 from protocol.kafka_terms import TopicPartition
@@ -50,17 +50,17 @@ class Group:
         """True if all members have subscribed to the same topics."""
         return len({member.topics for member in self.said.values()}) == 1
 
-    def assign(self) -> Assignment:
+    def assign(self) -> GroupAssignment:
         return self.assignor.assign(self.members, self.topics)
 
-    def moved(self, assigned: Assignment) -> int:
+    def moved(self, assigned: GroupAssignment) -> int:
         """Return the number of partitions that their owners lose."""
         before = current_owners(
             {name: Ownership(member.owned, member.generation) for name, member in self.said.items()}, self.topics
         )
         return sum(owner is not None and each not in assigned[owner] for each, owner in before.items())
 
-    def after(self, assigned: Assignment, generation: int = _GENERATION + 1) -> Group:
+    def after(self, assigned: GroupAssignment, generation: int = _GENERATION + 1) -> Group:
         """Return the group at its next rebalance: each member owns its assigned partitions."""
         said = {
             name: replace(member, owned=frozenset(assigned[name]), generation=generation)
@@ -68,7 +68,7 @@ class Group:
         }
         return replace(self, said=said, versions=dict.fromkeys(said, 3))
 
-    def settled(self) -> Assignment:
+    def settled(self) -> GroupAssignment:
         """Return the assignment after as many rebalances as needed until no partition moves."""
         assigned = self.assign()
         for _ in range(_MAX_REBALANCES):

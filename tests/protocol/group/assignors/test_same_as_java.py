@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.group.assignors.assignor import Assignment, Assignor, Subscription
+from protocol.group.assignors.assignor import Assignor, GroupAssignment, Subscription
 from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
 from protocol.group.assignors.range import RANGE
 from protocol.group.assignors.roundrobin import ROUNDROBIN
@@ -77,13 +77,13 @@ def test_assignment_of_2000_partitions_to_200_members_takes_a_second_or_two(
         print(f"{name} alike={alike}: {first_s:.2f} and {second_s:.2f} s, Java {java_first_s:.2f}, {java_second_s:.2f}")
 
 
-def timed(group: Group) -> tuple[Assignment, float]:
+def timed(group: Group) -> tuple[GroupAssignment, float]:
     members = group.members
     started_s = time.process_time()
     return group.assignor.assign(members, group.topics), time.process_time() - started_s
 
 
-def unevenness(assignment: Assignment) -> int:
+def unevenness(assignment: GroupAssignment) -> int:
     """Return Kafka's own measure: the sum of the differences between the loads of all pairs of members."""
     loads = [len(partitions) for partitions in assignment.values()]
     return sum(abs(one - other) for one in loads for other in loads) // 2
