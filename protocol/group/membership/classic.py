@@ -16,8 +16,8 @@ from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
 from protocol.errors import BrokerError, Corrupt
 from protocol.group.assignors.assignor import Subscription
-from protocol.group.assignors.consumer_metadata import decode_assignment, encode_subscription
-from protocol.group.assignors.table import parse_strategy
+from protocol.group.assignors.strategies import parse_strategy
+from protocol.group.assignors.subscription_codec import decode_assignment, encode_subscription
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.end_reason import EndReason

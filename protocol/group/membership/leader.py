@@ -10,7 +10,7 @@ from typing import Any
 from protocol.cluster.metadata import Metadata
 from protocol.errors import ProtocolError
 from protocol.group.assignors.assignor import Assignor, Subscription, Topics
-from protocol.group.assignors.consumer_metadata import decode_subscription, encode_assignment
+from protocol.group.assignors.subscription_codec import decode_subscription, encode_assignment
 from protocol.group.membership.topic_subscription import available_topics
 
 

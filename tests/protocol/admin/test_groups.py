@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.admin.groups import ListedGroup, describe_group, list_groups
-from protocol.group.assignors.consumer_metadata import encode_assignment
+from protocol.group.assignors.subscription_codec import encode_assignment
 from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from protocol.group.assignors.assignor import GroupAssignment
-from protocol.group.assignors.consumer_metadata import decode_assignment
+from protocol.group.assignors.subscription_codec import decode_assignment
 from tests.janino import java_command
 from tests.protocol.group.assignors.random_groups import Group
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members, Subscription, Topics
-from protocol.group.assignors.consumer_metadata import decode_subscription, encode_subscription
-from protocol.group.assignors.ownership import Ownership, current_owners
+from protocol.group.assignors.sticky_balance import Ownership, current_owners
+from protocol.group.assignors.subscription_codec import decode_subscription, encode_subscription
 from protocol.kafka_terms import TopicPartition
 
 GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))

@@ -10,10 +10,8 @@ import pytest
 from protocol.config import ConsumerConfig
 from protocol.errors import ConfigurationError
 from protocol.group.assignors.assignor import Assignor, Subscription, Topics
-from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
-from protocol.group.assignors.range import RANGE
-from protocol.group.assignors.sticky import STICKY
-from protocol.group.assignors.table import ASSIGNORS, parse_strategy
+from protocol.group.assignors.range_assignor import RANGE
+from protocol.group.assignors.strategies import ASSIGNORS, COOPERATIVE_STICKY, STICKY, parse_strategy
 from protocol.kafka_terms import TopicPartition
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 

@@ -10,15 +10,14 @@ import pytest
 
 from protocol.errors import Corrupt
 from protocol.group.assignors.assignor import NO_GENERATION, Assignor, Subscription
-from protocol.group.assignors.consumer_metadata import (
+from protocol.group.assignors.strategies import COOPERATIVE_STICKY, STICKY
+from protocol.group.assignors.subscription_codec import (
+    MAX_PARTITIONS,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
-from protocol.group.assignors.partitions_by_topic import MAX_PARTITIONS
-from protocol.group.assignors.sticky import STICKY
 from tests.hostile import cases, provoke, spoilt, tracing
 
 SUBSCRIPTION = Subscription(

@@ -10,11 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.group.assignors.assignor import Assignor, GroupAssignment, Subscription
-from protocol.group.assignors.cooperative_sticky import COOPERATIVE_STICKY
-from protocol.group.assignors.range import RANGE
-from protocol.group.assignors.roundrobin import ROUNDROBIN
-from protocol.group.assignors.sticky import STICKY
-from protocol.group.assignors.table import ASSIGNORS
+from protocol.group.assignors.range_assignor import RANGE
+from protocol.group.assignors.strategies import ASSIGNORS, COOPERATIVE_STICKY, ROUNDROBIN, STICKY
 from tests.protocol.group.assignors.java_assignors import JavaAssignors
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 from tests.soak import SOAK

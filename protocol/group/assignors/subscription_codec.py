@@ -6,10 +6,12 @@ subscriptions in the response, and sends an assignment for each member in SyncGr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
+from protocol.errors import Corrupt
 from protocol.group.assignors.assignor import Subscription
-from protocol.group.assignors.partitions_by_topic import flat, partitions_by_topic
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.consumer_metadata import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 from protocol.wire.primitives import BytesLike
@@ -52,3 +54,23 @@ def decode_assignment(data: BytesLike) -> frozenset[TopicPartition]:
     Empty bytes mean no partitions: a leader may leave out a member.
     """
     return flat(decode_versioned(ASSIGNMENT, LAST_VERSION, data)[1]["assigned_partitions"]) if data else frozenset()
+
+
+MAX_PARTITIONS = 1_000_000
+"""Maximum per member. A partition has four bytes in a frame, and up to 200 bytes in memory."""
+
+
+def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    """Return rows of `TOPIC_PARTITION`, sorted."""
+    numbers = defaultdict(list)
+    for topic, number in sorted(partitions):
+        numbers[topic].append(number)
+    return [{"topic": topic, "partitions": each} for topic, each in numbers.items()]
+
+
+def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
+    """Return the partitions of rows of `TOPIC_PARTITION`; raise `Corrupt` for more than `MAX_PARTITIONS`."""
+    count = sum(len(row["partitions"]) for row in rows)
+    if count > MAX_PARTITIONS:
+        raise Corrupt(f"{count} partitions of one member; at most {MAX_PARTITIONS} are allowed")
+    return frozenset((row["topic"], number) for row in rows for number in row["partitions"])

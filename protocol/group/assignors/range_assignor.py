@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members, Topics, in_order
-from protocol.group.assignors.racks import rack_of_each, racks_matter
+from protocol.group.assignors.assignor import (
+    Assignor,
+    GroupAssignment,
+    Members,
+    Topics,
+    in_order,
+    rack_of_each,
+    racks_matter,
+)
 
 
 class _Topic:
