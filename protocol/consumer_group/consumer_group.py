@@ -21,10 +21,8 @@ from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Assignment, Revocation
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.kafka_terms import TopicPartition
 from protocol.records.decode import ALL_COLUMNS

@@ -31,9 +31,8 @@ from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
-from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition

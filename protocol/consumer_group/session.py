@@ -19,8 +19,7 @@ from protocol.consumer_group.commits import Commits
 from protocol.consumer_group.marked_offsets import MarkedOffsets
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Assignment
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition

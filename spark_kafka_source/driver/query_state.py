@@ -28,7 +28,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.idle_triggers import IdleTriggers
-from spark_kafka_source.driver.membership import QueryMembership
+from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot

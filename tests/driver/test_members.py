@@ -16,9 +16,8 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss, DeadlineExceeded
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT

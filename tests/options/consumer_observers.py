@@ -12,8 +12,8 @@ from protocol.config import parse_consumer
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
+from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR

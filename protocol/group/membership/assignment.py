@@ -1,12 +1,63 @@
-"""What a member's owner is told: what it has, and what it has to give up. Values, made by the member's machine."""
+"""Values that a member and its owner exchange: subscription, revocation, assignment, and reasons for an end."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.metadata import Metadata
+from protocol.errors import KafkaError
 from protocol.group.member import GroupMember
-from protocol.group.membership.end_reason import EndReason
 from protocol.kafka_terms import TopicPartition
+
+
+@dataclass(frozen=True)
+class EndReason:
+    """Which error or deadline it was, in words; `settings`: those among them that whoever reads it may set."""
+
+    words: str
+    settings: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return self.words
+
+    @property
+    def error(self) -> KafkaError:
+        """For whom it is one."""
+        return KafkaError(self.words, settings=self.settings)
+
+    @classmethod
+    def of(cls, error: KafkaError) -> EndReason:
+        return cls(str(error), error.settings)
+
+
+@dataclass(frozen=True)
+class TopicSubscription:
+    """`names`, or those that `pattern` matches as a whole; it never matches Kafka's internal topics.
+
+    `re2`: the same pattern in the syntax of brokers (RE2). The consumer protocol has them match it (KIP-848), where it
+    is given; without it, and in the classic protocol, each member does.
+    """
+
+    names: frozenset[str] = frozenset()
+    pattern: re.Pattern[str] | None = None
+    re2: str | None = None
+
+    def topics(self, cluster: Metadata) -> frozenset[str]:
+        """Those of a cluster, in which all topics are; names are subscribed to also if there is no such topic yet."""
+        if self.pattern is None:
+            return self.names
+        return frozenset(
+            name
+            for name in available_topics(cluster)
+            if not cluster.topics[name].is_internal and self.pattern.fullmatch(name)
+        )
+
+
+def available_topics(cluster: Metadata) -> frozenset[str]:
+    """The topics that can be read just now."""
+    return frozenset(name for name, topic in cluster.topics.items() if topic.error_code == ErrorCode.NONE)
 
 
 @dataclass(frozen=True)

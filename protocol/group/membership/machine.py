@@ -19,19 +19,20 @@ from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
 from protocol.errors import BrokerError, KafkaError, UnsupportedVersion
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.end_reason import EndReason
-from protocol.group.membership.states import (
+from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription, available_topics
+from protocol.group.membership.member_state import (
     AWAITS_OWNER,
     IN_SESSION,
     RECONCILED,
     TERMINAL,
     Lifecycle,
     MemberState,
+    RefreshMetadata,
+    SendRequest,
+    Step,
     Transitions,
+    Wait,
 )
-from protocol.group.membership.steps import RefreshMetadata, SendRequest, Step, Wait
-from protocol.group.membership.topic_subscription import TopicSubscription, available_topics
 from protocol.kafka_terms import TopicPartition
 
 # A topic that is not there (yet) is looked for again sooner than metadata grow old.

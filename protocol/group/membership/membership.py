@@ -23,14 +23,11 @@ from protocol.condition import Condition
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Assignment, Revocation
-from protocol.group.membership.classic import ClassicMember
-from protocol.group.membership.consumer import ConsumerMember
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
+from protocol.group.membership.classic_member import ClassicMember
+from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.states import TERMINAL, MemberState
-from protocol.group.membership.steps import RefreshMetadata, SendRequest
-from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.membership.member_state import TERMINAL, MemberState, RefreshMetadata, SendRequest
 from protocol.net.readiness import ready
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import WakeUp
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import EndReason
 from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.wait_until import wait_until

@@ -15,8 +15,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.group.membership.assignment import Assignment
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT

@@ -12,7 +12,7 @@ from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import EndReason
 from protocol.group.offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from tests.fake_kafka import consumer_group as fake_consumer_group

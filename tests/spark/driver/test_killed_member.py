@@ -18,8 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from protocol.config import parse_consumer
+from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import members_of, move_group, wait_for_lag_zero

@@ -11,9 +11,8 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Assignment, Revocation
+from protocol.group.membership.assignment import Assignment, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION
 

@@ -15,9 +15,8 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.errors import KafkaError
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offsets import CommittedOffset, commit_offsets
 
 

@@ -12,13 +12,11 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.metadata import Metadata
 from protocol.config import parse_client, parse_consumer
 from protocol.errors import ConnectionLost
-from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.classic import ClassicMember
-from protocol.group.membership.consumer import ConsumerMember
+from protocol.group.membership.assignment import Revocation, TopicSubscription
+from protocol.group.membership.classic_member import ClassicMember
+from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
-from protocol.group.membership.states import MemberState
-from protocol.group.membership.steps import RefreshMetadata, SendRequest, Wait
-from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.membership.member_state import MemberState, RefreshMetadata, SendRequest, Wait
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_kafka.clock import ManualClock

@@ -8,9 +8,14 @@ import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
-from protocol.group.membership.end_reason import EndReason
-from protocol.group.membership.states import CLASSIC_TRANSITIONS, Lifecycle, MemberState
-from protocol.group.membership.steps import RefreshMetadata, SendRequest
+from protocol.group.membership.assignment import EndReason
+from protocol.group.membership.member_state import (
+    CLASSIC_TRANSITIONS,
+    Lifecycle,
+    MemberState,
+    RefreshMetadata,
+    SendRequest,
+)
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP

@@ -16,9 +16,8 @@ from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import BrokerError
-from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka

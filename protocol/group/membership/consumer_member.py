@@ -16,11 +16,9 @@ from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
 from protocol.errors import BrokerError, KafkaError
 from protocol.group.member import GroupMember
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.states import CONSUMER_TRANSITIONS, MemberState
-from protocol.group.membership.steps import SendRequest, Step
-from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.membership.member_state import CONSUMER_TRANSITIONS, MemberState, SendRequest, Step
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, FIRST_WITH_REGEX
 

@@ -14,18 +14,19 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
-from protocol.errors import BrokerError, Corrupt
-from protocol.group.assignors.assignor import Subscription
+from protocol.errors import BrokerError, Corrupt, ProtocolError
+from protocol.group.assignors.assignor import Assignor, Subscription, Topics
 from protocol.group.assignors.strategies import parse_strategy
-from protocol.group.assignors.subscription_codec import decode_assignment, encode_subscription
+from protocol.group.assignors.subscription_codec import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.end_reason import EndReason
-from protocol.group.membership.leader import GroupLeader
+from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription, available_topics
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.states import CLASSIC_TRANSITIONS, MemberState
-from protocol.group.membership.steps import SendRequest, Step
-from protocol.group.membership.topic_subscription import TopicSubscription
+from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, MemberState, SendRequest, Step
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
@@ -267,3 +268,47 @@ class ClassicMember(MemberMachine):
     def _end_session(self) -> None:
         self._generation_id, self._assigned_since, self._assignment = _NO_GENERATION, None, NO_PARTITIONS
         self._leader = None
+
+
+class GroupLeader:
+    """`members`: the rows of the reply to JoinGroup. Raises `Corrupt` or `Truncated` for what one of them has sent."""
+
+    def __init__(self, assignor: Assignor, members: list[dict[str, Any]]) -> None:
+        self._assignor = assignor
+        self._members = {row["member_id"]: _decode_member(row) for row in members}
+        self._partitions: Topics | None = None
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """All that a member subscribes to."""
+        return frozenset[str]().union(*(member.topics for member in self._members.values()))
+
+    def assign(self, cluster: Metadata) -> dict[str, bytes]:
+        """What each member gets, as it stands in SyncGroup."""
+        self._partitions = self._partitions_in(cluster)
+        assigned = self._assignor.assign(self._members, self._partitions)
+        return {name: encode_assignment(partitions) for name, partitions in assigned.items()}
+
+    def changed(self, cluster: Metadata) -> str | None:
+        """A topic that has other partitions than when they were assigned, by whichever leader."""
+        before, now = self._partitions, self._partitions_in(cluster)
+        if before is None:
+            self._partitions = before = now
+        return next((name for name in sorted(self.topics) if len(before.get(name, ())) != len(now.get(name, ()))), None)
+
+    def _partitions_in(self, cluster: Metadata) -> Topics:
+        racks = {node_id: broker.rack for node_id, broker in cluster.brokers.items()}
+        return {
+            name: [
+                frozenset(rack for node_id in partition.replicas if (rack := racks.get(node_id)))
+                for partition in cluster.topics[name].partitions.values()
+            ]
+            for name in self.topics & available_topics(cluster)
+        }
+
+
+def _decode_member(row: dict[str, Any]) -> Subscription:
+    try:
+        return decode_subscription(row["metadata"], row["group_instance_id"])
+    except ProtocolError as error:
+        raise type(error)(f"what member {row['member_id']} says of its subscription: {error}") from error

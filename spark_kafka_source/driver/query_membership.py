@@ -14,10 +14,8 @@ from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
-from protocol.group.membership.assignment import Revocation
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.membership.topic_subscription import TopicSubscription
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.at_sigterm import at_sigterm

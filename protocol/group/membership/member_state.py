@@ -1,16 +1,19 @@
-"""In which state a member of a group is, and which state may follow which: data, for both protocols.
+"""States, transitions and steps of a member, as data for the state machines of both protocols.
 
-Used by `classic` and `consumer`. The words are Java's (`MemberState`) where that has them.
+State names are those of Java's `MemberState` where it has them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.broker_errors import ErrorCode
 from protocol.errors import UsageError
-from protocol.group.membership.end_reason import EndReason
+from protocol.group.membership.assignment import EndReason
+from protocol.wire.schema import Api, Body
 
 log = logging.getLogger(__name__)
 
@@ -104,3 +107,38 @@ class Lifecycle:
         """It is in the same state for another reason now."""
         log.debug("%s: still %s: %s", self._name, self.state.name, reason)
         self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class SendRequest:
+    """One request to the coordinator; its reply, or why there is none, goes to the machine.
+
+    `held`: the coordinator answers when other members have acted. `renews`: who is answered has a whole session before
+    it. `accept`: error codes that are an answer.
+    """
+
+    api: Api
+    body: Body
+    timeout_ms: float
+    at_least: int = 0
+    held: bool = False
+    renews: bool = True
+    accept: frozenset[int] = field(default=frozenset({ErrorCode.NONE}))
+
+
+@dataclass(frozen=True)
+class RefreshMetadata:
+    """Metadata of these topics; None: of all."""
+
+    topics: frozenset[str] | None
+    timeout_ms: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing, until then or until the owner acts. Infinite where only the owner can go on."""
+
+    until_s: float
+
+
+Step = SendRequest | RefreshMetadata | Wait
