@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         TransportError,
         UsageError,
     )
+    from protocol.group.committed_offsets import CommittedOffset
     from protocol.group.offset_manager import OffsetManager
-    from protocol.group.offsets import CommittedOffset
     from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
     from protocol.producer.partitioner import by_each_key
     from protocol.producer.producer import Producer
@@ -44,7 +44,7 @@ _MODULES = {
     "Admin": "protocol.admin.admin",
     "Producer": "protocol.producer.producer",
     "Client": "protocol.cluster.client",
-    "CommittedOffset": "protocol.group.offsets",
+    "CommittedOffset": "protocol.group.committed_offsets",
     "Consumer": "protocol.consumer.consumer",
     "ConsumerGroup": "protocol.consumer_group.consumer_group",
     "ConsumerRebalanceListener": "protocol.consumer_group.rebalance_listener",

@@ -19,9 +19,9 @@ from protocol.config import parse_client, parse_producer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
-from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
+from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.errors import NoOffset, UsageError
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.in_flight_batches import ProducedRange
 from protocol.producer.producer import Producer

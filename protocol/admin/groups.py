@@ -18,7 +18,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import KafkaError, ProtocolError, UnsupportedVersion
 from protocol.group.assignors.subscription_codec import decode_assignment
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS

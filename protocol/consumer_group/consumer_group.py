@@ -16,7 +16,7 @@ from typing import Protocol
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.consumer_group.commits import Commits, Offsets
-from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
+from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError

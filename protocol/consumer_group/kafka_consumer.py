@@ -23,18 +23,17 @@ from protocol.cluster.client import Client, open_client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.consumer_group.begin_offsets import committed_offsets
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
-from protocol.consumer_group.config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.consumer_records import ConsumerRecords
-from protocol.consumer_group.group_streams import GroupStreams
+from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
+from protocol.consumer_group.group_streams import GroupStreams, committed_offsets
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
-from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
 

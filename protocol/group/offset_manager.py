@@ -23,8 +23,8 @@ from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.group.offsets import CommittedOffset, commit_offsets
 from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.errors import BrokerError, KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2

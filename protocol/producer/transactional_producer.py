@@ -17,8 +17,8 @@ from protocol.cluster.client import Client, open_client
 from protocol.condition import Condition
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.partition_choice import GivenPartitions
 from protocol.producer.partitioner import PartitionFunction

@@ -15,8 +15,8 @@ from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
+from protocol.group.committed_offsets import CommittedOffset, offset_rows
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.group.offsets import CommittedOffset, offset_rows
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.identity import TransactionalIdentity
 from protocol.wire.messages import m24_add_partitions_to_txn, m28_txn_offset_commit

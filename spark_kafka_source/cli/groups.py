@@ -8,7 +8,7 @@ import click
 
 from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
 from protocol.errors import BrokerError
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, specification

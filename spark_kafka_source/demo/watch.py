@@ -13,7 +13,7 @@ from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import KafkaError
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.demo.screen import Screen, Table
 from spark_kafka_source.plan.offsets import Offsets

@@ -11,7 +11,7 @@ from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, KafkaError
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets

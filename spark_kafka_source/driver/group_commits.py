@@ -9,9 +9,9 @@ import logging
 from collections.abc import Collection
 
 from protocol.clock import Deadline
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
-from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.group_checks import require_no_members

@@ -15,7 +15,7 @@ from protocol.cluster.unknown_topic import SUSPECT_DELETED_S
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.listed_offset import ListedOffset
 from protocol.errors import ConfigurationError, DeadlineExceeded
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.error_classes import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,

@@ -9,7 +9,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.documents import commands
 from tests.fake_kafka.server import FakeKafka

@@ -10,9 +10,9 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.group import offset_manager
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from tests.contract.conftest import NewTopic
 from tests.contract.members import GroupMember as Joined
 from tests.contract.members import new_group, stable, sync_all

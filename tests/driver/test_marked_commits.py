@@ -11,8 +11,8 @@ from protocol.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.group.offsets import CommittedOffset
 from spark_kafka_source.driver import trigger
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.spark_api import ReadAllAvailable

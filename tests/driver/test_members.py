@@ -16,9 +16,9 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from tests.driver.changing_logs import Cluster
 from tests.protocol.consumer.consuming import client_of
 

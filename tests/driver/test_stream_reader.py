@@ -15,7 +15,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer.range import Range
 from protocol.errors import DataLoss, DeadlineExceeded
-from protocol.group.offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.driver import start_offsets

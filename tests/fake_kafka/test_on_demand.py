@@ -17,7 +17,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE

@@ -18,8 +18,8 @@ import confluent_kafka
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed

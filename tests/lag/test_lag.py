@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, UsageError
-from protocol.group.offsets import CommittedOffset, commit_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.once import log_once
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.lag import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.cluster.client import Client
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.query import StreamBatch

@@ -15,7 +15,7 @@ from protocol.broker_errors import ErrorCode, TransactionEffect, broker_error, e
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.identity import TransactionalIdentity

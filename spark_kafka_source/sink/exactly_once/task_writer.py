@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.group.offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.producer.topics import topic_to_write

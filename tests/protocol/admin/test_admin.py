@@ -23,7 +23,7 @@ from protocol.admin.configs import (
 from protocol.admin.topics import NewPartitions, NewTopic
 from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion, quota_entity
 from protocol.errors import AdminFailed, BrokerError, ConfigurationError, UnsupportedVersion, UsageError
-from protocol.group.offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers

@@ -28,7 +28,7 @@ from protocol.errors import (
     KafkaError,
     RequestTimedOut,
 )
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.net.readiness import ready
 from protocol.wire.messages.m03_metadata import METADATA

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory

@@ -8,13 +8,13 @@ import time
 from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import WakeUp
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.group.membership.assignment import EndReason
-from protocol.group.offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.wait_until import wait_until
 

@@ -11,12 +11,12 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated
-from protocol.group.offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_kafka.controller import NO_LEADER

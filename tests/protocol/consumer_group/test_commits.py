@@ -11,14 +11,14 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer_group.commits import Offsets
-from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError
 from protocol.group import offset_manager
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.fake_kafka import consumer_group as fake_consumer_group

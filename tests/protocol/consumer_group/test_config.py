@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from protocol.config import parse_consumer
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.errors import ConfigurationError
 
 

@@ -11,13 +11,13 @@ import pytest
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata, GroupMember
-from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP

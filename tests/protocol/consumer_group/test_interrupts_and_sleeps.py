@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession

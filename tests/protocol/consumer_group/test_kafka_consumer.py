@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, UsageError, WakeUp
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.group.membership.assignment import EndReason
-from protocol.group.offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from tests.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of

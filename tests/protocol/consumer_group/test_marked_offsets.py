@@ -3,8 +3,8 @@ not dirty."""
 
 from __future__ import annotations
 
-from protocol.consumer_group.marked_offsets import MarkedOffsets
-from protocol.group.offsets import CommittedOffset
+from protocol.consumer_group.session import MarkedOffsets
+from protocol.group.committed_offsets import CommittedOffset
 
 KEY = ("orders", 0)
 

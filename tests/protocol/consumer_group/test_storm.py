@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory

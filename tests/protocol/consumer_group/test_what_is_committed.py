@@ -14,12 +14,12 @@ from protocol.clock import Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.consumer_group.commits import Offsets
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, UsageError
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP

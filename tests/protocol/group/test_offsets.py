@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import Corrupt
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.fake_kafka.server import FakeKafka

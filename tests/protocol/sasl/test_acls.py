@@ -12,10 +12,10 @@ from protocol.admin.groups import delete_group, describe_group
 from protocol.cluster.client import Client
 from protocol.config import parse_producer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import KafkaError
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer

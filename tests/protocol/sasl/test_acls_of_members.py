@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, KafkaError
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader

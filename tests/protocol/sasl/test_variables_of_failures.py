@@ -16,7 +16,7 @@ import pytest
 
 from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.config import parse_client, parse_consumer, parse_producer
-from protocol.consumer_group.config import parse_group_consumer
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.errors import ConnectionLost, KafkaError
 from protocol.net.authenticate import Authenticator
 from protocol.net.byte_stream import Buffer, ByteStream

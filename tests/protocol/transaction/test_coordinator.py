@@ -7,8 +7,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import GroupMember
-from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.identity import TransactionalIdentity

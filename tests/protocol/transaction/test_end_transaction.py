@@ -9,7 +9,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
-from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction, end_transactions
 from protocol.transaction.identity import TransactionalIdentity

@@ -20,8 +20,8 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.config import parse_client
 from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.group.offsets import CommittedOffset
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction

@@ -12,7 +12,7 @@ from protocol.errors import (
     ProducerFenced,
     TransactionFailed,
 )
-from protocol.group.offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID

@@ -21,8 +21,8 @@ from protocol.errors import (
     TransactionFailed,
     UsageError,
 )
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
-from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction

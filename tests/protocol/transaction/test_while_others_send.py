@@ -15,7 +15,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
-from protocol.group.offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.clock import Deadline
 from protocol.errors import DataLoss
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import KafkaError
-from protocol.group.offsets import fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.background import background

@@ -14,10 +14,10 @@ import time
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.errors import KafkaError
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.group.offsets import CommittedOffset, commit_offsets
 
 
 def say(**what: object) -> None:

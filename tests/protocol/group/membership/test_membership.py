@@ -13,12 +13,12 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, ProtocolError, UsageError
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
 from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.net.connection import Reply
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT

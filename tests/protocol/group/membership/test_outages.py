@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.group.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.consumer_groups import coordinator_of

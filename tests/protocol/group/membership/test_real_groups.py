@@ -10,9 +10,9 @@ import pytest
 from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.offset_manager import OffsetManager
-from protocol.group.offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
