@@ -110,7 +110,7 @@ class ConsumerGroup:
                         self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
                     )
                     self._report_authorization_error(membership)
-                    if assignment.joining is None:
+                    if assignment.pending_reason is None:
                         return _SessionRun(self, membership, handler, assignment).run()
                 return EndReason("this ConsumerGroup was closed")
             finally:
@@ -260,7 +260,7 @@ class _SessionRun:
         """Add claims. Each gets a thread when it begins."""
         if not partitions:
             return
-        self._session.claim(partitions, member)
+        self._session.add_claims(partitions, member)
         self._streams.add(partitions)
         for key, to in self._session.marked.items():
             if key in partitions:
@@ -270,7 +270,7 @@ class _SessionRun:
     def _begin(self) -> None:
         """Begin to read the claims that have a leader, each in a thread; the others do so later."""
         try:
-            self._streams.begin(self._client.deadline())
+            self._streams.start_added(self._client.deadline())
         except DeadlineExceeded as error:
             self._owner._on_error(error)
         finally:
@@ -281,7 +281,7 @@ class _SessionRun:
             return
         for key in sorted(self._streams.streams.keys() - self._threads.keys()):
             stream = self._streams[key]
-            self._session.begin(key, stream.position)
+            self._session.set_start_offset(key, stream.position)
             claim = ConsumerGroupClaim(self._session, stream, self._streams.recover, self._owner._on_error)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {stream.name}", daemon=True)
             self._threads[key] = thread
@@ -296,7 +296,7 @@ class _SessionRun:
             self._raised.append(error)
             self._session.end(EndReason(f"consume_claim of {name} has failed: {error!r}"))
         else:
-            if not claim.revoked and self._session.holds():
+            if not claim.revoked and self._session.keeps_claims():
                 self._session.end(EndReason(f"consume_claim of {name} has returned"))
 
     # -- the end of claims --------------------------------------------------------------------
@@ -308,7 +308,7 @@ class _SessionRun:
         else:
             self._stop(revocation.partitions, revocation.reason)
             self._commit_marked()
-            self._session.unclaim(revocation.partitions)
+            self._session.remove_claims(revocation.partitions)
         self._commits.retain(self._membership.owned - revocation.partitions)
 
     def _end(self, reason: EndReason, *, lost: bool = False) -> None:

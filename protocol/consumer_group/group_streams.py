@@ -37,83 +37,83 @@ class GroupStreams:
         self._consumer = Consumer(client, config.consumer, columns=columns)
         self._streams: dict[TopicPartition, PartitionStream] = {}
         # Partitions that are not read yet, with the offset that `seek` has set.
-        self._to_begin: dict[TopicPartition, int | None] = {}
+        self._not_started: dict[TopicPartition, int | None] = {}
         # Of these, the partitions without a committed offset, and the paused ones.
-        self._uncommitted: set[TopicPartition] = set()
-        self._begin_paused: set[TopicPartition] = set()
+        self._without_commit: set[TopicPartition] = set()
+        self._paused_not_started: set[TopicPartition] = set()
         # Partitions whose position the log has lost, until `auto.offset.reset` gives them another one.
         self._lost: dict[TopicPartition, DataLoss] = {}
         settings = client.config
         self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
-        self._begin_at_s = 0.0
+        self._retry_at_s = 0.0
         self._failing_since_s = 0.0
         # The group's offsets, as fetched when a partition began, or handed on to be committed since.
         self._committed: dict[TopicPartition, int] = {}
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        return frozenset(self._streams.keys() | self._to_begin.keys())
+        return frozenset(self._streams.keys() | self._not_started.keys())
 
     def __len__(self) -> int:
-        return len(self._streams) + len(self._to_begin)
+        return len(self._streams) + len(self._not_started)
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
-        """They begin with the next `begin`."""
-        self._to_begin.update(dict.fromkeys(partitions))
-        self._begin_at_s = 0.0
+        """They begin with the next `start_added`."""
+        self._not_started.update(dict.fromkeys(partitions))
+        self._retry_at_s = 0.0
 
-    def begin(self, deadline: Deadline) -> None:
+    def start_added(self, deadline: Deadline) -> None:
         """Begin to read the added partitions that have a leader. A later call tries the others, after a back-off.
 
         Raises `NoOffset` or `BrokerError` after the other partitions have begun; `DeadlineExceeded` if the coordinator
         does not answer by `deadline`, and after each `default.api.timeout.ms` without an offset of some partition.
         """
-        if not (self._to_begin or self._lost) or self._client.clock.now_s() < self._begin_at_s:
+        if not (self._not_started or self._lost) or self._client.clock.now_s() < self._retry_at_s:
             return
         committed = self._fetch_committed(deadline)
-        missing = [key for key, offset in self._to_begin.items() if offset is None and key not in committed]
-        sought = {key: offset for key, offset in self._to_begin.items() if offset is not None}
+        missing = [key for key, offset in self._not_started.items() if offset is None and key not in committed]
+        sought = {key: offset for key, offset in self._not_started.items() if offset is not None}
         symbolic = {key: offset for key, offset in sought.items() if offset < 0}
         plain = {key: offset for key, offset in sought.items() if offset >= 0}
         offsets = {key: each.offset for key, each in committed.items()} | plain
         epochs = {key: each.leader_epoch for key, each in committed.items()}
-        self._start(offsets, deadline, epochs)
-        listed, failure = listed_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
-        self._start(listed, deadline)
+        self._start_streams(offsets, deadline, epochs)
+        listed, failure = try_list_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
+        self._start_streams(listed, deadline)
         without = [*missing, *self._lost]
-        reset, failure_of_reset = reset_offsets(self._client, self._config, without, deadline, max_attempts=1)
+        reset, failure_of_reset = list_reset_offsets(self._client, self._config, without, deadline, max_attempts=1)
         for key in reset.keys() & self._lost.keys():
-            self._continue(self._lost.pop(key), reset.pop(key))
-        self._start(reset, deadline)
+            self._resume_at(self._lost.pop(key), reset.pop(key))
+        self._start_streams(reset, deadline)
         self._retry_later(failure or failure_of_reset)
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
-        """Call `begin` until this partition has begun. Raises what `begin` does, and `DeadlineExceeded`."""
-        while key in self._to_begin:
+        """Call `start_added` until this partition has begun. Raises what `start_added` does, and `DeadlineExceeded`."""
+        while key in self._not_started:
             try:
-                self.begin(deadline)
+                self.start_added(deadline)
             except KafkaError:
-                if key in self._to_begin:
+                if key in self._not_started:
                     raise
             else:
                 self._wait_to_retry(key, deadline)
 
     def _wait_to_retry(self, key: TopicPartition, deadline: Deadline) -> None:
-        if key in self._to_begin:
+        if key in self._not_started:
             if deadline.passed:
                 raise DeadlineExceeded(f"{key[0]}-{key[1]} has no offset to begin at yet: its leader does not answer")
-            wait_s = self._begin_at_s - self._client.clock.now_s()
+            wait_s = self._retry_at_s - self._client.clock.now_s()
             self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
 
     def _fetch_committed(self, deadline: Deadline) -> dict[TopicPartition, CommittedOffset]:
         """Fetch the group's offsets, once for each partition: the retries are about leaders."""
-        asked = [key for key, offset in self._to_begin.items() if offset is None and key not in self._uncommitted]
-        found = committed_offsets(self._client, self._config, asked, deadline)
-        self._uncommitted.update(set(asked) - found.keys())
+        asked = [key for key, offset in self._not_started.items() if offset is None and key not in self._without_commit]
+        found = fetch_group_offsets(self._client, self._config, asked, deadline)
+        self._without_commit.update(set(asked) - found.keys())
         self._committed.update((key, each.offset) for key, each in found.items())
         return found
 
-    def _start(
+    def _start_streams(
         self,
         offsets: Mapping[TopicPartition, int],
         deadline: Deadline,
@@ -123,14 +123,14 @@ class GroupStreams:
             return
         self._streams.update(self._consumer.consume_partitions(offsets, deadline, epochs=epochs))
         for key in offsets:
-            if key in self._begin_paused:  # look after `_streams` has it: another thread may call `pause`
+            if key in self._paused_not_started:  # look after `_streams` has it: another thread may call `pause`
                 self._streams[key].pause()
-            self._forget_begin(key)
+            self._remove_not_started(key)
 
-    def _forget_begin(self, key: TopicPartition) -> None:
-        self._to_begin.pop(key, None)
-        self._uncommitted.discard(key)
-        self._begin_paused.discard(key)
+    def _remove_not_started(self, key: TopicPartition) -> None:
+        self._not_started.pop(key, None)
+        self._without_commit.discard(key)
+        self._paused_not_started.discard(key)
 
     def _retry_later(self, failure: KafkaError | None) -> None:
         now_s = self._client.clock.now_s()
@@ -139,8 +139,8 @@ class GroupStreams:
             return
         if not self._backoff.tries:
             self._failing_since_s = now_s
-        self._begin_at_s = now_s + self._backoff.next_s()
-        log.debug("%d partition(s) begin later: %s", len(self._to_begin) + len(self._lost), failure)
+        self._retry_at_s = now_s + self._backoff.next_s()
+        log.debug("%d partition(s) begin later: %s", len(self._not_started) + len(self._lost), failure)
         if not isinstance(failure, DeadlineExceeded):
             raise failure
         timeout_s = self._client.config.default_api_timeout_ms / 1000
@@ -151,7 +151,7 @@ class GroupStreams:
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Ends reading them; iterations over them end."""
         for key in partitions:
-            self._forget_begin(key)
+            self._remove_not_started(key)
             self._lost.pop(key, None)
             self._committed.pop(key, None)
             if (stream := self._streams.pop(key, None)) is not None:
@@ -164,9 +164,9 @@ class GroupStreams:
 
     def seek(self, key: TopicPartition, offset: int) -> None:
         """Also of one that has not begun; there `EARLIEST` and `LATEST` are understood, too."""
-        if key in self._to_begin:
-            self._to_begin[key] = offset
-            self._begin_at_s = 0.0
+        if key in self._not_started:
+            self._not_started[key] = offset
+            self._retry_at_s = 0.0
         else:
             self[key].seek(offset)
             self._lost.pop(key, None)
@@ -184,16 +184,16 @@ class GroupStreams:
         self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._streams)
 
     def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
-        """As `Consumer.poll`; None also when something was lost: the next `begin` says where reading continues."""
+        """As `Consumer.poll`; None also for lost data: `start_added` finds where reading continues."""
         try:
             read = self._consumer.poll(timeout_ms)
         except DataLoss as loss:
             key = self._check_reset(loss)
             if isinstance(loss, LogTruncated):
-                self._continue(loss, loss.context["end_offset"])
+                self._resume_at(loss, loss.context["end_offset"])
             else:
                 self._lost[key] = loss
-                self._begin_at_s = 0.0
+                self._retry_at_s = 0.0
             return None
         return None if read is None else ((read[0].topic, read[0].partition), read[1])
 
@@ -206,38 +206,38 @@ class GroupStreams:
         if isinstance(loss, LogTruncated):
             offset = loss.context["end_offset"]
         else:
-            found, failure = reset_offsets(self._client, self._config, [key], self._client.deadline())
+            found, failure = list_reset_offsets(self._client, self._config, [key], self._client.deadline())
             if failure is not None:
                 raise failure
             offset = found[key]
-        self._continue(loss, offset)
+        self._resume_at(loss, offset)
 
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":
             raise loss
         return loss.context["topic"], loss.context["partition"]
 
-    def _continue(self, loss: DataLoss, offset: int) -> None:
+    def _resume_at(self, loss: DataLoss, offset: int) -> None:
         log.warning("%s; reading goes on at offset %d", loss, offset)
         if (stream := self._streams.get((loss.context["topic"], loss.context["partition"]))) is not None:
             stream.seek(offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         for key in partitions:
-            if key in self._to_begin:
-                self._begin_paused.add(key)
-            if key in self._streams or key not in self._to_begin:
+            if key in self._not_started:
+                self._paused_not_started.add(key)
+            if key in self._streams or key not in self._not_started:
                 self[key].pause()
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         for key in partitions:
-            self._begin_paused.discard(key)
-            if key not in self._to_begin:
+            self._paused_not_started.discard(key)
+            if key not in self._not_started:
                 self[key].resume()
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
-        return frozenset(key for key, stream in self._streams.items() if stream.paused) | self._begin_paused
+        return frozenset(key for key, stream in self._streams.items() if stream.paused) | self._paused_not_started
 
     @property
     def streams(self) -> Mapping[TopicPartition, PartitionStream]:
@@ -253,7 +253,7 @@ Listed = tuple[dict[TopicPartition, int], KafkaError | None]
 """The offsets that leaders named, and one failure of the other partitions."""
 
 
-def committed_offsets(
+def fetch_group_offsets(
     client: Client, config: GroupConsumerConfig, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
     """The group's, of those that have one. Raises `BrokerError` or `DeadlineExceeded`."""
@@ -261,7 +261,7 @@ def committed_offsets(
     return fetch_offsets(client, group, partitions, deadline) if group and partitions else {}
 
 
-def reset_offsets(
+def list_reset_offsets(
     client: Client,
     config: GroupConsumerConfig,
     partitions: Collection[TopicPartition],
@@ -279,7 +279,7 @@ def reset_offsets(
         raise NoOffset(what, settings=("auto.offset.reset",))
 
     def listed(time: int, of: Collection[TopicPartition]) -> Listed:
-        return listed_offsets(client, config, dict.fromkeys(of, time), deadline, max_attempts=max_attempts)
+        return try_list_offsets(client, config, dict.fromkeys(of, time), deadline, max_attempts=max_attempts)
 
     if not isinstance(reset, timedelta):
         return listed(EARLIEST if reset == "earliest" else LATEST, partitions)
@@ -290,7 +290,7 @@ def reset_offsets(
     return {**found, **ends}, failure or failure_of_ends
 
 
-def listed_offsets(
+def try_list_offsets(
     client: Client,
     config: GroupConsumerConfig,
     times: Mapping[TopicPartition, int],

@@ -26,7 +26,7 @@ from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.consumer_group.group_streams import GroupStreams, committed_offsets
+from protocol.consumer_group.group_streams import GroupStreams, fetch_group_offsets
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
@@ -165,7 +165,7 @@ class KafkaConsumer:
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
-            self._streams.begin(self._client.deadline())
+            self._streams.start_added(self._client.deadline())
             batches: Batches = {}
             try:
                 if self._still_owned():
@@ -384,7 +384,7 @@ class KafkaConsumer:
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """The group's offsets; None where there is none."""
         self.group_metadata()
-        found = committed_offsets(self._client, self._config, partitions, self._client.deadline())
+        found = fetch_group_offsets(self._client, self._config, partitions, self._client.deadline())
         return {key: found.get(key) for key in partitions}
 
     @_single_threaded

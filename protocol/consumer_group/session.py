@@ -47,13 +47,13 @@ class ConsumerGroupSession:
         self._commits = commits
         self._lock = threading.Lock()
         self._marked = MarkedOffsets()
-        self._claimed: frozenset[TopicPartition] = assignment.owned
+        self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
 
     @property
     def claims(self) -> dict[str, list[int]]:
         """Partitions by topic."""
         by_topic: dict[str, list[int]] = {}
-        for topic, partition in sorted(self._claimed):
+        for topic, partition in sorted(self._claimed_partitions):
             by_topic.setdefault(topic, []).append(partition)
         return by_topic
 
@@ -97,7 +97,7 @@ class ConsumerGroupSession:
     ) -> None:
         self._membership.progress()
         with self._lock:
-            if key not in self._claimed:
+            if key not in self._claimed_partitions:
                 raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
             how(key, to)
 
@@ -127,19 +127,19 @@ class ConsumerGroupSession:
         with self._lock:
             return self._marked.dirty
 
-    def begin(self, key: TopicPartition, offset: int) -> None:
+    def set_start_offset(self, key: TopicPartition, offset: int) -> None:
         with self._lock:
-            self._marked.begin(key, offset)
+            self._marked.set_start_offset(key, offset)
 
-    def claim(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
+    def add_claims(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """`member`: whose they are. Who had none before may have left and joined again, and nobody had to know."""
         with self._lock:
             self._member = member
-            self._claimed |= set(partitions)
+            self._claimed_partitions |= set(partitions)
 
-    def unclaim(self, partitions: Collection[TopicPartition]) -> None:
+    def remove_claims(self, partitions: Collection[TopicPartition]) -> None:
         with self._lock:
-            self._claimed -= set(partitions)
+            self._claimed_partitions -= set(partitions)
             self._marked.drop(partitions)
 
     def end(self, reason: EndReason) -> None:
@@ -147,7 +147,7 @@ class ConsumerGroupSession:
             self.end_reason = self.end_reason or reason
         self.ended.set()
 
-    def holds(self) -> bool:
+    def keeps_claims(self) -> bool:
         """Whether its claims have not ended; looks at the clock."""
         self._membership.progress()
         return self._membership.member.keeps_assignment_of(self._member)
@@ -180,7 +180,7 @@ class ConsumerGroupClaim:
         self._recover = recover
         self._on_error = on_error
         # Read while only the coordinator knew whether the partition is still this member's.
-        self._kept: pa.RecordBatch | None = None
+        self._withheld: pa.RecordBatch | None = None
 
     @property
     def high_water_mark(self) -> int:
@@ -207,19 +207,19 @@ class ConsumerGroupClaim:
         """The next record batch; None when none came in time (None: no limit), or the claim has ended."""
         session = self._session
         deadline = session._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
-        while not self.revoked and session.holds():
-            if self._kept is None:
+        while not self.revoked and session.keeps_claims():
+            if self._withheld is None:
                 try:
-                    self._kept = self._read(min(deadline.remaining_s() * 1000, _MAX_WAIT_MS))
+                    self._withheld = self._read(min(deadline.remaining_s() * 1000, _MAX_WAIT_MS))
                 except DeadlineExceeded as error:
                     self._on_error(error)
             # This process may have slept, and the partition may be another member's.
-            if self._kept is not None and session.holds() and not session.may_be_lost:
-                batch, self._kept = self._kept, None
+            if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
+                batch, self._withheld = self._withheld, None
                 return batch
             if deadline.passed:
                 return None
-            if self._kept is not None:
+            if self._withheld is not None:
                 session.ended.wait(min(deadline.remaining_s(), _CHECK_INTERVAL_S))
         return None
 
@@ -239,7 +239,7 @@ class MarkedOffsets:
         self._dirty: set[TopicPartition] = set()
         self._taken: set[TopicPartition] = set()
 
-    def begin(self, key: TopicPartition, offset: int) -> None:
+    def set_start_offset(self, key: TopicPartition, offset: int) -> None:
         """Where it is read from; nothing before that is marked, unless by `reset`."""
         self._marked.setdefault(key, CommittedOffset(offset))
 

@@ -170,9 +170,9 @@ class QueryMembership:
         self.member = assignment.member
         if assignment.added:
             log.info("group %s: assigned %s", group, listed(sorted(assignment.added)))
-        if assignment.joining is not None:
-            log.info("group %s: what else this query is to read is not known yet: %s", group, assignment.joining)
-        return assignment.joining
+        if assignment.pending_reason is not None:
+            log.info("group %s: what else this query is to read is not known yet: %s", group, assignment.pending_reason)
+        return assignment.pending_reason
 
     # -- where it begins ----------------------------------------------------------------------
 

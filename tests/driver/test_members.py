@@ -52,7 +52,7 @@ def member_of(client: Client, topic: str, group: str, properties: dict[str, obje
     """Join as a member that owns all partitions."""
     config = parse_consumer({"group.id": group, **properties})
     with Membership(client, config, TopicSubscription(frozenset({topic}))) as member:
-        assert member.poll_rebalance(client.deadline(20_000)).joining is None
+        assert member.poll_rebalance(client.deadline(20_000)).pending_reason is None
         yield member
 
 

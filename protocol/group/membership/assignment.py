@@ -77,11 +77,12 @@ class Revocation:
 class Assignment:
     """What the owner has from now on, also if that is nothing.
 
-    `member`: who commits. `added`: those of `owned` that the owner did not have before. `joining`: None, or why more is
-    still to come: other members have not joined, or the coordinator does not answer. It goes on without the owner.
+    `member`: who commits. `added`: those of `owned` that the owner did not have before. `pending_reason`: None, or why
+    more is still to come: other members have not joined, or the coordinator does not answer.
+    It goes on without the owner.
     """
 
     member: GroupMember
     owned: frozenset[TopicPartition]
     added: frozenset[TopicPartition]
-    joining: EndReason | None = None
+    pending_reason: EndReason | None = None

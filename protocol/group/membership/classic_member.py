@@ -174,15 +174,15 @@ class ClassicMember(MemberMachine):
 
     # -- what is answered ---------------------------------------------------------------------
 
-    def _on_response(self, ask: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
+    def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
         self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
         if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:
             self._rebalance(EndReason("the group rebalances: members join or leave, or want other topics"))
-            if ask.api is JOIN_GROUP:
+            if request.api is JOIN_GROUP:
                 self._retry_s = now_s + self._backoff.next_s()
-        elif ask.api is JOIN_GROUP and self.state is MemberState.JOINING:
+        elif request.api is JOIN_GROUP and self.state is MemberState.JOINING:
             self._joined(reply)
-        elif ask.api is SYNC_GROUP and self.state is MemberState.SYNCING:
+        elif request.api is SYNC_GROUP and self.state is MemberState.SYNCING:
             self._synced(decode_assignment(reply["assignment"]))
 
     def _joined(self, reply: Mapping[str, Any]) -> None:

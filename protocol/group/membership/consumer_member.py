@@ -136,16 +136,16 @@ class ConsumerMember(MemberMachine):
 
     # -- what is answered ---------------------------------------------------------------------
 
-    def on_failure(self, ask: SendRequest, error: KafkaError, now_s: float) -> None:
+    def on_failure(self, request: SendRequest, error: KafkaError, now_s: float) -> None:
         """Who is started again after it was killed waits until the member that it was has lost the instance id."""
         unreleased = isinstance(error, BrokerError) and error.code == ErrorCode.UNRELEASED_INSTANCE_ID
-        if unreleased and ask is self._in_flight:
+        if unreleased and request is self._in_flight:
             self._released_s = min(self._released_s, now_s + _RELEASED_IN_S)
             if now_s < self._released_s:
                 return self._retry_after_backoff(error, now_s)
-        super().on_failure(ask, error, now_s)
+        super().on_failure(request, error, now_s)
 
-    def _on_response(self, ask: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
+    def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
         self._acknowledged_fields, self._ownership_acknowledged, self._released_s = self._sent_fields, True, math.inf
         self._heartbeat_s = now_s + max(_LEAST_INTERVAL_MS, reply["heartbeat_interval_ms"]) / 1000
         self._epoch = reply["member_epoch"]

@@ -207,26 +207,26 @@ class MemberMachine(ABC):
         self._in_flight = step if isinstance(step, SendRequest) else None
         return step
 
-    def on_response(self, ask: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
+    def on_response(self, request: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
         """`since_s`: since when the coordinator has known for sure that this member is there."""
         self._backoff.reset()
-        if ask.renews:
-            self.extend_session(ask, since_s, now_s)
+        if request.renews:
+            self.extend_session(request, since_s, now_s)
         else:
             self.tick(now_s)
-        if ask is self._pending_leave:
+        if request is self._pending_leave:
             self._leave_completed()
-        elif ask is self._in_flight:
-            self._on_response(ask, reply, now_s)
+        elif request is self._in_flight:
+            self._on_response(request, reply, now_s)
             if since_s >= self._suspected_s:
                 self._suspicion = None
             elif self._suspicion is not None:
                 self._heartbeat_s = now_s  # an answer of before says nothing
 
-    def extend_session(self, ask: SendRequest, since_s: float, now_s: float) -> None:
+    def extend_session(self, request: SendRequest, since_s: float, now_s: float) -> None:
         """As `on_response`; or it holds its answer back because of others, and counts no session meanwhile."""
         self.tick(now_s)
-        if ask is not self._in_flight:
+        if request is not self._in_flight:
             return  # it is of a session that is over
         if now_s < since_s + self._session_s:
             self._session_ends_s = since_s + self._session_s
@@ -234,14 +234,14 @@ class MemberMachine(ABC):
             words = f"this process has stood still for {now_s - since_s:.0f} s, longer than session.timeout.ms"
             self._lose(EndReason(words, _SESSION_TIMEOUT))
 
-    def on_failure(self, ask: SendRequest, error: KafkaError, now_s: float) -> None:
+    def on_failure(self, request: SendRequest, error: KafkaError, now_s: float) -> None:
         """No answer, or one with an error code, whose row in `broker_errors` says what that ends."""
-        if ask is self._pending_leave:
+        if request is self._pending_leave:
             if self.state is MemberState.LEAVING and is_retriable(error):
                 self._retry_after_backoff(error, now_s)
             else:
                 self._leave_completed()
-        elif ask is not self._in_flight:
+        elif request is not self._in_flight:
             return  # it is of a session that is over
         elif is_retriable(error):
             self._retry_after_backoff(error, now_s)
@@ -392,7 +392,7 @@ class MemberMachine(ABC):
     def _next_step(self, now_s: float) -> Step: ...
 
     @abstractmethod
-    def _on_response(self, ask: SendRequest, reply: Mapping[str, Any], now_s: float) -> None: ...
+    def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None: ...
 
     @abstractmethod
     def _on_metadata(self, cluster: Metadata, now_s: float) -> None: ...

@@ -142,8 +142,8 @@ class Membership:
         """Goes along with the group: joins, gives up, takes what is assigned, until nothing is pending or `deadline`.
 
         `before_revoke` is called in this thread with what has to go. What it raises is raised here, and nothing is
-        given up. When other members are slow, `Assignment.joining` says why more is still to come: the member's thread
-        goes on, and `rebalance_pending` tells when it has come.
+        given up. When other members are slow, `Assignment.pending_reason` says why more is still to come: the
+        member's thread goes on, and `rebalance_pending` tells when it has come.
 
         Raises `KafkaError` when this cannot be a member, for good: no right to the group, no strategy in common with
         the others, another member with its instance id, brokers that do not speak the protocol.
@@ -160,8 +160,8 @@ class Membership:
                     added |= self._machine.accept_assignment(now_s)
                     self._notify()
                     if self._machine.is_reconciled or deadline.passed:
-                        joining = None if self._machine.is_reconciled else self._machine.reason
-                        return Assignment(self._machine.member, self._machine.owned, added, joining)
+                        pending_reason = None if self._machine.is_reconciled else self._machine.reason
+                        return Assignment(self._machine.member, self._machine.owned, added, pending_reason)
                     self._changed.wait(min(deadline.remaining_s(), _TICK_S))
                     continue
             if revocation.lost:
@@ -254,37 +254,37 @@ class Membership:
                 self._changed.wait(min(max(0.0, step.until_s - now_s), _TICK_S))
             return None
 
-    def _send_request(self, ask: SendRequest) -> None:
+    def _send_request(self, request: SendRequest) -> None:
         """One attempt in the one retry loop, which looks the coordinator up anew. The machine says when again."""
-        deadline = Deadline.after_ms(ask.timeout_ms, self._clock)
+        deadline = Deadline.after_ms(request.timeout_ms, self._clock)
         since_s = self._clock.now_s()
 
         def attempt() -> dict[str, Any]:
             nonlocal since_s
             broker = self._client.coordinator(self._coordinator, deadline)
             since_s = self._clock.now_s()
-            options: dict[str, Any] = {"purpose": self._purpose, "at_least": ask.at_least}
-            reply = self._client.send(broker, ask.api, ask.body, deadline, **options)
+            options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
+            reply = self._client.send(broker, request.api, request.body, deadline, **options)
             while not ready([reply], _TICK_S, deadline) and not deadline.passed:
-                since_s = self._extend_session(ask, since_s)
+                since_s = self._extend_session(request, since_s)
             body = reply.result(deadline)
-            if body["error_code"] not in ask.accept:
+            if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
-                what = f"{ask.api.name} for {self._coordinator} at {broker}{own}"
-                about = {"api": ask.api.name, "topic": ", ".join(sorted(self._machine.subscription.names))}
+                what = f"{request.api.name} for {self._coordinator} at {broker}{own}"
+                about = {"api": request.api.name, "topic": ", ".join(sorted(self._machine.subscription.names))}
                 raise broker_error(body["error_code"], what, **about, **self._coordinator.context)
             return body
 
-        what = f"{ask.api.name} for {self._coordinator}"
+        what = f"{request.api.name} for {self._coordinator}"
         key = self._coordinator
         try:
             body = self._client.retrying(what, attempt, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
             self._log_failing(error)
-            tell = partial(self._machine.on_failure, ask, _attempt_error(error))
+            tell = partial(self._machine.on_failure, request, _attempt_error(error))
         else:
             self._log_failing(None)
-            tell = partial(self._machine.on_response, ask, body, since_s)
+            tell = partial(self._machine.on_response, request, body, since_s)
         self._deliver(tell)
 
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
@@ -335,14 +335,14 @@ class Membership:
             self._notify()
             self._changed.notify_all()
 
-    def _extend_session(self, ask: SendRequest, since_s: float) -> float:
+    def _extend_session(self, request: SendRequest, since_s: float) -> float:
         """Since when the coordinator is known to hold an answer back, rather than to be silent."""
         with self._changed:
             now_s = self._now_s()
-            if ask.held:
-                self._machine.extend_session(ask, since_s, now_s)
+            if request.held:
+                self._machine.extend_session(request, since_s, now_s)
             self._notify()
-            return now_s if ask.held else since_s
+            return now_s if request.held else since_s
 
     def _now_s(self) -> float:
         """Under the lock. Brokers alone know when a session of KIP-848 ends, so after a long sleep they are asked."""

@@ -31,7 +31,7 @@ class Member:
         self.claimed: list[tuple[int, int, int]] = []  # generation, partition, start offset
         self.handled: list[tuple[int, int]] = []  # partition, offset
         self.values: list[bytes] = []
-        self.causes: list[EndReason] = []
+        self.end_reasons: list[EndReason] = []
         self.slow_s = 0.0
         self._topic = topic
         self._thread = threading.Thread(target=self._run, name=f"member of {group}")
@@ -39,7 +39,7 @@ class Member:
 
     def _run(self) -> None:
         while not self.group.closed:
-            self.causes.append(self.group.consume([self._topic], self))
+            self.end_reasons.append(self.group.consume([self._topic], self))
 
     def setup(self, session: ConsumerGroupSession) -> None:
         self.setups.append(session)

@@ -65,15 +65,15 @@ def test_rebalance_in_the_middle_of_messages_loses_none(
             assert owners.setdefault((generation, number), id(member)) == id(member)
     if protocol == EAGER:
         assert [sorted(claims[orders]) for claims in one.cleanups] == [[0, 1, 2, 3]]
-        assert "rebalances" in str(one.causes[0])
+        assert "rebalances" in str(one.end_reasons[0])
     else:
         # Kept partitions continue in the same session and the same threads.
-        assert (len(one.setups), one.cleanups, one.causes) == (1, [], [])
+        assert (len(one.setups), one.cleanups, one.end_reasons) == (1, [], [])
         assert len(one.claimed) == PARTITIONS
     two.close()
     wait_until(lambda: sorted(one.numbers) == [0, 1, 2, 3])
     one.close()
-    assert "closed" in str(one.causes[-1])
+    assert "closed" in str(one.end_reasons[-1])
     committed = fetch_offsets(client, group, None, client.deadline())
     assert {key: each.offset for key, each in committed.items()} == {(orders, number): 100 for number in range(4)}
     assert (one.errors, two.errors) == ([], [])

@@ -109,7 +109,7 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
 
 def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: SmallCluster, client: Client) -> None:
     seen: list[tuple[int, int]] = []
-    waiting, doubted = threading.Barrier(3), threading.Event()
+    waiting, suspected = threading.Barrier(3), threading.Event()
 
     class Handler:
         def setup(self, session: ConsumerGroupSession) -> None:
@@ -117,7 +117,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             waiting.wait(20)
-            assert doubted.wait(20)
+            assert suspected.wait(20)
             assert claim.poll(500) is None
             waiting.wait(20)
             seen.extend((message.partition, message.offset) for message in claim.messages())
@@ -132,7 +132,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
         waiting.wait(20)
         assert group._membership is not None
         answer = sleep(fake, group._membership)
-        doubted.set()
+        suspected.set()
         waiting.wait(20)
         answer()
         wait_until(lambda: sorted(seen) == ALL)

@@ -11,7 +11,7 @@ KEY = ("orders", 0)
 
 def test_mark_increases_and_reset_decreases_the_offset() -> None:
     marked = MarkedOffsets()
-    marked.begin(KEY, 10)
+    marked.set_start_offset(KEY, 10)
     marked.mark(KEY, CommittedOffset(9))
     marked.mark(KEY, CommittedOffset(10))
     marked.reset(KEY, CommittedOffset(11))
@@ -35,6 +35,6 @@ def test_dropped_partition_is_forgotten() -> None:
     marked = MarkedOffsets()
     marked.mark(KEY, CommittedOffset(7))
     marked.drop([KEY])
-    marked.begin(KEY, 3)
+    marked.set_start_offset(KEY, 3)
     marked.mark(KEY, CommittedOffset(4))
     assert marked.take() == {KEY: CommittedOffset(4)}

@@ -111,10 +111,10 @@ def _members(names: list[str], topics: Topics, contested: bool, by: random.Rando
         subscribed = common if alike else frozenset(by.sample(every, by.randint(0, len(every))))
         generation = by.choice([-1, 3, 4, _GENERATION]) if stale else _GENERATION
         # They are also wrong if a member of an old generation claims a topic that it has not subscribed to.
-        claims = [each for each in owned[name] if generation == _GENERATION or each[0] in subscribed]
+        reported = [each for each in owned[name] if generation == _GENERATION or each[0] in subscribed]
         rack = by.choice([None, *RACKS]) if racks else None
         instance_id = f"static-{by.random()}" if by.random() < 0.2 else None
-        members[name] = Subscription(subscribed, frozenset(claims), generation, rack, instance_id=instance_id)
+        members[name] = Subscription(subscribed, frozenset(reported), generation, rack, instance_id=instance_id)
     return members
 
 

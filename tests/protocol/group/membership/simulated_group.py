@@ -44,7 +44,7 @@ class SimulatedMember:
     machine: MemberMachine
     revoked: list[Revocation] = field(default_factory=list)
     sent: list[SendRequest] = field(default_factory=list)
-    giving_up: Revocation | None = None
+    revoking: Revocation | None = None
     _in_flight: tuple[SendRequest, float, Pending | dict[str, Any]] | None = None
 
     @property
@@ -76,60 +76,62 @@ class SimulatedMember:
 
     def _take_answer(self, lose: bool) -> bool:
         assert self._in_flight is not None
-        ask, since_s, given = self._in_flight
+        request, since_s, given = self._in_flight
         reply = self.cluster.look(given) if callable(given) else given
         if reply is None and not lose:
-            if ask.held:
-                self.machine.extend_session(ask, since_s, self.now_s)
-                self._in_flight = ask, self.now_s, given
+            if request.held:
+                self.machine.extend_session(request, since_s, self.now_s)
+                self._in_flight = request, self.now_s, given
             return False
         self._in_flight = None
         if reply is None or lose:
-            self.machine.on_failure(ask, ConnectionLost("as if"), self.now_s)
+            self.machine.on_failure(request, ConnectionLost("as if"), self.now_s)
         else:
-            self._deliver(ask, {each.name: each.default_value() for each in ask.api.response.fields} | reply, since_s)
+            self._deliver(
+                request, {each.name: each.default_value() for each in request.api.response.fields} | reply, since_s
+            )
         return True
 
-    def _deliver(self, ask: SendRequest, reply: dict[str, Any], since_s: float) -> None:
+    def _deliver(self, request: SendRequest, reply: dict[str, Any], since_s: float) -> None:
         code = reply["error_code"]
-        if code in ask.accept:
-            self.machine.on_response(ask, reply, since_s, self.now_s)
+        if code in request.accept:
+            self.machine.on_response(request, reply, since_s, self.now_s)
         else:
-            self.machine.on_failure(ask, broker_error(code, ask.api.name), self.now_s)
+            self.machine.on_failure(request, broker_error(code, request.api.name), self.now_s)
 
     def hang_up(self) -> None:
         """Fail the request in flight."""
         if self._in_flight is not None:
-            ask, self._in_flight = self._in_flight[0], None
-            self.machine.on_failure(ask, ConnectionLost("as if"), self.now_s)
+            request, self._in_flight = self._in_flight[0], None
+            self.machine.on_failure(request, ConnectionLost("as if"), self.now_s)
 
     def own(self) -> frozenset[TopicPartition]:
         """Do the owner's part of `poll_rebalance`, as far as possible without waiting; return the owned partitions."""
-        while self.begin_to_give_up():
-            assert self.giving_up is not None
-            self.revoked.append(self.giving_up)
-            self.machine.complete_revocation(self.giving_up, self.now_s)
-            self.giving_up = None
+        while self.begin_revocation():
+            assert self.revoking is not None
+            self.revoked.append(self.revoking)
+            self.machine.complete_revocation(self.revoking, self.now_s)
+            self.revoking = None
         self.machine.accept_assignment(self.now_s)
         return self.machine.owned
 
-    def begin_to_give_up(self) -> bool:
+    def begin_revocation(self) -> bool:
         """Pass a pending revocation to the owner, which commits; `own` continues with it. Return False if there is
         none."""
         self.machine.progress(self.now_s)
-        self.giving_up = self.giving_up or self.machine.revocation(self.now_s)
-        return self.giving_up is not None
+        self.revoking = self.revoking or self.machine.revocation(self.now_s)
+        return self.revoking is not None
 
     @property
     def may_commit(self) -> bool:
         """Return whether the coordinator accepts the commits, unless it has forgotten this member."""
         group, member = self.cluster.groups.groups.get(GROUP), self.machine.member
-        if self.giving_up is None or self.machine.state is MemberState.LOST or group is None:
+        if self.revoking is None or self.machine.state is MemberState.LOST or group is None:
             return True
         return member.member_id not in group.members or group.generation == member.generation_id
 
     @property
-    def claims(self) -> frozenset[TopicPartition]:
+    def assumed_owned(self) -> frozenset[TopicPartition]:
         """Return the partitions that the owner may assume to own: none after the session timeout by its own clock."""
         self.machine.tick(self.now_s)
         return frozenset() if self.machine.state is MemberState.LOST else self.machine.owned

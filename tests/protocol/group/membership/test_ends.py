@@ -181,7 +181,7 @@ def test_silent_coordinator_ends_the_session_by_the_members_clock(
     assert member.machine.pending(member.now_s) is None
     cluster.clock.advance(0.1)  # type: ignore[attr-defined]
     assert "no answer of the coordinator" in str(member.machine.pending(member.now_s))
-    assert member.claims == frozenset()
+    assert member.assumed_owned == frozenset()
 
 
 def test_reply_read_after_a_process_pause_is_too_late(cluster: Cluster) -> None:
@@ -325,7 +325,7 @@ def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster
     again = SimulatedMember(cluster, machine(now_s=first.now_s, **CLASSIC, group_instance_id="a"))
     until_settled(again, other)
     assert again.machine.owned == had
-    assert [ask.body["assignments"] for ask in again.sent if ask.api is SYNC_GROUP] == [[]]  # type: ignore[index]
+    assert [request.body["assignments"] for request in again.sent if request.api is SYNC_GROUP] == [[]]  # type: ignore[index]
     cluster.create_partitions("orders", 6)
     until_settled(again, other, partitions=6)
 
@@ -337,7 +337,7 @@ class TestRequests:
         member = member_of(cluster, **CLASSIC)
         cluster.clock.advance(5)  # type: ignore[attr-defined]
         member.act()
-        seen = {ask.api: (ask.held, ask.timeout_ms) for ask in member.sent}
+        seen = {request.api: (request.held, request.timeout_ms) for request in member.sent}
         assert seen[JOIN_GROUP] == seen[SYNC_GROUP] == (True, 65_000)
         held, timeout_ms = seen[HEARTBEAT]
         assert not held

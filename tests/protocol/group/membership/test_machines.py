@@ -60,7 +60,7 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
             case "own":
                 member.own()
             case "begin":
-                member.begin_to_give_up()
+                member.begin_revocation()
             case "lose":
                 member.act(lose=True)
             case "refuse":
@@ -82,9 +82,9 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
                 gone.append(member)
                 members[members.index(member)] = new()
         cluster.advance()
-        owners = Counter(key for each in members + gone for key in each.claims)
+        owners = Counter(key for each in members + gone for key in each.assumed_owned)
         assert max(owners.values(), default=0) <= 1, owners
         for each in members:
             assert each.machine.state is not MemberState.FAILED, each.machine.error
-            assert each.may_commit, (each.machine.state, str(each.machine.reason), each.giving_up)
+            assert each.may_commit, (each.machine.state, str(each.machine.reason), each.revoking)
     until_settled(*members, partitions=5)

@@ -80,7 +80,7 @@ def test_joining_member_reports_its_wait_and_joins_when_others_rejoin(
     began_s = time.monotonic()
     assignment = two.poll_rebalance(200)
     assert 0.2 <= time.monotonic() - began_s < 15
-    assert (assignment.owned, str(assignment.joining)) == (frozenset(), "it joins for the first time")
+    assert (assignment.owned, str(assignment.pending_reason)) == (frozenset(), "it joins for the first time")
     assert two.membership.rebalance_pending is None, "no rebalance is pending yet"
     wait_until(lambda: one.membership.rebalance_pending)
     one.poll_rebalance()
@@ -304,7 +304,7 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
 
 
-def test_partitions_are_kept_across_generations_since_claimed_in() -> None:
+def test_assignment_is_kept_across_generations_after_assigned_since() -> None:
     eager = [GroupMember("m", generation) for generation in (1, 2)]
     cooperative = [GroupMember("m", generation, assigned_since=1) for generation in (1, 2)]
     epochs = [GroupMember("m", member_epoch=epoch, assigned_since=1) for epoch in (1, 2)]

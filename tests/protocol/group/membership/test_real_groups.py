@@ -35,7 +35,7 @@ def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     assert "has not joined" in str(one.membership.rebalance_pending)
     assignment = one.poll_rebalance(20_000)
     assert assignment.owned == assignment.added == {(name, number) for number in range(3)}
-    assert (assignment.joining, one.membership.rebalance_pending, one.revoked) == (None, None, [])
+    assert (assignment.pending_reason, one.membership.rebalance_pending, one.revoked) == (None, None, [])
     offsets = OffsetManager(client, group)
     offsets.set_member(assignment.member)
     offsets.mark({(name, 1): CommittedOffset(5)}, assignment.member)
@@ -162,7 +162,7 @@ def test_instance_id_is_awaited_until_its_member_is_removed(
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
     settle(one, until=lambda: one.numbers == [0])
-    wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.poll_rebalance(50).joining))
+    wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.poll_rebalance(50).pending_reason))
     one.membership.close()
     settle(two, until=lambda: two.numbers == [0])
 

@@ -48,7 +48,7 @@ class Ledger:
         self.faults: list[str] = []
         self.handed_over = 0
 
-    def claim(self, worker: Worker, found: Mapping[TopicPartition, int]) -> None:
+    def assign(self, worker: Worker, found: Mapping[TopicPartition, int]) -> None:
         with self._lock:
             for key, offset in found.items():
                 if self.owners.setdefault(key, worker) is not worker:
@@ -97,7 +97,7 @@ class Worker(threading.Thread):
         added = dict.fromkeys(assignment.added, 0)
         found = fetch_offsets(self.client, self.group, added, self.client.deadline()) if added else {}
         added |= {key: each.offset for key, each in found.items()}
-        self.ledger.claim(self, added)
+        self.ledger.assign(self, added)
         self.offsets |= added
         if self.offsets.keys() != assignment.owned:
             self.ledger.faults.append(f"{self.offsets.keys()} is not {assignment.owned}")
