@@ -23,8 +23,8 @@ from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, p
 from protocol.errors import NoOffset, UsageError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.producer.in_flight_batches import ProducedRange
 from protocol.producer.producer import Producer
+from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.decode import SCHEMA
 

@@ -9,8 +9,9 @@ encoding many record batches costs hardly more than encoding one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.in_flight_batches import ResultSink, ResultSinkRows
+from protocol.producer.incomplete_batches import BufferMemory
+from protocol.producer.results import SentColumns, SentRows
 from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
@@ -45,17 +47,25 @@ class BatchSlice:
     partition: int
     count: int
     size_bytes: int
-    result_sinks: tuple[ResultSinkRows, ...] = field(default=(), compare=False)
+    sent: tuple[SentRows, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class ReadyBatches:
-    """Rows of several record batches, one after the other: those of `order`, or all of them if None.
+    """Rows of several record batches, one after the other.
 
-    The accumulator counts `held_bytes` of them until the next `ReadyBatches` is requested.
+    Attributes
+    ----------
+    rows : callable
+        Returns the rows: copied only now, so that the rows of a large call are never copied all at once.
+    batch_slices : list of BatchSlice
+    order : ndarray of int64, optional
+        The rows of the record batches, if not all of `rows` in their order.
+    held_bytes : int
+        Buffer memory held for the rows, which the receiver frees.
     """
 
-    rows: pa.RecordBatch
+    rows: Callable[[], pa.RecordBatch]
     batch_slices: list[BatchSlice]
     order: npt.NDArray[np.int64] | None = None
     held_bytes: int = 0
@@ -67,7 +77,7 @@ class _Waiting:
 
     since_s: float
     slices: list[pa.RecordBatch] = field(default_factory=list)
-    result_sinks: list[ResultSinkRows] = field(default_factory=list)
+    sent: list[SentRows] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
 
@@ -75,12 +85,13 @@ class _Waiting:
 class Accumulator:
     """Collects rows until a partition has `batch_size_bytes` or `batch_rows`. Not thread-safe."""
 
-    def __init__(self, batch_size_bytes: int, batch_rows: int = MAX_INT32) -> None:
+    def __init__(self, batch_size_bytes: int, batch_rows: int = MAX_INT32, memory: BufferMemory | None = None) -> None:
+        self._memory = memory or BufferMemory()
         self._limit_bytes = max(1, batch_size_bytes - HEADER_BYTES)
         self._limit_rows = batch_rows
         self._waiting: dict[TopicPartition, _Waiting] = {}
-        self.held_bytes = 0
-        """Approximate bytes of the rows that wait or are being output."""
+        self.waiting_bytes = 0
+        """Approximate bytes of the rows that wait."""
 
     def append(
         self,
@@ -89,9 +100,9 @@ class Accumulator:
         partitions: npt.NDArray[np.int32],
         sizes: Sizes,
         now_s: float,
-        result_sink: ResultSink | None = None,
-    ) -> Iterator[ReadyBatches]:
-        """Add rows; yield those that fill record batches. The caller must exhaust the iterator.
+        call: SentColumns | None = None,
+    ) -> list[ReadyBatches]:
+        """Add rows; return those that fill record batches.
 
         Parameters
         ----------
@@ -102,15 +113,11 @@ class Accumulator:
         sizes : ndarray of int64
             Encoded bytes of each record.
         now_s : float
-        result_sink : ResultSink, optional
-            Receives the outcome of these rows.
-
-        Yields
-        ------
-        ReadyBatches
+        call : SentColumns, optional
+            Receives the results of these rows.
         """
         if not columns.num_rows:
-            return
+            return []
         order, groups = _runs_of(partitions, sizes, self._limit_bytes, self._limit_rows) or _by_partition(partitions)
         sizes = sizes if order is None else sizes[order]
         batch_slices: list[tuple[int, BatchSlice]] = []
@@ -127,36 +134,37 @@ class Accumulator:
                 due.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._fill(size_bytes, count):
-                batch_slices += self._slice_rows(key, first, part, result_sink)
+                batch_slices += self._slice_rows(key, first, part, call)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _Waiting(now_s)
             waiting.slices.append(_rows(columns, order, first, first + count))
-            if result_sink is not None:
-                waiting.result_sinks.append(ResultSinkRows(result_sink, before, count))
+            if call is not None:
+                waiting.sent.append(SentRows(call, before, count))
             waiting.count += count
             waiting.size_bytes += size_bytes
-            self.held_bytes += size_bytes
+            self.waiting_bytes += size_bytes
+            self._memory.hold(size_bytes)
             if self._fill(waiting.size_bytes, waiting.count):
                 due.append((key, self._waiting.pop(key)))
         # Rows that waited came before these.
-        yield from self._let_go(due)
+        ready = self._let_go(due)
         if order is not None and _are_sorted_later(batch_slices, sizes):
-            wanted = [order[first : first + batch.count] for first, batch in batch_slices]
-            yield ReadyBatches(columns, [batch for _, batch in batch_slices], np.concatenate(wanted))
-            return
+            wanted = np.concatenate([order[first : first + batch.count] for first, batch in batch_slices])
+            return [*ready, ReadyBatches(lambda: columns, [batch for _, batch in batch_slices], wanted)]
         for run in _runs(batch_slices):
             first, last = run[0][0], run[-1][0] + run[-1][1].count
-            yield ReadyBatches(_rows(columns, order, first, last), [batch for _, batch in run])
+            ready.append(ReadyBatches(partial(_rows, columns, order, first, last), [batch for _, batch in run]))
+        return ready
 
-    def waited_since(self, before_s: float) -> Iterator[ReadyBatches]:
+    def waited_since(self, before_s: float) -> list[ReadyBatches]:
         """Output batches that have waited since `before_s` or longer, full or not."""
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
         for key, _ in due:
             del self._waiting[key]
         return self._let_go(due)
 
-    def drain(self) -> Iterator[ReadyBatches]:
+    def drain(self) -> list[ReadyBatches]:
         """Output everything."""
         return self.waited_since(float("inf"))
 
@@ -174,7 +182,7 @@ class Accumulator:
         return fits and waiting.slices[0].schema == columns.schema
 
     def _slice_rows(
-        self, key: TopicPartition, first: int, sizes: Sizes, result_sink: ResultSink | None
+        self, key: TopicPartition, first: int, sizes: Sizes, call: SentColumns | None
     ) -> Iterator[tuple[int, BatchSlice]]:
         """Split the rows of one partition into record batches; yield the first row of each with it."""
         ends = np.cumsum(sizes)
@@ -187,26 +195,23 @@ class Accumulator:
             most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
             end = max(min(enough, most, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            result_sinks = () if result_sink is None else (ResultSinkRows(result_sink, begin, end - begin),)
-            yield first + begin, BatchSlice(*key, end - begin, size_bytes + HEADER_BYTES, result_sinks)
+            sent = () if call is None else (SentRows(call, begin, end - begin),)
+            yield first + begin, BatchSlice(*key, end - begin, size_bytes + HEADER_BYTES, sent)
             begin, taken_bytes = end, taken_bytes + size_bytes
 
-    def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> Iterator[ReadyBatches]:
+    def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> list[ReadyBatches]:
         """Output one record batch of each partition; those with the same schema together."""
+        ready = []
         for _, alike in groupby(due, key=lambda item: item[1].slices[0].schema):
             together = list(alike)
-            slices = [rows for _, waiting in together for rows in waiting.slices]
-            rows = slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
             batch_slices = [
-                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.result_sinks))
-                for key, each in together
+                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.sent)) for key, each in together
             ]
             held_bytes = sum(each.size_bytes for _, each in together)
-            try:
-                yield ReadyBatches(rows, batch_slices, held_bytes=held_bytes)
-            finally:
-                # Only now: before, no later stage counts these bytes, and memory would seem to be free.
-                self.held_bytes -= held_bytes
+            self.waiting_bytes -= held_bytes
+            slices = [rows for _, waiting in together for rows in waiting.slices]
+            ready.append(ReadyBatches(partial(_joined, slices), batch_slices, held_bytes=held_bytes))
+        return ready
 
 
 def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int) -> _Groups | None:
@@ -241,6 +246,10 @@ def _by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
 
 def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: int, end: int) -> pa.RecordBatch:
     return columns.slice(first, end - first) if order is None else columns.take(to_arrow(order[first:end]))
+
+
+def _joined(slices: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
 
 
 def _are_sorted_later(batch_slices: Sequence[tuple[int, BatchSlice]], sizes: Sizes) -> bool:

@@ -8,7 +8,8 @@ over the batches that are due.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -21,11 +22,11 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.accumulator import Accumulator, ReadyBatches
-from protocol.producer.in_flight_batches import BatchResult, InFlightBatch, InFlightBatches
+from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import MessageBuffer, Messages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
-from protocol.producer.partition_producer import Encode, ProducerBatch
-from protocol.producer.results import SentColumns, SentMessages
+from protocol.producer.partition_producer import Encode
+from protocol.producer.results import BatchResult, SentColumns, complete_rows, reports_failures
 from protocol.producer.too_large import too_large
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from protocol.records.encode import record_sizes
@@ -47,36 +48,28 @@ class BatchAssembler:
         clock: Clock,
         choice: PartitionChoice,
         encode: Encode,
-        in_flight_batches: InFlightBatches,
+        incomplete: IncompleteBatches,
         hand_over: HandOver,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
     ) -> None:
+        self._memory = incomplete.memory
         # At most half of the memory, or callers would wait for memory held by unsent messages.
         self.messages = MessageBuffer(
-            min(config.batch_size_bytes, config.buffer_memory_bytes // 2), config.batch_num_messages
+            min(config.batch_size_bytes, config.buffer_memory_bytes // 2), config.batch_num_messages, self._memory
         )
         self._config = config
         self._clock = clock
         self._choice = choice
-        self._in_flight_batches = in_flight_batches
+        self._incomplete = incomplete
         self._hand_over_batches = hand_over
         self._on_failure = on_failure
-        self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages)
+        self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
         self._encode = encode
         self._checked: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._one_at_a_time = threading.RLock()
         self._taken = False
         self._end: KafkaError | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """Approximate bytes not yet acknowledged.
-
-        Each stage adds a row's bytes before the previous stage subtracts them, and the stages are read in that order:
-        the total may double-count briefly, but never under-counts. A thread that moves rows wakes waiting threads.
-        """
-        return self.messages.held_bytes + self._accumulator.held_bytes + self._in_flight_batches.held_bytes
 
     # -- input --------------------------------------------------------------------------------
 
@@ -98,14 +91,14 @@ class BatchAssembler:
             self._take_messages()
             if rows.num_rows:
                 partitions[kept] = self._choice.choose(known, rows, sizes, named)
-            sent = SentColumns(topic, partitions, timestamps_ms, self._in_flight_batches.mark_reported)
+            sent = SentColumns(topic, partitions, timestamps_ms, self._incomplete.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
                 sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
             self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
-        self._in_flight_batches.wake()
-        self._in_flight_batches.failed(list(refused.values())[:1])
+        self._incomplete.wake()
+        self._incomplete.failed(list(refused.values())[:1])
         return sent
 
     def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
@@ -132,16 +125,14 @@ class BatchAssembler:
         most = self._config.buffer_memory_bytes
 
         def fits() -> bool:
-            return self.held_bytes + min(size_bytes, most) <= most or (
-                columns and not self._in_flight_batches.held_bytes
-            )
+            return self._memory.held_bytes + min(size_bytes, most) <= most or (columns and self._incomplete.empty)
 
         block_s = self._config.max_block_ms / 1000
-        if fits() or self._in_flight_batches.wait_for_room(fits, block_s, despite_failures=not columns):
+        if fits() or self._incomplete.wait_for_room(fits, block_s, despite_failures=not columns):
             return
         raise DeadlineExceeded(
-            f"{self.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was acknowledged for "
-            f"{self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
+            f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was acknowledged "
+            f"for {self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
             settings=("buffer.memory", "max.block.ms"),
         )
 
@@ -150,7 +141,7 @@ class BatchAssembler:
         with self._alone():
             self._take_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
-        self._in_flight_batches.wake()
+        self._incomplete.wake()
 
     def hand_over_due(self) -> float | None:
         """Hand over the batches that have waited for `linger.ms`; return the next time to call, None if unknown."""
@@ -170,14 +161,14 @@ class BatchAssembler:
         self._end = error
         self.messages.close(error)
         if self.discard(error):
-            self._in_flight_batches.failed([error])
+            self._incomplete.failed([error])
 
     def discard(self, error: KafkaError) -> bool:
         """Fail all waiting rows and messages; return True if some rows do not report it."""
         with self._alone():
             for messages in self.messages.take():
-                _fail(messages, error)
-            return _fail_rows(self._accumulator.drain(), error)
+                self._fail_messages(messages, error)
+            return self._fail_rows(self._accumulator.drain(), error)
 
     # -- one thread at a time -----------------------------------------------------------------
 
@@ -212,9 +203,9 @@ class BatchAssembler:
         linger_ms = self._config.linger_ms
         return float("inf") if linger_ms is None else linger_ms / 1000
 
-    def _due(self, now_s: float) -> Iterable[ReadyBatches]:
+    def _due(self, now_s: float) -> list[ReadyBatches]:
         """Return batches that have waited for `linger.ms`; all of them if they hold half of the memory."""
-        if self._accumulator.held_bytes > self._config.buffer_memory_bytes // 2:
+        if self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2:
             return self._accumulator.drain()
         return self._accumulator.waited_since(now_s - self._linger_s)
 
@@ -223,13 +214,22 @@ class BatchAssembler:
         return oldest_s is not None and (self.messages.full or now_s >= oldest_s + self._linger_s)
 
     def _take_messages(self) -> None:
-        for messages in self.messages.take():
-            try:
-                self._append_messages(messages)
-            except Exception as error:
-                cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
-                self._on_failure(cause)
-                _fail(messages, cause)
+        taken = deque(self.messages.take())
+        try:
+            while taken:
+                messages = taken[0]
+                try:
+                    self._append_messages(messages)
+                    self._memory.hold(-messages.size_bytes)
+                except Exception as error:
+                    cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
+                    self._on_failure(cause)
+                    self._fail_messages(messages, cause)
+                taken.popleft()
+        except BaseException as error:  # such as Ctrl-C
+            for messages in taken:
+                self._fail_messages(messages, UsageError(f"{messages.topic}: {error!r}"))
+            raise
 
     def _append_messages(self, messages: Messages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
@@ -249,44 +249,56 @@ class BatchAssembler:
         if not futures:
             return
         messages.futures = futures
-        sent = SentMessages(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures)
+        sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._hand_over(
             self._accumulator.append(messages.topic, rows, chosen, sizes, messages.since_s, sent), wait=False
         )
 
-    def _hand_over(self, ready: Iterable[ReadyBatches], *, wait: bool = True) -> None:
+    def _hand_over(self, ready: Sequence[ReadyBatches], *, wait: bool = True) -> None:
         """Encode record batches and pass them to the sender; `wait` allows waiting for memory between them."""
-        most_bytes, left = self._config.buffer_memory_bytes, iter(ready)
-        for together in left:
+        most_bytes, left = self._config.buffer_memory_bytes, deque(ready)
+        while left:
+            together, slices = left[0], left[0].batch_slices
             try:
-                records = self._encode(together.rows, [batch.count for batch in together.batch_slices], together.order)
+                records = self._encode(together.rows(), [batch.count for batch in slices], together.order)
                 now_s = self._clock.now_s()
-                in_flight_batches = [
-                    InFlightBatch(batch.topic, batch.partition, len(encoded), batch.count, batch.result_sinks)
-                    for batch, encoded in zip(together.batch_slices, records, strict=True)
+                batches = [
+                    ProducerBatch(batch.topic, batch.partition, encoded, batch.count, now_s, batch.sent)
+                    for batch, encoded in zip(slices, records, strict=True)
                 ]
                 if wait:
-                    free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in in_flight_batches)
-                    self._in_flight_batches.wait_for_room(
+                    free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in batches)
+                    self._incomplete.wait_for_room(
                         partial(self._holds_at_most, free_bytes), None, despite_failures=True
                     )
             except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
-                topic = together.batch_slices[0].topic
-                cause = UsageError(f"rows of {topic} were not sent because of another error: {error!r}")
-                untold = _fail_rows([together, *left], cause)
+                cause = UsageError(f"rows of {slices[0].topic} were not sent because of another error: {error!r}")
+                unreported = self._fail_rows(left, cause)
                 self._on_failure(cause)
-                self._in_flight_batches.failed([cause] if untold else [])
+                self._incomplete.failed([cause] if unreported else [])
                 raise
-            self._in_flight_batches.begin(in_flight_batches)
-            self._hand_over_batches(
-                [
-                    ProducerBatch(encoded, each.rows_left, now_s, each)
-                    for encoded, each in zip(records, in_flight_batches, strict=True)
-                ]
-            )
+            left.popleft()  # frees its columns
+            self._incomplete.begin(batches, together.held_bytes)
+            self._hand_over_batches(batches)
 
     def _holds_at_most(self, size_bytes: int) -> bool:
-        return self.held_bytes <= size_bytes or not self._in_flight_batches.held_bytes
+        return self._memory.held_bytes <= size_bytes or self._incomplete.empty
+
+    def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> bool:
+        """Fail rows and free their memory; return True if some do not report it, so that `flush` must."""
+        unreported = False
+        for together in ready:
+            for batch in together.batch_slices:
+                complete_rows(batch.sent, batch.partition, BatchResult(error=error))
+                unreported |= not reports_failures(batch.sent)
+            self._memory.hold(-together.held_bytes)
+        return unreported
+
+    def _fail_messages(self, messages: Messages, error: KafkaError) -> None:
+        for future in messages.futures:
+            if not future.done():
+                future.set_exception(error)
+        self._memory.hold(-messages.size_bytes)
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
@@ -299,18 +311,3 @@ def _rows_of(
     """Select rows by number."""
     wanted = to_arrow(numbers)
     return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
-
-
-def _fail_rows(ready: Iterable[ReadyBatches], error: KafkaError) -> bool:
-    """Fail rows; return True if some do not report it, so that `flush` must."""
-    batch_slices = [batch for together in ready for batch in together.batch_slices]
-    failed = [InFlightBatch(batch.topic, batch.partition, 0, batch.count, batch.result_sinks) for batch in batch_slices]
-    for each in failed:
-        each.complete(0, each.rows_left, BatchResult(error=error))
-    return not all(each.reports_failures for each in failed)
-
-
-def _fail(messages: Messages, error: KafkaError) -> None:
-    for future in messages.futures:
-        if not future.done():
-            future.set_exception(error)

@@ -22,7 +22,8 @@ from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
-from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
+from protocol.producer.incomplete_batches import ProducerBatch
+from protocol.producer.partition_producer import PartitionProducer
 from protocol.records.encode import finalize_header
 from protocol.secret import forget_frames
 from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.errors import KafkaError, UsageError
+from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import MessageFuture, RecordMetadata
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
@@ -91,7 +92,8 @@ class Messages:
 class MessageBuffer:
     """Collects messages by topic, in order. `full` at `full_bytes` or `full_count`."""
 
-    def __init__(self, full_bytes: int, full_count: int) -> None:
+    def __init__(self, full_bytes: int, full_count: int, memory: BufferMemory | None = None) -> None:
+        self._memory = memory or BufferMemory()
         self._full_bytes = full_bytes
         self._full_count = full_count
         self._count = 0
@@ -99,8 +101,6 @@ class MessageBuffer:
         self._end: KafkaError | None = None
         self._topics: dict[str, Messages] = {}
         self._lock = threading.Lock()
-        self.held_bytes = 0
-        """Approximate bytes of the messages that wait or are being taken."""
 
     def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
         """Add a message.
@@ -130,7 +130,7 @@ class MessageBuffer:
             messages.messages.append(message)
             messages.futures.append(future)
             messages.size_bytes += message.size_bytes
-            self.held_bytes += message.size_bytes
+            self._memory.hold(message.size_bytes)
             self._waiting_bytes += message.size_bytes
             self._count += 1
             told |= self.full and not was_full
@@ -147,16 +147,13 @@ class MessageBuffer:
         with self._lock:
             return min((each.since_s for each in self._topics.values()), default=None)
 
-    def take(self) -> Iterator[Messages]:
-        """Remove and yield all messages by topic. Exhaust the iterator: each step frees the previous topic's bytes."""
+    def take(self) -> list[Messages]:
+        """Remove and return all messages by topic. The caller frees their `size_bytes`."""
         with self._lock:
             taken = list(self._topics.values())
             self._topics = {}
             self._waiting_bytes = self._count = 0
-        for messages in taken:
-            yield messages
-            with self._lock:
-                self.held_bytes -= messages.size_bytes
+        return taken
 
     def close(self, error: KafkaError) -> None:
         """Refuse further messages with this error."""

@@ -23,7 +23,8 @@ from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.idempotence import ProducerIdentity, Sequences, comes_before, sequence_after
-from protocol.producer.in_flight_batches import BatchResult, InFlightBatch, ProducedRange
+from protocol.producer.incomplete_batches import ProducerBatch
+from protocol.producer.results import BatchResult, ProducedRange
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
@@ -63,39 +64,6 @@ _NOT_WRITTEN = frozenset(
         ErrorCode.POLICY_VIOLATION,
     }
 )
-
-
-@dataclass(eq=False)
-class ProducerBatch:
-    """One record batch; `records` are its bytes, whose header is finalized before sending.
-
-    Attributes
-    ----------
-    in_flight_batch : InFlightBatch or None
-        Receives the result of the rows, which start at `first_row` of it.
-    result : BatchResult or None
-        Result, once known.
-    maybe_written : bool
-        A try ended without a reply that tells whether the batch was written.
-    """
-
-    records: EncodedBatch
-    record_count: int
-    created_s: float
-    in_flight_batch: InFlightBatch | None = None
-    first_row: int = 0
-    result: BatchResult | None = None
-    base_sequence: int = NO_SEQUENCE
-    attempts: int = 0
-    in_flight: bool = False
-    maybe_written: bool = False
-    last_error: KafkaError | None = None
-
-    def note(self, error: KafkaError) -> None:
-        """Record the error of a try, for the messages of callers that wait."""
-        self.last_error = error
-        if self.in_flight_batch is not None:
-            self.in_flight_batch.last_error = error
 
 
 Encode = Callable[[pa.RecordBatch, Sequence[int], npt.NDArray[np.int64] | None], list[EncodedBatch]]
@@ -381,11 +349,13 @@ class PartitionProducer:
         first = 0
         for nth, records in enumerate(self.encode(_rows(batch), counts, None)):
             part = ProducerBatch(
+                self.topic,
+                self.partition,
                 records,
                 counts[nth],
                 batch.created_s,
-                batch.in_flight_batch,
-                batch.first_row + first,
+                whole=batch.whole or batch,
+                first_row=batch.first_row + first,
                 maybe_written=batch.maybe_written,
                 last_error=batch.last_error,
             )

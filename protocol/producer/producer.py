@@ -25,11 +25,11 @@ from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
-from protocol.producer.in_flight_batches import InFlightBatch, InFlightBatches, ProducedRange
+from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import Headers, Message
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partitioner import PartitionFunction
-from protocol.producer.results import RecordMetadata, SentColumns
+from protocol.producer.results import ProducedRange, RecordMetadata, SentColumns
 from protocol.producer.sender import Sender
 from protocol.records.encode import encode_batches
 
@@ -89,18 +89,18 @@ class Producer:
         self._session = session or (
             IdempotentSession(self._client) if settings.enable_idempotence else AnonymousSession()
         )
-        self._in_flight_batches = InFlightBatches(self._client.format_error)
+        self._incomplete = IncompleteBatches(format_error=self._client.format_error)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
-        self._sender = Sender(self._client, settings, self._session, self._in_flight_batches, encode)
+        self._sender = Sender(self._client, settings, self._session, self._incomplete, encode)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
         self._assembler = BatchAssembler(
             settings,
             self._client.clock,
             choice,
             encode_together,
-            self._in_flight_batches,
+            self._incomplete,
             self._sender.put,
             self._session.failed,
         )
@@ -240,7 +240,7 @@ class Producer:
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
         """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
-        return self._in_flight_batches.acknowledged_now()
+        return self._incomplete.acknowledged_now()
 
     @property
     def requests(self) -> int:
@@ -297,7 +297,7 @@ class Producer:
         # In this order: threads that wait for memory block `discard`.
         self._sender.reset_sequences(self._client.deadline())
         self._assembler.discard(UsageError("this was not sent: the transaction was aborted"))
-        self._in_flight_batches.take_failures()
+        self._incomplete.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class Producer:
         self._assembler.drain()
         # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
-        while late := self._in_flight_batches.wait(deadline, despite_failures=despite_failures):
+        while late := self._incomplete.wait(deadline, despite_failures=despite_failures):
             self._raise_if_unusable("flush")
             if deadline.passed:
                 raise _not_in_time(late)
@@ -324,7 +324,7 @@ class Producer:
     def _begin_account(self) -> None:
         if self._flushed:
             self._flushed = False
-            self._in_flight_batches.begin_account()
+            self._incomplete.begin_account()
 
     def _require_alive(self) -> None:
         if not self._sender.in_this_process:
@@ -339,7 +339,7 @@ class Producer:
     def _raise_if_unusable(self, call: str) -> None:
         self._require_caller(call)
         if self._sender.in_this_process:
-            self._in_flight_batches.raise_failures()
+            self._incomplete.raise_failures()
         self._require_alive()
 
 
@@ -358,7 +358,7 @@ def _stop(sender: Sender, compressors: ThreadPoolExecutor) -> None:
         compressors.shutdown(wait=False)
 
 
-def _not_in_time(late: Sequence[InFlightBatch]) -> DeadlineExceeded:
+def _not_in_time(late: Sequence[ProducerBatch]) -> DeadlineExceeded:
     first, count = late[0], len({(each.topic, each.partition) for each in late})
     failure = f"; the last failure: {first.last_error}" if first.last_error else ""
     error = DeadlineExceeded(

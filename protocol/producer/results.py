@@ -1,7 +1,7 @@
-"""Results of sent rows: columns for the rows of a call, and futures for single messages.
+"""Results of sent rows: columns for the rows of a call, futures for single messages, and ranges by partition.
 
-`SentColumns` and `SentMessages` are the result sinks of the rows. `batch_assembler` creates, and the `sender` thread
-completes them. Until a caller requests a result, only a few numbers per record batch are kept.
+`batch_assembler` creates a `SentColumns` per call; the `sender` thread completes it batch by batch. Until a caller
+requests a result, only a few numbers per record batch are kept.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.condition import Event
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.producer.in_flight_batches import BatchResult
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
 
@@ -32,6 +32,33 @@ class RecordMetadata:
     partition: int
     offset: int
     timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class ProducedRange:
+    """Acknowledged records of one partition. Offsets are -1 if brokers sent none (acks=0)."""
+
+    first_offset: int = -1
+    last_offset: int = -1
+    count: int = 0
+
+    def plus(self, base_offset: int, count: int) -> ProducedRange:
+        """Add `count` records from `base_offset` on (-1: unknown offset)."""
+        if base_offset < 0:
+            return ProducedRange(self.first_offset, self.last_offset, self.count + count)
+        first = base_offset if self.first_offset < 0 else min(self.first_offset, base_offset)
+        return ProducedRange(first, max(self.last_offset, base_offset + count - 1), self.count + count)
+
+
+class BatchResult(NamedTuple):
+    """The result of consecutive rows of one partition: written from `base_offset` on, or failed with `error`.
+
+    `base_offset` is -1 if unknown (acks=0). `log_append_time_ms` is -1 unless the topic has LogAppendTime.
+    """
+
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    error: KafkaError | None = None
 
 
 class MessageFuture(Future[RecordMetadata]):
@@ -65,13 +92,22 @@ class _Rows:
 
 
 class SentColumns:
-    """The result of one call of `send_columns`. Thread-safe.
+    """The result of one call of `send_columns`, or of single messages sent together. Thread-safe.
 
-    A failure that no caller requests here is raised by `flush` or by the next call. `on_reported` is called with each
-    error that a caller has received.
+    A failure that no caller requests here is raised by `flush` or by the next call, unless `futures` report it.
+
+    Parameters
+    ----------
+    topic : str
+    partitions : ndarray of int32
+        One per row.
+    timestamps_ms : ndarray of int64
+        One per row.
+    on_reported : callable, optional
+        Called with each error that a caller has received from this object.
+    futures : sequence of Future of RecordMetadata, optional
+        One per row, completed in the sender's thread.
     """
-
-    reports_failures = False
 
     def __init__(
         self,
@@ -79,8 +115,10 @@ class SentColumns:
         partitions: Partitions,
         timestamps_ms: npt.NDArray[np.int64],
         on_reported: Callable[[KafkaError], None] = lambda error: None,
+        futures: Sequence[Future[RecordMetadata]] | None = None,
     ) -> None:
         self.topic = topic
+        self._futures = futures
         self._on_reported = on_reported
         self._rows = _Rows(partitions)
         self._timestamps_ms = timestamps_ms
@@ -90,8 +128,16 @@ class SentColumns:
         if not self._left:
             self._done.set()
 
+    @property
+    def reports_failures(self) -> bool:
+        """True if futures report failures to the user, so that `flush` need not raise them."""
+        return self._futures is not None
+
     def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
-        """As `ResultSink.complete`."""
+        """Take the result of `count` of its rows for `partition`, from index `first` among these on."""
+        if self._futures is not None:
+            self._complete_futures(self._futures, partition, first, count, result)
+            return
         self._completed.append((partition, first, count, result))
         self._left -= count
         if not self._left:
@@ -160,33 +206,57 @@ class SentColumns:
                 topic=self.topic,
             )
 
-
-class SentMessages:
-    """The result sink of single messages sent together; it completes their futures."""
-
-    reports_failures = True
-
-    def __init__(
+    def _complete_futures(
         self,
-        topic: str,
-        partitions: Partitions,
-        timestamps_ms: npt.NDArray[np.int64],
         futures: Sequence[Future[RecordMetadata]],
+        partition: int,
+        first: int,
+        count: int,
+        result: BatchResult,
     ) -> None:
-        self._topic = topic
-        self._rows = _Rows(partitions)
-        self._timestamps_ms = timestamps_ms
-        self._futures = futures
-
-    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
-        """As `ResultSink.complete`."""
         rows = self._rows.of(partition)[first : first + count].tolist()
         if result.error is not None:
             for row in rows:
-                self._futures[row].set_exception(result.error)
+                futures[row].set_exception(result.error)
             return
         for nth, row in enumerate(rows):
             offset = result.base_offset + nth if result.base_offset >= 0 else -1
             time_ms = result.log_append_time_ms
             time_ms = time_ms if time_ms >= 0 else int(self._timestamps_ms[row])
-            self._futures[row].set_result(RecordMetadata(self._topic, partition, offset, time_ms))
+            futures[row].set_result(RecordMetadata(self.topic, partition, offset, time_ms))
+
+
+class SentRows(NamedTuple):
+    """`rows` consecutive rows of a call, from index `first` among its rows for their partition on."""
+
+    call: SentColumns
+    first: int
+    rows: int
+
+
+def complete_rows(
+    sent: Sequence[SentRows], partition: int, result: BatchResult, first_row: int = 0, count: int | None = None
+) -> None:
+    """Pass a result to the calls whose rows a record batch has.
+
+    Parameters
+    ----------
+    sent : sequence of SentRows
+        The rows of the whole batch, in order.
+    partition : int
+    result : BatchResult
+        Of `count` rows (None: all) from `first_row` of the batch on.
+    """
+    begin, end = 0, None if count is None else first_row + count
+    for call, first, rows in sent:
+        low, high = max(begin, first_row), begin + rows if end is None else min(begin + rows, end)
+        if low < high:
+            base = result.base_offset
+            part = result._replace(base_offset=base + low - first_row) if base >= 0 else result
+            call.complete(partition, first + low - begin, high - low, part)
+        begin += rows
+
+
+def reports_failures(sent: Sequence[SentRows]) -> bool:
+    """Return True if all of these calls report failures to the user."""
+    return bool(sent) and all(each.call.reports_failures for each in sent)

@@ -26,8 +26,9 @@ from protocol.net.readiness import ready
 from protocol.net.self_pipe import SelfPipe
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import ProducerSession
-from protocol.producer.in_flight_batches import BatchResult, CompletedRows, InFlightBatches
-from protocol.producer.partition_producer import Encode, PartitionProducer, ProducerBatch
+from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
+from protocol.producer.partition_producer import Encode, PartitionProducer
+from protocol.producer.results import BatchResult
 from protocol.producer.topics import Leaders
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Sender:
         client: Client,
         config: ProducerConfig,
         session: ProducerSession,
-        in_flight_batches: InFlightBatches,
+        incomplete: IncompleteBatches,
         encode: Encode,
     ) -> None:
         self.busy: dict[TopicPartition, PartitionProducer] = {}
@@ -58,7 +59,7 @@ class Sender:
         self._client = client
         self._config = config
         self._session = session
-        self._in_flight_batches = in_flight_batches
+        self._incomplete = incomplete
         self._encode = encode
         self._clock = StoppableClock(client.clock)
         # Replies of a connection are ordered: with its own connections, it never waits for another producer's replies.
@@ -182,22 +183,15 @@ class Sender:
         self._complete(batches)
 
     def _complete(self, completed: Sequence[ProducerBatch]) -> None:
-        told = [
-            CompletedRows(batch.in_flight_batch, batch.first_row, batch.record_count, batch.result)
-            for batch in completed
-            if batch.in_flight_batch is not None and batch.result is not None
-        ]
-        if told:
-            self._in_flight_batches.end(told)
+        if completed:
+            self._incomplete.end(completed)
 
     def _take_in(self) -> None:
         with self._inbox_lock:
             batches = list(self._inbox)
             self._inbox.clear()
         for batch in batches:
-            assert batch.in_flight_batch is not None
-            key = (batch.in_flight_batch.topic, batch.in_flight_batch.partition)
-            self._partition(key).append(batch)
+            self._partition((batch.topic, batch.partition)).append(batch)
 
     def _partition(self, key: TopicPartition) -> PartitionProducer:
         partition = self._partitions.get(key)

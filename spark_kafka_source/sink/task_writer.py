@@ -16,8 +16,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.in_flight_batches import ProducedRange
 from protocol.producer.producer import Producer
+from protocol.producer.results import ProducedRange
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer

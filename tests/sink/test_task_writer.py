@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.in_flight_batches import ProducedRange
+from protocol.producer.results import ProducedRange
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.sink.task_writer import TaskWritten, summary, written_topics

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches
-from protocol.producer.in_flight_batches import BatchResult
+from protocol.producer.incomplete_batches import BufferMemory
+from protocol.producer.results import SentColumns
 from protocol.records.batch_header import HEADER_BYTES
 
 SIZE = 100
@@ -31,13 +32,15 @@ def append(
 ) -> list[ReadyBatches]:
     rows = columns(first, len(partitions))
     sizes = np.full(len(partitions), size, np.int64)
-    return list(accumulator.append("t", rows, np.array(partitions, np.int32), sizes, now_s))
+    return accumulator.append("t", rows, np.array(partitions, np.int32), sizes, now_s)
 
 
 def batches(ready: Iterable[ReadyBatches]) -> Iterator[tuple[BatchSlice, list[int]]]:
     """Yield the record batches, each with its values."""
     for each in ready:
-        rows = iter((each.rows if each.order is None else each.rows.take(pa.array(each.order)))["value"].to_pylist())
+        rows = iter(
+            (each.rows() if each.order is None else each.rows().take(pa.array(each.order)))["value"].to_pylist()
+        )
         yield from ((batch, [int(value) for value in islice(rows, batch.count)]) for batch in each.batch_slices)
         assert next(rows, None) is None
 
@@ -65,14 +68,14 @@ def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
     assert [each.batch_slices for each in full] == [[BatchSlice("t", 0, 6, limit(6))]]
     assert values(full) == {0: [0, 2, 4, 5, 6, 7]}
     assert values(accumulator.drain()) == {1: [1, 3]}
-    assert not list(accumulator.drain())
+    assert not accumulator.drain()
 
 
 def test_rows_above_the_batch_size_are_cut_at_once_into_similar_parts() -> None:
     accumulator = accumulator_of(4)
     (ready,) = append(accumulator, 0, [0] * 10)
     assert counts([ready]) == [4, 3, 3]
-    assert not list(accumulator.drain())
+    assert not accumulator.drain()
 
 
 def test_rows_of_several_partitions_are_returned_together() -> None:
@@ -89,7 +92,7 @@ def test_long_rows_are_not_sorted_before_encoding() -> None:
     partitions = [n * n % 5 for n in range(3_000)]
     accumulator = Accumulator(HEADER_BYTES + 100 * 300)
     (out,) = append(accumulator, 0, partitions, size=300)
-    assert out.rows.num_rows == 3_000
+    assert out.rows().num_rows == 3_000
     found = values([out])
     for partition, rows in values(accumulator.drain()).items():
         found.setdefault(partition, []).extend(rows)
@@ -111,7 +114,7 @@ def test_rows_of_one_partition_are_not_copied() -> None:
     rows = columns(0, 7)
     address = rows.column("value").buffers()[2].address
     (ready,) = accumulator.append("t", rows, np.zeros(7, np.int32), np.full(7, SIZE, np.int64), 0.0)
-    assert ready.rows.column("value").buffers()[2].address == address
+    assert ready.rows().column("value").buffers()[2].address == address
 
 
 def test_row_larger_than_the_limit_gets_a_separate_record_batch() -> None:
@@ -132,7 +135,7 @@ def test_columns_of_different_schemas_do_not_share_a_record_batch() -> None:
     full = accumulator.append("t", keyed, np.zeros(1, np.int32), np.array([SIZE], np.int64), 0.0)
     assert values(full) == {0: [0, 1]}
     append(accumulator, 3, [1])
-    assert [each.rows.schema.names for each in accumulator.drain()] == [["key", "value"], ["value"]]
+    assert [each.rows().schema.names for each in accumulator.drain()] == [["key", "value"], ["value"]]
 
 
 def test_linger_releases_only_rows_that_waited_long_enough() -> None:
@@ -144,20 +147,19 @@ def test_linger_releases_only_rows_that_waited_long_enough() -> None:
     assert accumulator.oldest_s == 2.0
 
 
-def test_held_bytes_count_waiting_rows() -> None:
-    accumulator = accumulator_of(3)
+def test_memory_is_held_for_waiting_rows_until_the_receiver_frees_it() -> None:
+    memory = BufferMemory()
+    accumulator = Accumulator(limit(3), memory=memory)
     append(accumulator, 0, [0, 1, 2, 2])
-    assert accumulator.held_bytes == 4 * SIZE
-    append(accumulator, 4, [0, 0, 1])
-    assert accumulator.held_bytes == 4 * SIZE
+    assert accumulator.waiting_bytes == memory.held_bytes == 4 * SIZE
+    (full,) = append(accumulator, 4, [0, 0, 1])
+    assert accumulator.waiting_bytes == 4 * SIZE
+    assert memory.held_bytes == 4 * SIZE + full.held_bytes == 7 * SIZE
     keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"7"])})
-    list(accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0))
-    # Both runs are drained together, until other rows are requested.
-    assert [(each.held_bytes, accumulator.held_bytes) for each in accumulator.drain()] == [
-        (4 * SIZE, 5 * SIZE),
-        (SIZE, SIZE),
-    ]
-    assert accumulator.held_bytes == 0
+    accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0)
+    assert [each.held_bytes for each in accumulator.drain()] == [4 * SIZE, SIZE]
+    assert accumulator.waiting_bytes == 0
+    assert memory.held_bytes == 8 * SIZE
 
 
 def test_long_runs_of_a_partition_fill_record_batches() -> None:
@@ -166,7 +168,7 @@ def test_long_runs_of_a_partition_fill_record_batches() -> None:
     partitions = [number for number in (0, 1, 0, 1, 0, 1) for _ in range(40)]
     full = append(accumulator, 0, partitions)
     assert counts(full) == [80, 80]
-    left = list(accumulator.drain())
+    left = accumulator.drain()
     assert values([*full, *left]) == {
         0: [number for number, partition in enumerate(partitions) if partition == 0],
         1: [number for number, partition in enumerate(partitions) if partition == 1],
@@ -201,29 +203,24 @@ def test_rows_are_returned_once_in_order(calls: list[list[int]], rows: int, high
         assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), (
             "the batches could have been one"
         )
-    assert accumulator.held_bytes == 0
+    assert accumulator.waiting_bytes == 0
 
 
-class Call:
-    """A result sink: `values[p]` are the values of its rows for partition p."""
-
-    reports_failures = True
+class Call(SentColumns):
+    """A call; `values[p]` are the values of its rows for partition p."""
 
     def __init__(self, first: int, partitions: list[int]) -> None:
+        super().__init__("t", np.array(partitions, np.int32), np.zeros(len(partitions), np.int64))
         self.values: dict[int, list[int]] = {}
         for number, partition in enumerate(partitions, first):
             self.values.setdefault(partition, []).append(number)
-
-    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None: ...
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=6)
 
 
 @given(st.lists(RUNS, max_size=6), st.integers(1, 200), st.integers(1, 200))
-def test_result_sinks_get_the_rows_of_each_record_batch(
-    calls: list[list[tuple[int, int]]], full: int, most: int
-) -> None:
+def test_calls_get_the_rows_of_each_record_batch(calls: list[list[tuple[int, int]]], full: int, most: int) -> None:
     accumulator = Accumulator(limit(full), most)
     out: list[ReadyBatches] = []
     first = 0
@@ -238,7 +235,7 @@ def test_result_sinks_get_the_rows_of_each_record_batch(
         assert len(numbers) <= min(full, most)
         told = [
             number
-            for call, begin, rows in batch.result_sinks
+            for call, begin, rows in batch.sent
             if isinstance(call, Call)
             for number in call.values[batch.partition][begin : begin + rows]
         ]

@@ -15,7 +15,8 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Backoff
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded, KafkaError
 from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_after
-from protocol.producer.partition_producer import PartitionProducer, ProducerBatch
+from protocol.producer.incomplete_batches import ProducerBatch
+from protocol.producer.partition_producer import PartitionProducer
 from protocol.records.decode import decode
 from protocol.records.encode import encode_batches
 from protocol.records.memory_records import read_batch_headers
@@ -40,7 +41,7 @@ def producer(*, identity: ProducerIdentity | None = IDENTITY, retries: int = 2**
 def batch(values: list[int], now_s: float = 0.0) -> ProducerBatch:
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % value for value in values], pa.binary())})
     (records,) = ENCODE(record_columns(rows, 0), [len(values)])
-    return ProducerBatch(records, len(values), now_s)
+    return ProducerBatch("t", 0, records, len(values), now_s)
 
 
 def values_of(each: ProducerBatch) -> list[int]:

@@ -13,9 +13,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
-from protocol.producer.in_flight_batches import ProducedRange
 from protocol.producer.producer import Producer
-from protocol.producer.results import RecordMetadata
+from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.records.batch_header import HEADER_BYTES
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -181,7 +180,7 @@ class TestBatching:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
                 with producer._assembler._one_at_a_time:  # otherwise rows just being passed on may be counted twice
-                    most = max(most, producer._assembler.held_bytes)
+                    most = max(most, producer._incomplete.memory.held_bytes)
         # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)

@@ -19,8 +19,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
-from protocol.producer.in_flight_batches import InFlightBatch
-from protocol.producer.partition_producer import ProducerBatch
+from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
@@ -183,7 +182,7 @@ class TestMemory:
         rows, held = 15, list[int]()
 
         def looked_at(call: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *arguments: (held.append(producer._assembler.held_bytes), call(*arguments))[1]
+            return lambda *arguments: (held.append(producer._incomplete.memory.held_bytes), call(*arguments))[1]
 
         clock = SkippingClock()
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock) as producer:
@@ -198,7 +197,7 @@ class TestMemory:
             clock.skip(60)
             producer._sender.wake()
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
-            wait_until(lambda: producer._assembler.held_bytes == 0)
+            wait_until(lambda: producer._incomplete.memory.held_bytes == 0)
         assert held
         assert min(held) >= rows * 100
 
@@ -216,21 +215,20 @@ class TestMemory:
             assert not unanswered.done
             producer.abort()
 
-    def test_sender_waiting_for_memory_checks_again_after_double_counting_ends(
+    def test_memory_is_free_when_replies_arrive_before_the_call_that_passed_the_batches_returns(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The thread that passes batches on may pause so long that the replies arrive first."""
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
-            in_flight_batches, put = producer._in_flight_batches, producer._assembler._hand_over_batches
+            put = producer._assembler._hand_over_batches
             written: list[Future[RecordMetadata]] = []
             sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
 
             def put_and_stand_still(batches: list[ProducerBatch]) -> None:
                 put(batches)
-                wait_until(lambda: not in_flight_batches.held_bytes)
+                wait_until(lambda: producer._incomplete.empty)
                 sending.start()
-                wait_until(lambda: bool(in_flight_batches._changed._waiters))  # type: ignore[attr-defined]
+                wait_until(lambda: bool(written))
 
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
@@ -272,7 +270,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         if where == "encoding":
             monkeypatch.setattr(producer._assembler, "_encode", come_between)
         else:
-            monkeypatch.setattr(producer._in_flight_batches, "wait_for_room", come_between)
+            monkeypatch.setattr(producer._incomplete, "wait_for_room", come_between)
         with pytest.raises(type(raised)):
             producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)
         monkeypatch.undo()
@@ -390,20 +388,20 @@ class TestFlush:
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS, partition=(TOPIC, 0))
         broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD, partition=(TOPIC, 1))
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
-            in_flight_batches, wait = producer._in_flight_batches, producer._in_flight_batches.wait
+            incomplete, wait = producer._incomplete, producer._incomplete.wait
             raised: list[KafkaError] = []
             done: list[bool] = []
 
-            def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[InFlightBatch]:
+            def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[ProducerBatch]:
                 late = wait(deadline, **options)
-                raised.extend(in_flight_batches.take_failures())
+                raised.extend(incomplete.take_failures())
                 return late
 
             def flush() -> None:
                 producer.flush()
                 done.append(sent.done)
 
-            monkeypatch.setattr(in_flight_batches, "wait", wait_while_another_flushes)
+            monkeypatch.setattr(incomplete, "wait", wait_while_another_flushes)
             sent = producer.send_columns(TOPIC, numbered(0, 2), np.arange(2, dtype=np.int32))
             flusher = threading.Thread(target=flush)
             flusher.start()

@@ -148,7 +148,7 @@ class TestConcurrentSends:
             producer.send("orders", bytes(8_000), partition=0)
             wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
             waiting = threads.submit(call, producer)
-            wait_until(lambda: bool(producer._in_flight_batches._changed._waiters))  # type: ignore[attr-defined]
+            wait_until(lambda: bool(producer._incomplete._changed._waiters))  # type: ignore[attr-defined]
             began_s = time.monotonic()
             producer.abort_transaction()
             assert time.monotonic() - began_s < 15

@@ -1,0 +1,208 @@
+"""Record batches between their encoding and their acknowledgement, the memory of unacknowledged rows, and failures.
+
+Java's `ProducerBatch`, `IncompleteBatches` and `BufferPool`. `batch_assembler` adds batches in the callers' threads;
+the `sender` thread completes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.clock import Deadline
+from protocol.condition import Condition
+from protocol.errors import KafkaError
+from protocol.kafka_terms import NO_SEQUENCE, TopicPartition
+from protocol.producer.results import BatchResult, ProducedRange, SentRows, complete_rows, reports_failures
+from protocol.records.encode import EncodedBatch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class ProducerBatch:
+    """One record batch; `records` are its bytes, whose header is finalized before sending.
+
+    Attributes
+    ----------
+    sent : sequence of SentRows
+        The calls whose rows these are, in row order.
+    whole : ProducerBatch or None
+        After a split, the original batch; this one has its rows from `first_row` on.
+    rows_left : int
+        Rows without a result, those of its parts included.
+    result : BatchResult or None
+        Result, once known.
+    maybe_written : bool
+        A try ended without a reply that tells whether the batch was written.
+    last_error : KafkaError or None
+        Error of the last try.
+    """
+
+    topic: str
+    partition: int
+    records: EncodedBatch
+    record_count: int
+    created_s: float
+    sent: Sequence[SentRows] = ()
+    whole: ProducerBatch | None = None
+    first_row: int = 0
+    result: BatchResult | None = None
+    base_sequence: int = NO_SEQUENCE
+    attempts: int = 0
+    in_flight: bool = False
+    maybe_written: bool = False
+    last_error: KafkaError | None = None
+    rows_left: int = field(init=False)
+    size_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows_left = self.record_count
+        self.size_bytes = len(self.records)
+
+    def note(self, error: KafkaError) -> None:
+        """Record the error of a try, for the messages of callers that wait."""
+        self.last_error = error
+        if self.whole is not None:
+            self.whole.last_error = error
+
+
+class BufferMemory:
+    """Bytes of `buffer.memory` held by messages and rows that are not acknowledged. Thread-safe.
+
+    May count a message twice while it moves to the next stage, but never under-counts.
+    """
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self._lock = threading.Lock()
+
+    def hold(self, size_bytes: int) -> None:
+        """Add bytes; negative ones are freed."""
+        with self._lock:
+            self.held_bytes += size_bytes
+
+
+class IncompleteBatches:
+    """All unfinished batches of a producer. Thread-safe.
+
+    Parameters
+    ----------
+    memory : BufferMemory, optional
+    format_error : callable, optional
+        Formats an error for log messages.
+    """
+
+    def __init__(self, memory: BufferMemory | None = None, format_error: Callable[[KafkaError], str] = str) -> None:
+        self.memory = memory or BufferMemory()
+        self.format_error = format_error
+        self._acknowledged: dict[TopicPartition, ProducedRange] = {}
+        self._failures: list[KafkaError] = []
+        self._batches: dict[ProducerBatch, None] = {}
+        self._changed = Condition()
+
+    @property
+    def empty(self) -> bool:
+        """True if every batch is complete."""
+        return not self._batches
+
+    def begin(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
+        """Add batches; their memory replaces `freed_bytes`, held by their rows before."""
+        with self._changed:
+            self._batches.update(dict.fromkeys(batches))
+            self.memory.hold(sum(each.size_bytes for each in batches) - freed_bytes)
+
+    def end(self, completed: Sequence[ProducerBatch]) -> None:
+        """Pass the results of batches to the calls whose rows they are, then wake the threads that wait."""
+        results = [(each.whole or each, each, each.result) for each in completed if each.result is not None]
+        with self._changed:
+            for whole, batch, result in results:
+                key, error = (batch.topic, batch.partition), result.error
+                if error is None:
+                    before = self._acknowledged.get(key, ProducedRange())
+                    self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
+                elif error not in self._failures and not reports_failures(whole.sent):
+                    self._failures.append(error)
+        for whole, batch, result in results:
+            whole.rows_left -= batch.record_count
+            complete_rows(whole.sent, batch.partition, result, batch.first_row, batch.record_count)
+        with self._changed:
+            for whole, *_ in results:
+                if not whole.rows_left and whole in self._batches:
+                    del self._batches[whole]
+                    self.memory.hold(-whole.size_bytes)
+            self._changed.notify_all()
+
+    def failed(self, errors: Sequence[KafkaError]) -> None:
+        """Record failures of rows that never became a batch."""
+        if errors:
+            with self._changed:
+                self._failures += [error for error in errors if error not in self._failures]
+                self._changed.notify_all()
+
+    def mark_reported(self, error: KafkaError) -> None:
+        """Remove a failure that was reported to the user."""
+        with self._changed:
+            if error in self._failures:
+                self._failures.remove(error)
+
+    def take_failures(self) -> list[KafkaError]:
+        """Return and clear the unreported failures."""
+        with self._changed:
+            taken, self._failures = self._failures, []
+            return taken
+
+    def raise_failures(self) -> None:
+        """Raise the first unreported failure, log the others, and clear them."""
+        if failures := self.take_failures():
+            first, *others = failures
+            for other in others:
+                log.warning("another write failed: %s", self.format_error(other))
+            raise first
+
+    def begin_account(self) -> None:
+        """Forget the acknowledged ranges."""
+        with self._changed:
+            self._acknowledged = {}
+
+    def acknowledged_now(self) -> dict[TopicPartition, ProducedRange]:
+        """Return the acknowledged ranges by (topic, partition)."""
+        with self._changed:
+            return dict(self._acknowledged)
+
+    def wait(self, deadline: Deadline, *, despite_failures: bool = False) -> list[ProducerBatch]:
+        """Wait until all current batches are complete, one fails, or the deadline; return the incomplete ones."""
+        with self._changed:
+            waiting = list(self._batches)
+            while not self._have_ended(waiting) and (despite_failures or not self._failures) and not deadline.passed:
+                self._changed.wait(deadline.remaining_s())
+            return [each for each in waiting if each in self._batches]
+
+    def _have_ended(self, waiting: list[ProducerBatch]) -> bool:
+        """Return True if all are complete. Removes complete ones from the end, so that each is checked only once."""
+        while waiting and waiting[-1] not in self._batches:
+            waiting.pop()
+        return not waiting
+
+    def wake(self) -> None:
+        """Make waiting threads check their condition again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
+        """Wait until `fits()`; return False if no batch was completed for `timeout_s`.
+
+        Raises
+        ------
+        KafkaError
+            As `raise_failures`, unless `despite_failures`.
+        """
+        with self._changed:
+            while not fits():
+                if not despite_failures:
+                    self.raise_failures()
+                if not self._changed.wait(timeout_s):
+                    return False
+            return True

@@ -1,0 +1,47 @@
+"""Incomplete batches: the order of results and acknowledged ranges, and the memory of split batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
+from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows
+
+
+class RecordingCall(SentColumns):
+    """Records the acknowledged range when its result arrives."""
+
+    incomplete: IncompleteBatches
+    acknowledged: ProducedRange | None = None
+
+    def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
+        self.acknowledged = self.incomplete.acknowledged_now().get(("orders", partition))
+        super().complete(partition, first, count, result)
+
+
+def call_of(rows: int) -> RecordingCall:
+    return RecordingCall("orders", np.ones(rows, np.int32), np.zeros(rows, np.int64))
+
+
+def test_acknowledged_range_is_updated_before_the_call_is_completed() -> None:
+    incomplete, call = IncompleteBatches(), call_of(3)
+    call.incomplete = incomplete
+    batch = ProducerBatch("orders", 1, bytearray(100), 3, 0.0, [SentRows(call, 0, 3)])
+    incomplete.begin([batch])
+    batch.result = BatchResult(base_offset=7)
+    incomplete.end([batch])
+    assert call.acknowledged == ProducedRange(7, 9, 3)
+
+
+def test_memory_of_a_split_batch_is_held_until_all_parts_are_complete() -> None:
+    incomplete, call = IncompleteBatches(), call_of(3)
+    call.incomplete = incomplete
+    whole = ProducerBatch("orders", 1, bytearray(100), 3, 0.0, [SentRows(call, 0, 3)])
+    incomplete.begin([whole])
+    for first, count in ((0, 1), (1, 2)):
+        assert (incomplete.empty, incomplete.memory.held_bytes, call.done) == (False, 100, False)
+        part = ProducerBatch("orders", 1, bytearray(50), count, 0.0, whole=whole, first_row=first)
+        part.result = BatchResult(base_offset=10 + first)
+        incomplete.end([part])
+    assert (incomplete.empty, incomplete.memory.held_bytes) == (True, 0)
+    assert call.result()["offset"].to_pylist() == [10, 11, 12]
