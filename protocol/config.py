@@ -15,8 +15,7 @@ from typing import Any, Literal
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.properties import read
-from protocol.property import Role
-from protocol.property_kinds import MAX_INT32
+from protocol.property_kinds import MAX_INT32, Role
 from protocol.sasl.config import NO_SASL, SaslConfig
 from protocol.sasl.credentials import credentials
 from protocol.secret import hide_variables, pickled_with_secrets

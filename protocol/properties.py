@@ -14,7 +14,6 @@ from typing import Any
 from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
-from protocol.property import Effect, Property, Role, applies, forbidden, no_effect
 from protocol.property_kinds import (
     ACKS,
     ADDRESSES,
@@ -28,11 +27,17 @@ from protocol.property_kinds import (
     SECURITY_PROTOCOL,
     SOCKET_BUFFER,
     TEXT,
+    Effect,
+    Property,
+    Role,
+    applies,
+    forbidden,
     integer,
+    no_effect,
     one_of,
 )
-from protocol.sasl.properties import SASL_PROPERTIES
-from protocol.security.tls_properties import TLS_PROPERTIES
+from protocol.sasl.config import SASL_PROPERTIES
+from protocol.security.tls_config import TLS_PROPERTIES
 from protocol.spelling import meant
 
 # -- the table ------------------------------------------------------------------------------------

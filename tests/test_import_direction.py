@@ -19,7 +19,6 @@ MAY_IMPORT = {
     "protocol/sasl": {
         "protocol.config_providers",
         "protocol.errors",
-        "protocol.property",
         "protocol.property_kinds",
         "protocol.secret",
         "protocol.spelling",

@@ -14,7 +14,7 @@ from protocol.config import ClientConfig
 from protocol.consumer.range import Range
 from protocol.errors import ConnectFailed, Corrupt, DataLoss, DeadlineExceeded, KafkaError, TopicRecreated
 from protocol.properties import PROPERTIES
-from protocol.security.tls_properties import TLS_NAMES
+from protocol.security.tls_config import TLS_NAMES
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.remedies import in_options, with_remedies

@@ -20,7 +20,7 @@ from protocol.cluster.metadata import Broker
 from protocol.errors import Corrupt, KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.coordinator import init_producer_id
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
 from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS

@@ -19,9 +19,7 @@ from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import Credentials, Kerberos, Password, credentials
-from protocol.sasl.exchange import Exchange, plain
-from protocol.sasl.oauthbearer import oauthbearer
-from protocol.sasl.scram import scram
+from protocol.sasl.mechanisms import Exchange, oauthbearer, plain, scram
 from protocol.secret import Secret, SecretBytes
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
@@ -153,7 +151,7 @@ class Authenticator:
         if isinstance(who, Password):
             return _password_exchange(mechanism, who)
         if isinstance(who, Kerberos):
-            from protocol.sasl.kerberos import kerberos  # an optional dependency
+            from protocol.sasl.mechanisms import kerberos  # an optional dependency
 
             return kerberos(who, host=address.rpartition(":")[0])
         token = self._tokens.token(who, config, address, deadline)

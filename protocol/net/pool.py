@@ -22,8 +22,8 @@ from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
 from protocol.net.connection import Connection
 from protocol.net.reachability import Address, Reachability
-from protocol.net.tls_connect import connect_tls
 from protocol.net.tls_context import TLSContext
+from protocol.net.tls_stream import connect_tls
 
 if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator

@@ -1,16 +1,17 @@
-"""Wait for any of several replies, from any of their connections.
+"""Wait for any of several replies, from any of their connections, and for work of other threads (`SelfPipe`).
 
 For threads that communicate with many brokers (the producer's sender); `Reply.result` waits for one reply only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
+import socket
 from collections.abc import Sequence
 
 from protocol.clock import Deadline
 from protocol.net.connection import Reply
-from protocol.net.self_pipe import SelfPipe
 
 _LONGEST_POLL_S = 3_600.0
 
@@ -61,3 +62,33 @@ def ready(
             reply.check_silence(deadline)
     come = [by_number[number] for number, _ in events if number in by_number]
     return arrived + [reply for reply in come if reply.take_in()]
+
+
+class SelfPipe:
+    """Any thread calls `wake`; the thread that polls `fileno` then calls `drain`."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the file descriptor to poll for reading."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """Wake the polling thread. Callable from any thread."""
+        # If the pipe is full, the thread will wake anyway; if it is closed, no thread waits.
+        with contextlib.suppress(OSError):
+            self._writer.send(b"\0")
+
+    def drain(self) -> None:
+        """Remove all wake-ups. Only in the polling thread."""
+        with contextlib.suppress(OSError):
+            while self._reader.recv(4_096):
+                pass
+
+    def close(self) -> None:
+        """Close both ends. Later calls of `wake` have no effect."""
+        self._reader.close()
+        self._writer.close()

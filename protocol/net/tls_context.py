@@ -16,8 +16,7 @@ from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
 from protocol.security.stores import KeyPair, read_key_pair, read_trust_store, store_fingerprint
-from protocol.security.tls_config import TLSConfig, is_of_tls13, openssl_name
-from protocol.security.tls_properties import TLS_NAMES
+from protocol.security.tls_config import TLS_NAMES, TLSConfig, is_of_tls13, openssl_name
 
 log = logging.getLogger(__name__)
 

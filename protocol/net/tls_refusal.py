@@ -1,4 +1,4 @@
-"""Convert TLS errors to messages with a remedy. Used by `tls_connect` and `tls_stream`."""
+"""Convert TLS errors to messages with a remedy. Used by `tls_stream`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ssl
 from collections.abc import Sequence
 
 from protocol.errors import TLSFailed
-from protocol.security.tls_config import TLSConfig
-from protocol.security.tls_properties import TLS_NAMES
+from protocol.security.tls_config import TLS_NAMES, TLSConfig
 
 _MOST_NAMES = 10
 

@@ -1,4 +1,4 @@
-"""A `ByteStream` with TLS.
+"""A `ByteStream` with TLS: opened by `connect_tls`, which diagnoses the peer if the handshake fails.
 
 OpenSSL reads and writes memory buffers, never the socket. Its object needs a lock, which is held only while bytes are
 encrypted, decrypted, or passed to the non-blocking socket; waiting happens without the lock. `ssl.SSLSocket` is unsafe
@@ -12,15 +12,25 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from protocol.clock import Deadline
-from protocol.errors import KafkaError
+from protocol.errors import ConnectionLost, KafkaError
 from protocol.net.byte_stream import ByteStream
-from protocol.net.tls_refusal import is_about_our_certificate, refused
+from protocol.net.connection import Connection
+from protocol.net.tls_context import TLSContext, new_context
+from protocol.net.tls_refusal import (
+    NO_TLS_THERE,
+    is_about_our_certificate,
+    is_about_the_host,
+    refused,
+    tls_failed,
+    wrong_host,
+)
 from protocol.security.tls_config import DEFAULT_TLS, TLSConfig
 
 # Limit of the bytes encrypted at once: they are held twice until sent.
@@ -178,3 +188,75 @@ def _first_bytes(buffers: Sequence[memoryview], most: int) -> bytes | memoryview
         if not room:
             break
     return b"".join(taken)
+
+
+# Limit of the second connection that looks for the reason of a failure.
+_LOOK_MS = 2_000
+_MOST_REPLY_BYTES = 1_048_576
+
+
+def connect_tls(
+    open_socket: Callable[[], socket.socket], host: str, port: int, context: TLSContext, deadline: Deadline
+) -> TLSStream:
+    """Connect to a broker and perform the TLS handshake.
+
+    Parameters
+    ----------
+    open_socket : callable
+        Opens a TCP connection; called again to diagnose a failed handshake.
+    host : str
+    port : int
+    context : TLSContext
+    deadline : Deadline
+
+    Returns
+    -------
+    TLSStream
+
+    Raises
+    ------
+    TLSFailed
+        The handshake failed.
+    ConfigurationError
+        A store cannot be read.
+    TransportError
+        The connection failed.
+    """
+    address = f"{host}:{port}"
+    name = host.rstrip(".")
+    stream = TLSStream(open_socket(), address, context.current(), server_hostname=name, config=context.config)
+    try:
+        stream.handshake(deadline)
+    except BaseException as error:
+        stream.close()
+        cause = error.__cause__
+        if is_about_the_host(cause):
+            names = _names(open_socket(), address, context.config, name, deadline)
+            raise wrong_host(address, host, names) from cause
+        if isinstance(error, ConnectionLost) and _speaks_plain_text(open_socket(), address, deadline):
+            raise tls_failed(address, NO_TLS_THERE) from error
+        raise
+    return stream
+
+
+def _names(sock: socket.socket, address: str, config: TLSConfig, name: str, deadline: Deadline) -> list[str]:
+    """Return the names in the broker's certificate, by an unverified handshake: OpenSSL hides refused certificates."""
+    unchecked = replace(config, endpoint_identification_algorithm="")
+    stream = TLSStream(sock, address, new_context(unchecked), server_hostname=name, config=unchecked)
+    with contextlib.closing(stream), contextlib.suppress(KafkaError):
+        stream.handshake(deadline.at_most_ms(_LOOK_MS))
+        return stream.peer_names()
+    return []
+
+
+def _speaks_plain_text(sock: socket.socket, address: str, deadline: Deadline) -> bool:
+    """Return True if a peer that closes TLS handshakes replies to a plain-text request (ApiVersions, not sensitive)."""
+    stream = ByteStream(sock, address)
+    connection = Connection(stream, "", clock=deadline.clock, max_response_bytes=_MOST_REPLY_BYTES)
+    try:
+        connection.handshake(deadline.at_most_ms(_LOOK_MS))
+    except KafkaError:
+        return False
+    finally:
+        connection.close()
+    return True

@@ -23,14 +23,12 @@ from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFai
 from protocol.net.connect import connect
 from protocol.net.tls_context import new_context
 from protocol.once import warn_once
-from protocol.property import Effect, Property
-from protocol.property_kinds import shown
+from protocol.property_kinds import Effect, Property, shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.sasl.token import is_seconds
 from protocol.secret import HIDDEN, Secret, hide_variables
-from protocol.security.tls_config import parse_tls
-from protocol.security.tls_properties import TLS_PROPERTIES
+from protocol.security.tls_config import TLS_PROPERTIES, parse_tls
 
 log = logging.getLogger(__name__)
 

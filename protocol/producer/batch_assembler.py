@@ -21,13 +21,12 @@ from protocol.clock import Clock
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION
-from protocol.producer.accumulator import Accumulator, ReadyBatches
+from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import MessageBuffer, Messages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
 from protocol.producer.results import BatchResult, SentColumns, complete_rows, reports_failures
-from protocol.producer.too_large import too_large
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from protocol.records.encode import record_sizes
 from protocol.records.record_columns import record_columns
@@ -131,8 +130,8 @@ class BatchAssembler:
         if fits() or self._incomplete.wait_for_room(fits, block_s, despite_failures=not columns):
             return
         raise DeadlineExceeded(
-            f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was acknowledged "
-            f"for {self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
+            f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was "
+            f"acknowledged for {self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
             settings=("buffer.memory", "max.block.ms"),
         )
 

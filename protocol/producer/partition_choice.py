@@ -5,6 +5,7 @@ Called by `batch_assembler` with the rows of one topic. Reads the partitions fro
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,6 @@ from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
-from protocol.producer.partition_load import partition_load
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
 from protocol.producer.topics import require_partition, topic_to_write
@@ -141,3 +141,22 @@ def _int32(partitions: GivenPartitions, rows: int, words: str) -> pa.Int32Array:
 
 def _first_of(named: pa.Int32Array, otherwise: Partitions) -> Partitions:
     return np.where(valid(named), to_numpy(named), otherwise)
+
+
+def partition_load(
+    topic: Topic, busy: Mapping[TopicPartition, PartitionProducer], config: ProducerConfig, now_s: float
+) -> tuple[list[int], list[int] | None]:
+    """Return the available partitions of a topic, and the number of waiting batches of each.
+
+    Available partitions have a leader that accepts batches. The numbers are None if they do not matter.
+    """
+    leaders = {number: each.leader for number, each in topic.partitions.items() if each.leader >= 0}
+    waiting = {number: each for number in leaders if (each := busy.get((topic.name, number)))} if busy else {}
+    if not waiting or not config.partitioner_adaptive_partitioning_enable:
+        return list(leaders), None
+    timeout_s = (config.partitioner_availability_timeout_ms or math.inf) / 1000
+    stuck = {
+        leaders[number] for number, each in waiting.items() if each.unsent and now_s - each.waits_since_s > timeout_s
+    }
+    available = [number for number in leaders if leaders[number] not in stuck] or list(leaders)
+    return available, [waiting[number].unsent if number in waiting else 0 for number in available]

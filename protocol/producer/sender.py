@@ -22,8 +22,7 @@ from protocol.condition import Event
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.net.readiness import ready
-from protocol.net.self_pipe import SelfPipe
+from protocol.net.readiness import SelfPipe, ready
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch

@@ -23,8 +23,7 @@ from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartiti
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
 from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transaction
-from protocol.transaction.identity import TransactionalIdentity
-from protocol.transaction.states import TransactionLifecycle, TransactionState
+from protocol.transaction.states import TransactionalIdentity, TransactionLifecycle, TransactionState
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
 
 _S = TransactionState

@@ -25,8 +25,7 @@ from protocol.producer.partitioner import PartitionFunction
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata, SentColumns
 from protocol.producer.transaction_session import TransactionSession
-from protocol.transaction.identity import TransactionalIdentity
-from protocol.transaction.states import TransactionState
+from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState
 

@@ -1,8 +1,11 @@
 """Find the start and end of each record: every record begins with its length, so records form a chain.
 
 The only step of decoding that cannot process all records at once. It has three exact methods: runs of records of equal
-size (compared at a stride), `record_bounds_lockstep`, and a Python loop over single records for all other input. Used
-by `decode`.
+size (compared at a stride), lockstep, and a Python loop over single records for all other input. Used by `decode`.
+
+In lockstep, each NumPy step moves a cursor in each of some hundred lanes by one record. A small batch is a lane. A
+large one is split into lanes at likely record starts; every guess is verified: the lane before it must end exactly
+there, else there is no result. Uses the lengths of records and assumes that their attributes are zero.
 """
 
 from __future__ import annotations
@@ -10,21 +13,167 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from protocol.errors import Corrupt
 from protocol.records.batch_header import SMALLEST_RECORD_BYTES
-from protocol.records.record_bounds_lockstep import (
-    MIN_LANES,
-    SIZES,
-    bounds_in_lockstep,
-    likely_record_starts,
-    lockstep_pays,
-    prefixes,
-)
 from protocol.records.varints import Bytes, Positions
 from protocol.wire.primitives import Reader
+
+_LANES = 512
+MIN_LANES = 24
+_HOPS = 2
+_CHECK_EVERY = 4
+# Nanoseconds that lockstep saves per record, and that it costs to find the lanes: fixed, and per byte of average size.
+_GAIN, _SYNC, _SYNC_A_BYTE = 45, 100_000, 120
+_LARGEST_MULTIPLE = 8
+
+
+def _sizes_by_prefix() -> Positions:
+    """Map a record's first two bytes, as a little-endian number, to its whole size.
+
+    The size is 0 if unknown: the length has three bytes or more, or is negative.
+    """
+    prefix = np.arange(1 << 16)
+    first, second = prefix & 0xFF, prefix >> 8
+    short = first < 0x80
+    raw = np.where(short, first, first & 0x7F | second << 7)
+    sizes: Positions = np.where(short, 1, 2) + (raw >> 1)
+    sizes[(raw & 1 == 1) | (~short & (second >= 0x80))] = 0
+    return sizes
+
+
+SIZES = _sizes_by_prefix()
+
+
+def prefixes(data: Bytes) -> npt.NDArray[Any]:
+    """Return the two bytes at every position as one little-endian number; a view."""
+    view: npt.NDArray[Any] = np.ndarray((len(data) - 1,), "<u2", data, strides=(1,))
+    return view
+
+
+def lockstep_pays(rows: int, size_bytes: int, largest_share: float, regions: int) -> bool:
+    """Return True if lockstep beats a loop.
+
+    Parameters
+    ----------
+    rows, size_bytes
+        Total number and size of the records.
+    largest_share
+        Share of the records, from 0 to 1, in the largest region.
+    regions
+        Number of regions (batches).
+    """
+    average = size_bytes / rows
+    if regions * largest_share < 4 and regions >= MIN_LANES:
+        return True
+    return rows * _GAIN > _SYNC + _SYNC_A_BYTE * average
+
+
+def bounds_in_lockstep(
+    data: Bytes, begins: Positions, ends: Positions, average: int
+) -> tuple[Positions, Positions, Positions] | None:
+    """Return start and end of every record in the regions [begins[i], ends[i]), and the record count per region.
+
+    `average` is the expected size of a record in bytes. Returns None if a lane does not end where the next one starts.
+    """
+    lanes, untils, region = _lanes(data, begins, ends, average)
+    prefix_at, last = prefixes(data), len(data) - 2
+    expected = int((untils - lanes).mean()) // average
+    most = 3 * expected + 32
+    path = np.empty((most + 1, len(lanes)), np.int64)
+    path[0] = position = lanes
+    size = np.empty_like(lanes)
+    steps = 0
+    for after in path[1:]:
+        try:
+            prefix = prefix_at[position]
+        except IndexError:
+            # Lanes past their end continue, and finally exceed the data.
+            prefix = prefix_at[np.minimum(position, last)]
+        SIZES.take(prefix, out=size, mode="clip")
+        position = np.add(position, size, out=after)
+        steps += 1
+        if steps >= expected and steps % _CHECK_EVERY == 0 and (position >= untils).all():
+            break
+    path = np.ascontiguousarray(path[: steps + 1].T)
+    within = path < untils[:, None]
+    counts = within.sum(axis=1)
+    if (counts > steps).any() or (path[np.arange(len(lanes)), counts] != untils).any():
+        return None
+    within = within[:, :-1]
+    starts = path[:, :-1][within]
+    rows = np.bincount(region, counts, len(begins)).astype(np.int64)
+    # A record ends where the next one of its region starts.
+    stops = np.empty_like(starts)
+    stops[:-1] = starts[1:]
+    filled = rows > 0
+    stops[rows.cumsum()[filled] - 1] = ends[filled]
+    return starts, stops, rows
+
+
+def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tuple[Positions, Positions, Positions]:
+    """Split long regions into lanes; return start, end and region of each lane.
+
+    The lanes of a region have similar sizes, since the longest lane determines the number of steps.
+    """
+    lengths = ends - begins
+    lane_bytes = max(int(lengths.sum()) // _LANES, 4 * average)
+    parts = np.maximum((lengths + lane_bytes // 2) // lane_bytes, 1)
+    cuts = parts - 1
+    total = int(cuts.sum())
+    if not total:
+        return begins, ends, np.arange(len(begins))
+    region = np.repeat(np.arange(len(begins)), cuts)
+    nth = np.arange(total) - np.repeat(np.cumsum(cuts) - cuts, cuts) + 1
+    found = likely_record_starts(data, begins[region] + nth * (lengths // parts)[region], ends[region], average)
+    lanes = np.concatenate([begins, found])
+    lanes.sort()
+    region = np.searchsorted(begins, lanes, side="right") - 1
+    untils = ends[region]
+    untils[:-1] = np.minimum(untils[:-1], lanes[1:])
+    return lanes, untils, region
+
+
+def likely_record_starts(data: Bytes, guesses: Positions, limits: Positions, average: int) -> Positions:
+    """Return likely record starts, sorted: at most one per guess, within two average records and before its limit.
+
+    A record starts with its length and attributes of zero, and leads to another record or to the limit. The byte
+    before it is mostly a header count of zero: if some candidates have that, only those are used.
+    """
+    window = 2 * average + 16
+    fits = guesses + window < limits
+    guesses, limits = guesses[fits], limits[fits]
+    if not len(guesses):
+        return guesses
+    prefix_at, last = prefixes(data), len(data) - 2
+    seen = np.ndarray((len(data) - window, window), np.uint8, data, strides=(1, 1))[guesses]
+    lane, column = np.divmod(np.flatnonzero(seen == 0), window)
+    zero = guesses[lane] + column
+    # The length before the attributes' zero byte has one or two bytes.
+    start = zero - 1 - (prefix_at[zero - 2] & 0x8080 == 0x0080)
+    sizes = SIZES[prefix_at[start]]
+    likely = (sizes >= SMALLEST_RECORD_BYTES) & (sizes < _LARGEST_MULTIPLE * average)
+    bare = likely & (data[start - 1] == 0)
+    rows = np.flatnonzero(bare if bare.any() else likely)
+    lane, start, limits = lane[rows], start[rows], limits[lane[rows]]
+    at, good = start + sizes[rows], np.ones(len(rows), np.bool_)
+    for _ in range(_HOPS):
+        at = np.minimum(at, last)
+        prefix = prefix_at[at]
+        attributes = data[np.minimum(at + 1 + (prefix & 0x80 != 0), last)]
+        ended = at == limits
+        sizes = SIZES[prefix]
+        good &= ended | ((sizes >= SMALLEST_RECORD_BYTES) & (attributes == 0) & (at + sizes <= limits))
+        at = np.where(ended, at, at + sizes)
+    lane, start = lane[good], start[good]
+    first = np.ones(len(lane), np.bool_)
+    first[1:] = lane[1:] != lane[:-1]
+    return np.unique(start[first])
+
 
 Bounds = tuple[Positions, Positions]
 """Start and end of each record."""

@@ -14,8 +14,7 @@ from protocol.config_providers import resolved
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
 from protocol.security import java_stores, pem
-from protocol.security.tls_config import TLSConfig
-from protocol.security.tls_properties import TLS_NAMES
+from protocol.security.tls_config import TLS_NAMES, TLSConfig
 
 CERTIFICATE, PRIVATE_KEY = "CERTIFICATE", "PRIVATE KEY"
 

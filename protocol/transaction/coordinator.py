@@ -18,7 +18,7 @@ from protocol.cluster.coordinators import transaction_coordinator
 from protocol.group.committed_offsets import CommittedOffset, offset_rows
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages import m24_add_partitions_to_txn, m28_txn_offset_commit
 from protocol.wire.messages.m22_init_producer_id import FIRST_WITH_EXPECTED_IDENTITY, INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN

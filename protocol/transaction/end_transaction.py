@@ -18,7 +18,7 @@ from protocol.cluster.coordinators import transaction_coordinator
 from protocol.errors import BrokerError, ConnectFailed, KafkaError
 from protocol.net.connection import Reply
 from protocol.transaction.coordinator import FEATURE
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m26_end_txn import END_TXN, LAST_BEFORE_TRANSACTION_V2
 
 

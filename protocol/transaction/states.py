@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
@@ -88,3 +89,24 @@ class TransactionLifecycle:
             if self.may(to):
                 log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, error)
                 self.state, self.error = to, error
+
+
+@dataclass(frozen=True)
+class TransactionalIdentity:
+    """A transactional id with the producer id and epoch that its coordinator gave to its newest producer."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+    @property
+    def fields(self) -> dict[str, str | int]:
+        """The fields of requests."""
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.producer_epoch,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.transactional_id} (producer id {self.producer_id}, epoch {self.producer_epoch})"

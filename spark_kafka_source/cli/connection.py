@@ -14,8 +14,8 @@ import click
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
+from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.errors import ConfigurationError, KafkaError
-from protocol.java_properties import ENCODING, parse_java_properties
 from spark_kafka_source.cli.values import DURATION
 
 _SERVERS = "bootstrap.servers"

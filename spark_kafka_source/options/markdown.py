@@ -12,11 +12,9 @@ from typing import Any
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
 from protocol.properties import PROPERTIES
-from protocol.property import Effect, Property, Role
-from protocol.sasl.config import SaslConfig
-from protocol.sasl.properties import SASL_PROPERTIES
-from protocol.security.tls_config import TLSConfig
-from protocol.security.tls_properties import TLS_PROPERTIES
+from protocol.property_kinds import Effect, Property, Role
+from protocol.sasl.config import SASL_PROPERTIES, SaslConfig
+from protocol.security.tls_config import TLS_PROPERTIES, TLSConfig
 from spark_kafka_source.options.java_regex import DIFFERENCES
 from spark_kafka_source.options.parsing import FORBIDDEN, TRANSACTION_TIMEOUT_MS
 from spark_kafka_source.options.stray_options import PREFIX

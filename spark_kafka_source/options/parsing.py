@@ -14,7 +14,7 @@ from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
 from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
-from protocol.property import Effect, Role
+from protocol.property_kinds import Effect, Role
 from protocol.secret import hide_variables
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_source

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES, find
-from protocol.property import Effect, Property, Role
+from protocol.property_kinds import Effect, Property, Role
 from protocol.spelling import meant, same
 
 PREFIX = "kafka."

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
-from protocol.property import Effect
-from protocol.property_kinds import BOOLEAN, MAX_INT64, Kind, integer, one_of
+from protocol.property_kinds import BOOLEAN, MAX_INT64, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.id_prefix import id_prefix
 from spark_kafka_source.options.partitions import ByPartition, legal_topic

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from protocol.property import Effect
+from protocol.property_kinds import Effect
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from protocol.errors import ConfigurationError
-from protocol.property import Effect
+from protocol.property_kinds import Effect
 from spark_kafka_source.options.parsing import (
     check_read_options,
     parse_sink_options,

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from protocol.clock import Deadline
 from protocol.config import parse_client
 from protocol.errors import KafkaError
-from protocol.net.tls_connect import connect_tls
 from protocol.net.tls_context import TLSContext
+from protocol.net.tls_stream import connect_tls
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 
 _PASSWORD = "right"

@@ -13,7 +13,7 @@ from protocol import once
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES
-from protocol.property import Effect, Property, Role
+from protocol.property_kinds import Effect, Property, Role
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import Password, credentials
 from protocol.secret import Secret

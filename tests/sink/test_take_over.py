@@ -12,7 +12,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch

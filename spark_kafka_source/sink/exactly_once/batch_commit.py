@@ -16,7 +16,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from protocol.cluster.client import Client, listed
 from protocol.errors import KafkaError, OutcomeUnknown
 from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.batch_write_end import give_up, require_alone
 from spark_kafka_source.sink.exactly_once.decided import missing_tasks
 from spark_kafka_source.sink.exactly_once.ledger import Ledger

@@ -19,7 +19,7 @@ from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError, ProducerFenced, UnsupportedVersion
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transactions
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.query import Query
 
 # The driver begins no transaction under these ids, and every broker allows this timeout.

@@ -18,7 +18,7 @@ from protocol.errors import BrokerError, KafkaError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
 from spark_kafka_source.sink.exactly_once.query import Query
 

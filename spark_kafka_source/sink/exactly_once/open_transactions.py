@@ -11,7 +11,7 @@ from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import UnsupportedVersion
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 
 _ONGOING = "Ongoing"
 

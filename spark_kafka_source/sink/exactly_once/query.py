@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from protocol.errors import ConfigurationError, UsageError
 from protocol.producer.idempotence import ProducerIdentity
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _START_ID = "spark.jobGroup.id"  # a stream's jobs have its run id as their group

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 
 _SPREAD_S = 0.1
 _TAKE_OVER_S = 0.5

@@ -20,9 +20,8 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut, TLSFailed
 from protocol.net.connection import Connection
-from protocol.net.tls_connect import connect_tls
 from protocol.net.tls_context import TLSContext
-from protocol.net.tls_stream import TLSStream
+from protocol.net.tls_stream import TLSStream, connect_tls
 from spark_kafka_source.local_kafka import certificates
 from tests.protocol.net.test_byte_stream import after, received
 from tests.tls_ends import Ends, make_ends

@@ -42,9 +42,10 @@ for rows in topic_columns(SinkPlan(None, frozenset(names)), batch):
     sizes = record_sizes(columns)
     chosen = Partitioner().choose(columns.column("key"), sizes, 3)
     accumulator = Accumulator(16_384)
-    gathered = [*accumulator.append("t", columns, chosen, sizes, 0.0), *accumulator.drain()]
-    for together in gathered:
-        for written in encode_batches(together.rows, [each.count for each in together.batch_slices], compression="lz4"):
+    ready = [*accumulator.append("t", columns, chosen, sizes, 0.0), *accumulator.drain()]
+    for together in ready:
+        counts = [each.count for each in together.batch_slices]
+        for written in encode_batches(together.rows(), counts, compression="lz4"):
             finalize_header(written)
             read += sum(each.num_rows for each in decode(read_batch_headers(written), first_offset=0, end_offset=9))
 record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 1)

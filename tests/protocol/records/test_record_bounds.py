@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import ProtocolError
-from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
-from protocol.records.record_bounds_lockstep import bounds_in_lockstep
+from protocol.records.record_bounds import bounds_in_lockstep, record_bounds, record_bounds_in_parts
 from tests.protocol.records.reference import Record, write_record
 
 Sizes = Callable[[random.Random], int]

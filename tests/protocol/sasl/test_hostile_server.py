@@ -15,8 +15,7 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import AuthenticationFailed, KafkaError, ProtocolError
-from protocol.sasl.oauthbearer import oauthbearer
-from protocol.sasl.scram import scram
+from protocol.sasl.mechanisms import oauthbearer, scram
 from protocol.secret import Secret
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE

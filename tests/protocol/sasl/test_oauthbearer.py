@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import AuthenticationFailed, ConfigurationError
-from protocol.sasl.oauthbearer import oauthbearer
+from protocol.sasl.mechanisms import oauthbearer
 from protocol.secret import Secret
 
 

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from protocol.errors import AuthenticationFailed
-from protocol.sasl.exchange import Exchange
-from protocol.sasl.scram import scram
+from protocol.sasl.mechanisms import Exchange, scram
 from protocol.secret import Secret
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"

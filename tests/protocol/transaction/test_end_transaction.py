@@ -12,7 +12,7 @@ from protocol.cluster.coordinators import transaction_coordinator
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction, end_transactions
-from protocol.transaction.identity import TransactionalIdentity
+from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
 from tests.fake_kafka.clock import ManualClock
