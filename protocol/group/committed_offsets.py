@@ -1,6 +1,6 @@
-"""OffsetCommit and OffsetFetch of one group, as two calls.
+"""OffsetCommit and OffsetFetch of one group, each as one call with retries.
 
-One request each, to the group's coordinator, inside the one retry loop. `offset_manager` decides when.
+`offset_manager` decides when offsets are committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ _REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATIO
 
 @dataclass(frozen=True)
 class CommittedOffset:
-    """`offset` is the next one to read; `leader_epoch` is -1 where unknown; `metadata` is free text."""
+    """A committed offset.
+
+    Attributes
+    ----------
+    offset
+        Offset of the next record to read.
+    leader_epoch
+        Leader epoch of the last record read; -1 if unknown.
+    metadata
+        Free text.
+    """
 
     offset: int
     leader_epoch: int = NO_LEADER_EPOCH
@@ -36,7 +46,7 @@ class CommittedOffset:
 
 
 def offset_rows(offsets: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, dict[str, Any]]:
-    """As OffsetCommit and TxnOffsetCommit have them."""
+    """Return the fields of OffsetCommit and TxnOffsetCommit for each partition."""
     return {
         key: {
             "committed_offset": entry.offset,
@@ -55,9 +65,29 @@ def commit_offsets(
     member: GroupMember = NO_MEMBER,
     handle: Handle | None = None,
 ) -> None:
-    """Commits all of `offsets` or raises: `DeadlineExceeded`, or `BrokerError` for what no retry can mend.
+    """Commit all of `offsets`.
 
-    `handle` hears each answer, as of `call_partitions`.
+    Parameters
+    ----------
+    client
+        The client of the cluster.
+    group
+        The group id.
+    offsets
+        Offsets by partition.
+    deadline
+        Time limit of all retries.
+    member
+        The member that commits; by default none, which the coordinator accepts if the group has no members.
+    handle
+        Called for each partition in the response, see `call_partitions`.
+
+    Raises
+    ------
+    DeadlineExceeded
+        Some offsets were not committed by `deadline`.
+    BrokerError
+        The coordinator refused an offset with an error that is not retriable.
     """
     who = {
         "group_id": group,
@@ -65,7 +95,7 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    # The names of topics are what is known here, and not their ids.
+    # Later versions have topic ids, which are not known here.
     at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
@@ -85,10 +115,27 @@ def fetch_offsets(
     *,
     require_stable: bool = True,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What the group has committed for `partitions`, None: for all; those without a committed offset are left out.
+    """Return the committed offsets of a group; partitions without one are omitted.
 
-    Unless `require_stable` is false, waits for open transactions that hold offsets of the group (KIP-447). Raises
-    `DeadlineExceeded` or `BrokerError`.
+    Parameters
+    ----------
+    client
+        The client of the cluster.
+    group
+        The group id.
+    partitions
+        Partitions to fetch; None: all.
+    deadline
+        Time limit of all retries.
+    require_stable
+        Wait for open transactions that send offsets of the group (KIP-447).
+
+    Raises
+    ------
+    DeadlineExceeded
+        The coordinator did not respond by `deadline`, or transactions are still open.
+    BrokerError
+        The coordinator refused the request with an error that is not retriable.
     """
     by_topic: dict[str, list[int]] = {}
     asked_for = tuple(partitions or ())
@@ -98,15 +145,15 @@ def fetch_offsets(
     topics = None if partitions is None else named
 
     def body(version: int) -> dict[str, Any]:
-        # KIP-709: from version 8 on, several groups in one request.
+        # Since version 8 a request may have several groups (KIP-709).
         asked: dict[str, Any] = {"group_id": group, "topics": topics}
         if version >= 8:
             return {"groups": [asked], "require_stable": require_stable}
         return {**asked, "require_stable": require_stable} if version >= 7 else asked
 
     to, at_most = group_coordinator(group), m09_offset_fetch.LAST_WITH_TOPIC_NAMES
-    # Versions before 2 cannot be asked for all partitions. What is left out is not to be taken for one that nothing is
-    # committed for.
+    # Versions before 2 cannot fetch all partitions. A partition missing in the response is an error: it may have a
+    # committed offset.
     reply = call(client, OFFSET_FETCH, body, deadline, to=to, complete=asked_for, at_least=2, at_most=at_most)
     answers = {part.partition: part.fields for part in error_parts(OFFSET_FETCH, reply) if part.partition is not None}
     return {

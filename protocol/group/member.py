@@ -1,6 +1,6 @@
-"""Who commits offsets for a group: what requests say of a member, and how long its claims hold.
+"""The identity under which offsets of a group are committed.
 
-Immutable, so that it can travel with what a member has marked. Made by whoever joins the group.
+Immutable, so that it can be stored with staged offsets. Created by members, see `protocol.group.membership`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GroupMember:
-    """As the coordinator knows it: with a generation (classic protocol), or with an epoch (KIP-848); -1 is none.
+    """A member as the coordinator knows it.
 
-    `group_instance_id`: of a static member (KIP-345).
-    `assigned_since`: the generation or epoch since which it has kept claims without a break; None: the present one.
+    Attributes
+    ----------
+    member_id
+        Empty before the member has joined a group of the classic protocol.
+    generation_id
+        Generation of the classic protocol; -1 if none.
+    member_epoch
+        Epoch of the consumer protocol (KIP-848); -1 if none.
+    group_instance_id
+        Name of a static member (KIP-345).
+    assigned_since
+        The first generation or epoch of the present assignment, which later ones extend; None: the present generation.
     """
 
     member_id: str = ""
@@ -24,25 +34,27 @@ class GroupMember:
 
     @property
     def generation_id_or_member_epoch(self) -> int:
+        """Return the generation or the epoch, as OffsetCommit has it; -1 if none."""
         return max(self.generation_id, self.member_epoch)
 
     @property
     def is_in_group(self) -> bool:
-        """Whether it has joined: it has a generation or an epoch."""
+        """Return True if the member has a generation or an epoch."""
         return self.generation_id_or_member_epoch >= 0
 
     def keeps_assignment_of(self, other: GroupMember) -> bool:
-        """A new generation ends what was claimed under an old one, unless rebalancing is cooperative (KIP-429).
+        """Return True if this member still has the partitions that were assigned to `other`.
 
-        A new epoch does not, either: what is revoked is named.
+        A new generation ends an assignment, except in cooperative rebalances (KIP-429). A new epoch does not, since the
+        coordinator revokes partitions by name.
         """
         return self._assignment_key == other._assignment_key
 
     def updated_to(self, now: GroupMember) -> GroupMember:
-        """Return `now`, the same member in a later generation or epoch, if it still has these claims; else this one.
+        """Return `now` if it is this member with the same assignment in a later generation or epoch; else this member.
 
-        The coordinator refuses a generation or epoch that has passed, but not a member without one if the group is
-        empty: records that were fetched as a member must not be committed as no member.
+        The coordinator refuses stale generations and epochs, but accepts commits without a member if the group is
+        empty. Records fetched as a member must not be committed without one.
         """
         return now if now.keeps_assignment_of(self) else self
 
@@ -56,7 +68,7 @@ class GroupMember:
 
 
 NO_MEMBER = GroupMember()
-"""May commit for a group that has no members."""
+"""Commits for a group without members."""
 
 
 @dataclass(frozen=True)

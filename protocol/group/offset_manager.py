@@ -1,10 +1,8 @@
-"""Commits a group's offsets in the background: sarama's `OffsetManager`, without a ticker.
+"""Commit the offsets of a group in a background thread, as sarama's `OffsetManager` does.
 
-`mark` says what is complete; a thread commits it at once, and again and again while the coordinator does not
-answer, always the newest marks only. Nobody who marks ever waits for a broker, unless it asks to by `flush`.
-A commit is not retried after an error that no retry mends (`broker_errors.GroupEffect`). A partition that the
-coordinator refuses alone, such as one of a deleted topic, is retried separately and holds up no other. For Spark it
-lives in the driver's process of one query.
+Callers stage offsets without waiting; the thread commits the latest offset of each partition at once, and retries with
+back-off. Errors that are not retriable (`broker_errors.GroupEffect`) end the retries. A partition with an error of its
+own, such as one of a deleted topic, is retried separately and does not delay other partitions.
 """
 
 from __future__ import annotations
@@ -32,18 +30,18 @@ log = logging.getLogger(__name__)
 _COMMIT_TIMEOUT_MS = 5_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
-# What coordinators say when a request does not fit into their log; those of Kafka 4 have no name for it.
+# Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
-# Errors of one partition; all others that a retry may mend concern the group or its coordinator.
+# Errors of one partition; all other retriable errors concern the group or its coordinator.
 _PARTITION_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 DELETED_TOPIC_S = 1.0
-"""How long to wait for a partition that fails alone, where the other partitions would wait for its commit."""
+"""Maximum wait for a partition that fails alone, if other partitions wait for its commit."""
 
 
 @dataclass(frozen=True)
 class CommitCounts:
-    """How many commits went through and failed since the start, and the last failure's words."""
+    """Numbers of succeeded and failed commits since the start, and the message of the last failure."""
 
     succeeded: int = 0
     failed: int = 0
@@ -52,26 +50,27 @@ class CommitCounts:
 
 @dataclass
 class _Mark:
-    """What a partition is to have. A late answer is for this mark, and not for one that has taken its place."""
+    """The staged offset of one partition. A response completes the mark that was sent, not one staged after it."""
 
     to: CommittedOffset
     answered_at_s: float | None = None
     refused: BrokerError | None = None
-    # Who was told that the next generation has begun: `set_member` says who this process is in that one.
+    # The member whose commit was refused for a stale generation, until `set_member` sets the next one.
     stale_generation: GroupMember | None = None
-    # The last error of this partition alone, and since when this and earlier marks of it have had such errors.
+    # The last error of this partition alone, and the time of the first one, also of earlier marks.
     failed: BrokerError | None = None
     failing_since_s: float | None = None
     retry_at_s: float = -math.inf
     backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS))
 
     def complete(self, refused: BrokerError | None, now_s: float) -> None:
+        """Set the final result; None is success."""
         self.answered_at_s, self.refused = now_s, refused
         if refused is None:
             self.failed = self.failing_since_s = None
 
     def fail(self, error: BrokerError, now_s: float) -> float:
-        """Returns since how many seconds the partition has failed alone."""
+        """Record an error of this partition alone; return the time in seconds since the first one."""
         self.failed = error
         self.failing_since_s = now_s if self.failing_since_s is None else self.failing_since_s
         self.retry_at_s = now_s + self.backoff.next_s()
@@ -79,14 +78,31 @@ class _Mark:
 
 
 class OffsetManager:
-    """Commits the offsets of one group; not as a member, until `set_member` sets one.
+    """Commits offsets of one group; thread-safe.
 
-    refresh_ms: what has been committed is committed again after this long, although nothing changed, since a
-    broker forgets the offsets of a group without members `offsets.retention.minutes` after their last commit.
-    insist: whether who is no member tries again what was refused: others may leave the group, or ACLs be changed.
-        Otherwise an unknown topic is refused after ten seconds, and a missing right at once.
-    `healthy`: whether the coordinator took the last commit (true before the first one).
-    `changes`: counts up whenever `failure` may have another answer.
+    The process is not a member of the group until `set_member` is called.
+
+    Parameters
+    ----------
+    client
+        The client of the cluster.
+    group
+        The group id.
+    refresh_ms
+        Repeat an unchanged commit after this time: brokers delete offsets of a group without members
+        `offsets.retention.minutes` after the last commit.
+    retry_refused
+        Retry refused commits of a process that is not a member, since members may leave the group and ACLs may change.
+        If false, an unknown topic is refused after 10 s, and a missing ACL at once.
+
+    Attributes
+    ----------
+    counts
+        Numbers of commits, and the last failure.
+    healthy
+        True if the coordinator accepted the last commit, and before the first one.
+    changes
+        Incremented when the result of `failure` may have changed.
     """
 
     def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, retry_refused: bool = True) -> None:
@@ -104,9 +120,10 @@ class OffsetManager:
         self._thread: threading.Thread | None = None
 
     def set_member(self, member: GroupMember) -> None:
-        """Who commits from now on. What was marked by another one, or under claims that have ended, is dropped.
+        """Set the member of all later commits.
 
-        What the next generation has overtaken is committed in that one.
+        Staged offsets of another member, or of an assignment that has ended, are dropped. Commits refused for a stale
+        generation are retried with the new one.
         """
         with self._changed:
             if not member.keeps_assignment_of(self._member):
@@ -115,28 +132,38 @@ class OffsetManager:
             self._notify()
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
-        """Drops what is marked of all other partitions, also if it is on its way: they are revoked, or gone."""
+        """Drop the staged offsets of all partitions except `owned`, also if a commit is in flight."""
         with self._changed:
             self._marks = {key: mark for key, mark in self._marks.items() if key in owned}
             self._notify()
 
     def mark(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
-        """The group should hold these offsets, where it should not hold later ones already. Returns at once.
+        """Stage offsets, except those lower than a staged offset of the same partition.
 
-        `member`: who owned the partitions when they were read; nothing is marked, and False, if its claims have ended.
+        Parameters
+        ----------
+        offsets
+            Offsets by partition.
+        member
+            The member that owned the partitions when they were read.
+
+        Returns
+        -------
+        bool
+            False if the assignment of `member` has ended; nothing is staged then.
         """
         with self._changed:
             before = {key: mark.to.offset for key, mark in self._marks.items()}
             return self.reset({key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}, member)
 
     def reset(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
-        """As `mark`, and also back to earlier offsets."""
+        """Stage offsets as `mark` does, also lower ones."""
         with self._changed:
             before = {key: mark.to for key, mark in self._marks.items()}
             return self.commit({key: to for key, to in offsets.items() if to != before.get(key)}, member)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
-        """As `reset`, but asks the coordinator also for an offset that it has taken or refused before."""
+        """Stage offsets as `reset` does, and send also those that were committed or refused before."""
         with self._changed:
             if taken := member.keeps_assignment_of(self._member):
                 for key, to in offsets.items():
@@ -148,22 +175,23 @@ class OffsetManager:
             return taken
 
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
-        """Why these are not committed, though marked: refused, revoked, or (`DeadlineExceeded`) not yet.
+        """Return the reason why some of these offsets are not committed; None if all are.
 
-        The same holds for `flush` while the commit was refused for a stale generation and `set_member` was not called.
+        `DeadlineExceeded` means that a commit is in flight or being retried, also for a stale generation before the
+        next `set_member`. `UsageError` means that a partition was revoked.
         """
         with self._changed:
             marks = {key: self._marks.get(key) for key in offsets}
             for (topic, partition), mark in marks.items():
                 if mark is None:
-                    return UsageError(f"{topic}-{partition} is not this member's any more")
+                    return UsageError(f"{topic}-{partition} is no longer assigned to this member")
                 if mark.refused is not None:
                     return mark.refused
             waiting = [mark for mark in marks.values() if mark is not None and mark.answered_at_s is None]
             if waiting:
                 alone = next((str(mark.failed) for mark in waiting if mark.failed is not None), None)
                 words = alone or self.counts.last_failure or "no error yet"
-                return DeadlineExceeded(f"the coordinator has not taken it: {words}")
+                return DeadlineExceeded(f"not committed yet: {words}")
             return None
 
     def flush(
@@ -173,16 +201,21 @@ class OffsetManager:
         *,
         partition_timeout_s: float = math.inf,
     ) -> bool:
-        """Wait until the marks of these partitions (None: all) are committed or refused.
+        """Wait until the staged offsets of these partitions are committed or refused.
 
         Parameters
         ----------
-        patience_s : how long to wait for a partition that has failed alone, from its first error on.
+        deadline
+            Time limit.
+        partitions
+            Partitions to wait for; None: all.
+        partition_timeout_s
+            Maximum wait for a partition that fails alone, since its first error.
 
         Returns
         -------
         bool
-            Whether all are committed.
+            True if all are committed.
         """
 
         def committing(mark: _Mark) -> bool:
@@ -202,12 +235,12 @@ class OffsetManager:
         return [self._marks[key] for key in keys if key in self._marks]
 
     def _notify(self) -> None:
-        """Under the lock."""
+        """Wake waiting callers. The caller holds the lock."""
         self.changes += 1
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the thread without another commit."""
+        """End the thread without another commit."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -222,10 +255,10 @@ class OffsetManager:
             thread.start()
             self._thread = thread
         except RuntimeError as error:
-            self._record_result(error)  # no more threads just now: the next mark tries again
+            self._record_result(error)  # the process has too many threads: the next mark retries
 
     def _due_marks(self) -> dict[TopicPartition, _Mark]:
-        """What to commit now: what is not committed, and what was too long ago."""
+        """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""
         now_s = self._client.clock.now_s()
         long_ago_s = now_s - self._refresh_s
         return {
@@ -237,7 +270,7 @@ class OffsetManager:
         }
 
     def _idle_s(self) -> float:
-        """How long nothing is due, unless there are new marks."""
+        """Return the time until a mark is due."""
         waiting = (mark for mark in self._marks.values() if mark.answered_at_s is None)
         retry_s = min((mark.retry_at_s for mark in waiting if mark.stale_generation != self._member), default=math.inf)
         return max(0.0, min(self._refresh_s, 60.0, retry_s - self._client.clock.now_s()))
@@ -255,15 +288,15 @@ class OffsetManager:
                 backoff.reset()
                 continue
             with self._changed:
-                # Newer marks do not shorten the wait: a coordinator in trouble is not asked more often for them.
+                # New marks do not shorten the back-off.
                 wait_until = Deadline.after_ms(backoff.next_s() * 1000, self._client.clock)
                 while not self._closed and not wait_until.passed:
                     self._changed.wait(wait_until.remaining_s())
 
     def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
-        """Send one request, or halves of it if the coordinator says that it is too large.
+        """Send one request, or two halves if the coordinator refuses it as too large.
 
-        Returns false if the coordinator has not answered, or has refused for a reason that concerns the group.
+        Return false if the coordinator did not respond, or refused for a reason that concerns the group.
         """
         failure: Exception | None = None
         answers: dict[TopicPartition, BrokerError | None] = {}
@@ -285,15 +318,15 @@ class OffsetManager:
         offsets = {key: mark.to for key, mark in due.items()}
         try:
             commit_offsets(self._client, self.group, offsets, self._client.deadline(_COMMIT_TIMEOUT_MS), member, handle)
-        except Exception as error:  # also a fault in this client: nobody else commits
+        except Exception as error:  # including bugs: the thread must not end
             failure = error
-        if len(too_large) == 1:  # it is not for the others
+        if len(too_large) == 1:
             key, largest = too_large.popitem()
             if self._is_final(largest, member):
                 answers[key] = largest
             else:
                 failure = failure or largest
-        with self._changed:  # who waits in `flush` finds marks and counts changed together
+        with self._changed:  # `flush` must see marks and counts change together
             now_s, late = self._client.clock.now_s(), None
             is_new = any(due[key].failing_since_s is None for key in alone)
             for key, of_partition in list(alone.items()):
@@ -305,29 +338,29 @@ class OffsetManager:
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
             if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
-                return True  # nobody's any more, whatever came of it
+                return True  # all these marks were dropped meanwhile
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
-                self._record_result(refused, "was refused and will not be tried again")
+                self._record_result(refused, "was refused and is not retried")
             if late is not None and self._member == member:
-                ended = "came too late, and is made again in the next generation if the claims hold in it"
+                ended = "has a stale generation, and is retried in the next one if the assignment is kept"
                 self._record_result(late, ended, logging.INFO)
             if failure is not None:
-                for mark in self._marks.values():  # it may have been created, or deleted, in the silence
+                for mark in self._marks.values():  # topics may have been created or deleted meanwhile
                     mark.failing_since_s = None
             if alone and failure is None:
-                ended = "of some partitions failed and will be tried again"
+                ended = "of some partitions failed and is retried"
                 self._record_result(next(iter(alone.values())), ended, logging.WARNING if is_new else logging.DEBUG)
             elif failure is not None or (refused is None and None in answers.values()):
                 self._record_result(failure)
             self._notify()
         keys, half = list(too_large), len(too_large) // 2
         halves = [{key: due[key] for key in some} for some in (keys[:half], keys[half:]) if some]
-        # Where something else is wrong, one half shows it: that is not asked again and again.
+        # If the first half fails for another reason, the second half is not sent.
         return failure is None and all(self._commit(each, member) for each in halves)
 
     def _is_final(self, error: BrokerError, member: GroupMember) -> bool:
-        """Whether it is not tried again."""
+        """Return True if the commit is not retried after this error."""
         if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return not self._retry_refused
         effect = error_row(error.code).group_effect
@@ -335,23 +368,23 @@ class OffsetManager:
         return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not retries_refused)
 
     def _record_result(self, failure: Exception | None, ended: str = "", level: int = logging.WARNING) -> None:
-        """Counts; says what has `ended`, how, when commits begin to fail, and when they go through again."""
+        """Count a result, and log failures and the recovery."""
         counts, was_healthy = self.counts, self.healthy
         if failure is None:
             self.counts, self.healthy = replace(counts, succeeded=counts.succeeded + 1), True
             if not was_healthy:
-                log.warning("group %s: commits go through again", self.group)
+                log.warning("group %s: commits succeed again", self.group)
             return
         fault = None if isinstance(failure, KafkaError) else failure
         words = (
-            self._client.format_error(failure) if isinstance(failure, KafkaError) else f"an unexpected fault: {fault!r}"
+            self._client.format_error(failure) if isinstance(failure, KafkaError) else f"an unexpected error: {fault!r}"
         )
         self.counts = replace(counts, failed=counts.failed + 1, last_failure=words)
         self.healthy = was_healthy and bool(ended)
         if ended:
             log.log(level, "group %s: a commit %s: %s", self.group, ended, words)
         elif was_healthy:
-            log.warning("group %s: a commit failed and will be tried again: %s", self.group, words, exc_info=fault)
+            log.warning("group %s: a commit failed and is retried: %s", self.group, words, exc_info=fault)
 
 
 def _loses_assignment(error: BrokerError) -> bool:
@@ -359,5 +392,5 @@ def _loses_assignment(error: BrokerError) -> bool:
 
 
 def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:
-    """Whether `set_member` will say what comes of it: not of who was in no generation either, and had no claims."""
+    """Return True if a later `set_member` decides about the commit. A member without generation has no assignment."""
     return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0

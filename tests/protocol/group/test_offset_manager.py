@@ -108,9 +108,9 @@ def test_unexpected_error_in_a_commit_is_logged_and_retried(
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 2)
     assert "ZeroDivisionError('as if')" in str(manager.counts.last_failure)
     first, second = (record for record in caplog.records if "group etl" in record.message)
-    assert "will be tried again" in first.message
+    assert "is retried" in first.message
     assert first.exc_info
-    assert "go through again" in second.message
+    assert "succeed again" in second.message
 
 
 def test_commit_without_a_thread_is_retried_by_the_next_mark(
