@@ -17,7 +17,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.errors import NoOffset, UsageError

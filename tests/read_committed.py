@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
 from tests.wait_for_brokers import wait_until_topic_decided

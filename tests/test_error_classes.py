@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, UsageError
 from spark_kafka_source import error_classes
 from spark_kafka_source.options.parsing import parse_source_options

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from protocol.config import ClientConfig
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import ConnectFailed, Corrupt, DataLoss, DeadlineExceeded, KafkaError, TopicRecreated
 from protocol.properties import PROPERTIES
 from protocol.security.tls_config import TLS_NAMES

@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 
 from protocol.config import parse_consumer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka

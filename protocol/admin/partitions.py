@@ -14,7 +14,7 @@ from typing import Any
 from protocol.admin.resources import Operations, Row, ask_each, by_topic, finish, rows_of_partitions
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m34_log_dirs import ALTER_REPLICA_LOG_DIRS, DESCRIBE_LOG_DIRS

@@ -22,20 +22,13 @@ from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.condition import Condition
 from protocol.config import ConsumerConfig, parse_consumer
-from protocol.consumer.broker_consumer import (
-    BrokerConsumer,
-    FetchResult,
-    is_retriable_fetch,
-    log_retry,
-    resolve_leaders,
-    send_fetch,
-)
+from protocol.consumer.fetch_failures import is_about_the_log, is_retriable_fetch, log_retry, validate_position
+from protocol.consumer.fetch_request import BrokerConsumer, FetchResult
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
-from protocol.consumer.leader_epochs import look_up_log_bounds
+from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.partition_consumer import PartitionConsumer, due_for_leaders, is_about_the_log
+from protocol.consumer.partition_consumer import PartitionConsumer, due_for_leaders
 from protocol.consumer.partition_stream import PartitionStream
-from protocol.consumer.position_validation import validate_position
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, TopicPartition
 from protocol.net.connection import Connection

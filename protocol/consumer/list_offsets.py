@@ -1,7 +1,6 @@
-"""List offsets by time for many partitions: earliest, latest, or the first at or after a timestamp.
+"""List offsets of many partitions by time (earliest, latest, first at or after a timestamp) or by leader epoch.
 
-Sends one ListOffsets request per leader, in the caller's thread. Retriable failures are repeated for the failed
-partitions only.
+Sends one request per leader, in the caller's thread. Retriable failures are repeated for the failed partitions only.
 """
 
 from __future__ import annotations
@@ -9,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset, stale_leader
 from protocol.errors import BrokerError
 from protocol.kafka_terms import EARLIEST_LOCAL, MAX_TIMESTAMP, NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
+_UNKNOWN = -1
+_A_CLIENT = -1
 _FIRST_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
 
 
@@ -96,11 +97,16 @@ def _first_version(times: Iterable[int], isolation: int) -> int:
     return max((2 if isolation else 1, *(_FIRST_WITH.get(time, 1) for time in times)))
 
 
-def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
-    """Make the error for an outdated leader (see `is_stale`): refresh the metadata and retry."""
-    what = f"{where}: the leader has epoch {latest.leader_epoch}, older than epoch {known_epoch} seen before"
-    return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, what)
-
-
 def _listed(row: Mapping[str, Any]) -> ListedOffset:
     return ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
+
+
+def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
+    """Return the offset after the last record of `epoch`, or else of the newest older epoch; None if unknown.
+
+    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
+    """
+    asked, fields = {(topic, partition): {"leader_epoch": epoch}}, {"replica_id": _A_CLIENT}
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, fenced=True)
+    end_offset = int(rows[topic, partition]["end_offset"])
+    return None if end_offset == _UNKNOWN else end_offset

@@ -18,7 +18,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
+from protocol.errors import KafkaError, LogTruncated, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
 from protocol.records.decode import decode
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
@@ -296,13 +296,6 @@ class PartitionConsumer:
                 settings=("fetch.max.bytes",),
             )
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
-
-
-def is_about_the_log(error: KafkaError) -> bool:
-    """Return True if the broker's log lacks the position. Final from the leader, not from a follower."""
-    return isinstance(error, LogTruncated) or (
-        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
-    )
 
 
 def due_for_leaders(partitions: Iterable[PartitionConsumer], now_s: float) -> list[PartitionConsumer]:

@@ -18,19 +18,12 @@ from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
-from protocol.consumer import position_validation
-from protocol.consumer.broker_consumer import (
-    BrokerConsumer,
-    FetchResult,
-    is_retriable_fetch,
-    log_retry,
-    resolve_leaders,
-    send_fetch,
-)
-from protocol.consumer.leader_epochs import look_up_log_bounds
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, due_for_leaders, is_about_the_log
-from protocol.consumer.position_validation import InvalidPosition
-from protocol.consumer.range import Range
+from protocol.consumer import fetch_failures
+from protocol.consumer.fetch_failures import InvalidPosition, is_about_the_log, is_retriable_fetch, log_retry
+from protocol.consumer.fetch_request import BrokerConsumer, FetchResult
+from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
+from protocol.consumer.log_offsets import Range
+from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, due_for_leaders
 from protocol.errors import (
     BrokerError,
     DataLoss,
@@ -255,7 +248,7 @@ class RangeConsumer:
                 continue
             self._begin_asking(reading)
             if reading.unknown.expired or self._is_deleted(reading):
-                self._reset_position(reading, position_validation.topic_deleted(reading), error)
+                self._reset_position(reading, fetch_failures.topic_deleted(reading), error)
             else:
                 self._handle_failure(reading, error)
 
@@ -375,7 +368,7 @@ class RangeConsumer:
         if reading.done or reading.asked_at_s is None or reading.failure is not None:
             return
         if self._deadline(reading).passed:
-            raise position_validation.poll_timed_out(reading)
+            raise fetch_failures.poll_timed_out(reading)
 
     def _handle_failure(self, reading: _Reading, error: KafkaError) -> None:
         """Back off after a retriable error; raise other errors."""
@@ -407,7 +400,7 @@ class RangeConsumer:
     def _validate(self, reading: _Reading, error: KafkaError) -> InvalidPosition | KafkaError:
         """Convert a failure to lost records, or to an error that may be retriable."""
         if isinstance(error, TopicRecreated):
-            return position_validation.topic_recreated(reading, error)
+            return fetch_failures.topic_recreated(reading, error)
         if not is_about_the_log(error):
             return error
         try:
@@ -419,7 +412,7 @@ class RangeConsumer:
                     raise failure
             return outcome
         except TopicRecreated as recreated:
-            return position_validation.topic_recreated(reading, recreated)
+            return fetch_failures.topic_recreated(reading, recreated)
         except TopicUnknown as unknown:
             # The metadata will tell if it was deleted.
             return unknown.answer
@@ -429,10 +422,10 @@ class RangeConsumer:
     def _validate_position(self, reading: _Reading, error: KafkaError) -> InvalidPosition | BrokerError:
         if isinstance(error, LogTruncated):
             # If nothing was read before the range, records before it are not part of it.
-            return position_validation.log_truncated(
+            return fetch_failures.log_truncated(
                 error, 0 if reading.wanted.from_epoch != NO_LEADER_EPOCH else reading.wanted.from_offset
             )
-        return position_validation.validate_position(
+        return fetch_failures.validate_position(
             reading, look_up_log_bounds(self._client, reading, self._deadline(reading))
         )
 

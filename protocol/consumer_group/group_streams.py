@@ -18,7 +18,7 @@ from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, UsageError

@@ -21,7 +21,7 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.consumer.listed_offset import ListedOffset
-from protocol.consumer.record_sizes import RecordSizes
+from protocol.consumer.log_offsets import ListedOffset
+from protocol.consumer.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for

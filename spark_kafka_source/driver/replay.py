@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from protocol.cluster.metadata import is_another_topic
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import claim_all, retry_unknown_topics

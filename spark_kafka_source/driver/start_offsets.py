@@ -13,7 +13,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import ConfigurationError, DeadlineExceeded
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.once import log_once

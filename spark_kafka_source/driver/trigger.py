@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
-from protocol.consumer.leader_epochs import end_of_epoch
+from protocol.consumer.list_offsets import end_of_epoch
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import claim_all, discover_present, leaders, retry_unknown_topics

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets, topic_ids

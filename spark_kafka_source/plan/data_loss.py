@@ -1,6 +1,6 @@
 """What counts as lost between what a query has read and what the logs have now, and what is said of it.
 
-Asks no brokers: `driver/trigger.py` does. For what a task cannot read see `protocol.consumer.position_validation`.
+Asks no brokers: `driver/trigger.py` does. For what a task cannot read see `protocol.consumer.fetch_failures`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.cluster.metadata import is_another_topic, topic_id_text
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.error_classes import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 
 

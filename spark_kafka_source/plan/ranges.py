@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.options.partitions import name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.config import ClientConfig
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, TopicRecreated, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy

@@ -77,7 +77,7 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
     from protocol.consumer.list_offsets import list_offsets
-    from protocol.consumer.range import Range
+    from protocol.consumer.log_offsets import Range
     from protocol.consumer.range_consumer import RangeConsumer
     from protocol.kafka_terms import LATEST
 

@@ -14,7 +14,7 @@ from protocol.admin.topics import delete_records
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.producer import Producer

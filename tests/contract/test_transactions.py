@@ -12,7 +12,7 @@ from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
 from tests.contract.members import commit, committed, new_group, stable

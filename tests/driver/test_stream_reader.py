@@ -13,7 +13,7 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST

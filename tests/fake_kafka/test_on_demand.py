@@ -14,7 +14,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets

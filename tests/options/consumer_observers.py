@@ -10,7 +10,7 @@ from typing import Any
 from protocol.clock import SYSTEM_CLOCK
 from protocol.config import parse_consumer
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership

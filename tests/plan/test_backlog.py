@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.claims import Claims

@@ -9,8 +9,7 @@ from itertools import product
 
 import pytest
 
-from protocol.consumer.listed_offset import ListedOffset
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import ListedOffset, Range
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.claims import Claims

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.cluster.metadata import topic_id_text
-from protocol.consumer.listed_offset import ListedOffset
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import ListedOffset, Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan import data_loss

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import split

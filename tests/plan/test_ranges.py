@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, UsageError
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan.offsets import Offsets

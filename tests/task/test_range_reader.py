@@ -7,7 +7,7 @@ import tracemalloc
 import pyarrow as pa
 import pytest
 
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from spark_kafka_source.task import range_reader
 
 

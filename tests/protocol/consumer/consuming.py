@@ -16,7 +16,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, TopicRecreated
 from protocol.kafka_terms import EARLIEST, LATEST

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.local_kafka import LocalKafka

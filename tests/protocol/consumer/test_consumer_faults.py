@@ -17,7 +17,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.kafka_terms import EARLIEST
@@ -404,7 +404,7 @@ class TestBadReplies:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr("protocol.consumer.broker_consumer.BrokerConsumer.handle_response", fail)
+        monkeypatch.setattr("protocol.consumer.fetch_request.BrokerConsumer.handle_response", fail)
         self.answers(fake, lambda body: reply(reply_row(0)))
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.broker_errors import ErrorCode
-from protocol.consumer.fetch_session import FetchSession, Key
+from protocol.consumer.fetch_request import FetchSession, Key
 
 ORDERS, PAYMENTS = b"o" * 16, b"p" * 16
 

@@ -12,8 +12,8 @@ from protocol.admin.topics import delete_records
 from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.log_samples import log_samples
-from protocol.consumer.range import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.kafka_terms import LATEST

@@ -10,7 +10,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import Corrupt, DeadlineExceeded, TopicUnknown
 from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS

@@ -11,7 +11,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError, KafkaError, ProtocolError
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA

@@ -14,9 +14,8 @@ from confluent_kafka import Producer
 
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
-from protocol.consumer.log_samples import log_samples
+from protocol.consumer.log_samples import RecordSizes, log_samples
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
-from protocol.consumer.record_sizes import RecordSizes
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
-from protocol.consumer.broker_consumer import resolve_leaders
+from protocol.consumer.leaders import resolve_leaders
 from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST

@@ -13,7 +13,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH

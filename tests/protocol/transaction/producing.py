@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from protocol.consumer.range_consumer import RangeConsumer
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import LATEST

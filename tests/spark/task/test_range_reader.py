@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.consumer import range_consumer
-from protocol.consumer.range import Range
+from protocol.consumer.log_offsets import Range
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.task import range_reader

@@ -1,37 +1,133 @@
-"""Fetch requests to one broker for all partitions read from it, and the handling of the replies.
+"""Fetch requests to one broker for all partitions read from it, its fetch session, and its replies. Sans-IO.
 
-sarama's `brokerConsumer`, without goroutines. `BrokerConsumer` builds request bodies and reads reply bodies;
-`send_fetch` and `resolve_leaders` send requests. Used by `range_consumer` (one thread for all brokers), `consumer`
-(one thread per broker) and `log_samples`.
+sarama's `brokerConsumer`, without goroutines. Used by `range_consumer` (one thread for all brokers), `consumer` (one
+thread per broker) and `log_samples`; `leaders` sends the requests.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
-from protocol.cluster.client import FETCH as FETCH_PURPOSE
-from protocol.cluster.client import Client
-from protocol.cluster.dispatch import is_retriable
-from protocol.cluster.metadata import Broker, Metadata, is_another_topic, topic_id_text
+from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.fetch_session import FINAL_EPOCH, SESSION_ERRORS, FetchSession, Key, Row, keys_of, topic_rows
 from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
-from protocol.errors import BrokerError, KafkaError, TopicRecreated, TransportError
-from protocol.kafka_terms import NO_REPLICA, NO_TOPIC_ID
-from protocol.net.connection import Reply
+from protocol.errors import KafkaError, TransportError
 from protocol.wire.messages.m01_fetch import (
-    FETCH,
-    FIRST_WITH_ISOLATION_LEVEL,
     FIRST_WITH_SESSIONS,
     LAST_WITH_TOPIC_NAMES,
 )
 
-log = logging.getLogger(__name__)
+NO_SESSION = 0
+FINAL_EPOCH = -1
+"""Epoch of a request that closes the session, or that uses none."""
+_INITIAL_EPOCH = 0
+_LAST_EPOCH = 2**31 - 1
+
+# A topic's id (since Fetch 13) or its name, and the partition number.
+Key = tuple[bytes | str, int]
+Row = dict[str, Any]
+
+SESSION_ERRORS = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+"""Codes about the session, not about partitions."""
+
+
+class FetchSession:
+    """The broker's state of the last request. One request at a time.
+
+    Attributes
+    ----------
+    session_id : int
+        0 if there is no session.
+    full : bool
+        The last request contained every partition, and so must its reply.
+    """
+
+    def __init__(self) -> None:
+        self.session_id = NO_SESSION
+        self.full = True
+        self._epoch = _INITIAL_EPOCH
+        self._rows: Mapping[Key, Row] = {}
+        self._by_id = False
+
+    def request(self, rows: Mapping[Key, Row], *, by_id: bool) -> dict[str, Any]:
+        """Return the fields of a request for exactly these rows: changed rows, and partitions to forget.
+
+        `by_id`: keys contain topic ids instead of names; a session cannot change between them.
+        """
+        if by_id != self._by_id:
+            self.restart()
+            self._by_id = by_id
+        self.full = self._epoch == _INITIAL_EPOCH
+        before = {} if self.full else self._rows
+        changed = {key: row for key, row in rows.items() if before.get(key) != row}
+        forgotten: dict[bytes | str, list[int]] = {}
+        for topic, partition in before.keys() - rows.keys():
+            forgotten.setdefault(topic, []).append(partition)
+        self._rows = rows
+        name = topic_field(by_id)
+        return {
+            "session_id": self.session_id,
+            "session_epoch": self._epoch,
+            "topics": topic_rows(changed, by_id),
+            "forgotten_topics_data": [{name: topic, "partitions": gone} for topic, gone in forgotten.items()],
+        }
+
+    def accept(self, error_code: int, session_id: int) -> None:
+        """Handle the head of a reply: the next request continues the session or starts a new one."""
+        if error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+            self.session_id = NO_SESSION
+        if error_code != ErrorCode.NONE or (session_id != self.session_id and not self.full):
+            self.restart()
+        elif session_id == NO_SESSION:
+            # The broker has no room for the session, or throttles: a full request may create one later.
+            self.session_id, self._epoch = NO_SESSION, _INITIAL_EPOCH
+        else:
+            self.session_id = session_id
+            # The epoch of the second request is 1, and 1 follows the largest.
+            self._epoch = 1 if self._epoch == _LAST_EPOCH else self._epoch + 1
+
+    def restart(self) -> None:
+        """Make the next request a full one, which also closes the old session. Needed after a lost reply."""
+        self._epoch = _INITIAL_EPOCH
+
+    def close(self) -> dict[str, Any] | None:
+        """Return the fields of a request that closes the session, which the broker would otherwise keep for minutes."""
+        session_id, self.session_id = self.session_id, NO_SESSION
+        self.restart()
+        return {"session_id": session_id, "session_epoch": FINAL_EPOCH, "topics": []} if session_id else None
+
+
+def topic_field(by_id: bool) -> str:
+    """Return the field that names the topic in requests and replies."""
+    return "topic_id" if by_id else "topic"
+
+
+def topic_rows(rows: Mapping[Key, Row], by_id: bool) -> list[dict[str, Any]]:
+    """Group rows into the `topics` of a request, in the order of the topics' first rows."""
+    topics: dict[bytes | str, list[Row]] = {}
+    for (topic, _), row in rows.items():
+        topics.setdefault(topic, []).append(row)
+    name = topic_field(by_id)
+    return [{name: topic, "partitions": partitions} for topic, partitions in topics.items()]
+
+
+def keys_of(rows: Iterable[Mapping[str, Any]], by_id: bool) -> list[tuple[Key, Mapping[str, Any]]]:
+    """Return the partition rows of a reply with their keys."""
+    name = topic_field(by_id)
+    return [
+        ((bytes(topic[name]) if by_id else topic[name], row["partition_index"]), row)
+        for topic in rows
+        for row in topic["partitions"]
+    ]
 
 
 @dataclass
@@ -165,115 +261,3 @@ def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
         return rows
     unknown = {"last_fetched_epoch"} if version >= 9 else {"last_fetched_epoch", "current_leader_epoch"}
     return {key: {name: value for name, value in row.items() if name not in unknown} for key, row in rows.items()}
-
-
-def is_retriable_fetch(error: KafkaError) -> bool:
-    """Return True if the same Fetch may succeed later.
-
-    UNKNOWN_SERVER_ERROR counts as retriable, as in Java's consumer: a temporary failure of a disk or of remote storage
-    causes it.
-    """
-    return is_retriable(error) or _is_unknown_server_error(error)
-
-
-def log_retry(partition: PartitionConsumer, error: KafkaError) -> None:
-    """Log a failed Fetch that is retried; as a warning, once, if only the broker's own log has the cause."""
-    warns = _is_unknown_server_error(error) and partition.failure is None
-    log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
-
-
-def _is_unknown_server_error(error: KafkaError) -> bool:
-    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_SERVER_ERROR
-
-
-def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:
-    """Return the newest version of Fetch that can name these topics; None for any."""
-    by_name = any(each.topic_id == NO_TOPIC_ID for each in partitions)
-    return LAST_WITH_TOPIC_NAMES if by_name else None
-
-
-def send_fetch(
-    client: Client,
-    consumer: BrokerConsumer,
-    partitions: Sequence[PartitionConsumer],
-    deadline: Deadline,
-    *,
-    max_bytes: int,
-    max_wait_ms: int,
-    purpose: str = FETCH_PURPOSE,
-) -> Reply:
-    """Send the Fetch of `consumer.body`, in the newest version that can name the topics. Raises as `Client.send`."""
-    return client.send(
-        consumer.broker,
-        FETCH,
-        consumer.body(partitions, max_bytes=max_bytes, max_wait_ms=max_wait_ms),
-        deadline,
-        purpose=purpose,
-        at_least=FIRST_WITH_ISOLATION_LEVEL,
-        at_most=newest_version(partitions),
-    )
-
-
-def resolve_leaders(
-    client: Client, partitions: Collection[PartitionConsumer], deadline: Deadline
-) -> dict[PartitionConsumer, KafkaError]:
-    """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.
-
-    Returns
-    -------
-    dict of PartitionConsumer to KafkaError
-        Partitions without a broker: `BrokerError` (retriable) if there is no leader, `TopicRecreated` if the topic has
-        another id than before, `DeadlineExceeded` if no broker replied.
-    """
-    topics = {each.topic for each in partitions}
-    try:
-        snapshot = client.snapshot(topics, deadline)
-        if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
-            # Cached metadata may be older than the plan of the range.
-            client.expire_metadata(another)
-            snapshot = client.snapshot(topics, deadline)
-    except KafkaError as error:
-        return dict.fromkeys(partitions, error)
-    failures: dict[PartitionConsumer, KafkaError] = {}
-    now_s = client.clock.now_s()
-    for partition in partitions:
-        try:
-            _route(snapshot, partition, now_s)
-        except KafkaError as error:
-            failures[partition] = error
-    client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
-    return failures
-
-
-def _route(snapshot: Metadata, partition: PartitionConsumer, now_s: float) -> None:
-    known = snapshot.topic(partition.topic)
-    if _is_another(snapshot, partition):
-        raise TopicRecreated(
-            f"{partition.name}: the topic was deleted and created again (its id was "
-            f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(known.topic_id)})",
-            topic=partition.topic,
-            partition=partition.partition,
-        )
-    broker, leadership = snapshot.leader(partition.topic, partition.partition)
-    if partition.preferred_replica != NO_REPLICA:
-        replica = snapshot.brokers.get(partition.preferred_replica)
-        if replica is None:
-            raise broker_error(
-                ErrorCode.REPLICA_NOT_AVAILABLE,
-                f"{partition.name}: {broker} names broker {partition.preferred_replica} as the replica to read from",
-                topic=partition.topic,
-                partition=partition.partition,
-            )
-        broker = replica
-    partition.topic_id = known.topic_id
-    partition.leader_epoch = leadership.leader_epoch
-    partition.routed_at_s = now_s
-    # Set last: from now on the thread of that broker fetches the partition.
-    partition.broker = broker
-
-
-def _is_another(snapshot: Metadata, partition: PartitionConsumer) -> bool:
-    known = snapshot.topics.get(partition.topic)
-    if known is None or known.error_code != ErrorCode.NONE:
-        return False
-    return is_another_topic(known.topic_id, partition.topic_id)

@@ -8,9 +8,9 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.consumer.fetch_failures import InvalidPosition, log_truncated, validate_position
+from protocol.consumer.log_offsets import ListedOffset, LogBounds
 from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
-from protocol.consumer.position_validation import InvalidPosition, LogBounds, log_truncated, validate_position
 from protocol.errors import BrokerError, LogTruncated
 from tests.protocol.consumer.consuming import TOPIC_ID
 

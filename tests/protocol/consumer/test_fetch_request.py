@@ -9,7 +9,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.broker_consumer import BrokerConsumer, newest_version
+from protocol.consumer.fetch_request import BrokerConsumer
+from protocol.consumer.leaders import newest_version
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import BrokerError, TransportError
 from protocol.wire.frame import decode_request, encode_request

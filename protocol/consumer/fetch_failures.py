@@ -1,30 +1,21 @@
-"""Decide what a refused position means: retry, or lost records and the offset to resume from. Sans-IO.
+"""Decide what the failure of a Fetch means: retry, or lost records and the offset to resume from. Sans-IO.
 
-Compares a `PartitionConsumer` with its leader's log (`leader_epochs.look_up_log_bounds`). Used by `range_consumer`,
-which may skip lost records, and by `consumer`, whose user decides.
+Compares a `PartitionConsumer` with its leader's log (`leaders.look_up_log_bounds`). Used by `range_consumer`, which may
+skip lost records, and by `consumer`, whose user decides.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.consumer.list_offsets import stale_leader
-from protocol.consumer.listed_offset import ListedOffset
+from protocol.cluster.dispatch import is_retriable
+from protocol.consumer.log_offsets import LogBounds, stale_leader
 from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
-from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, LogTruncated, TopicRecreated
+from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated
 
-
-@dataclass(frozen=True)
-class LogBounds:
-    """The offsets of a log, from `start` to `latest` (exclusive), according to its leader.
-
-    `lacks_epoch`: the log keeps leader epochs, but not the epoch of the last record read.
-    """
-
-    start: int
-    latest: ListedOffset
-    lacks_epoch: bool = False
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,3 +93,29 @@ def topic_recreated(partition: PartitionConsumer, error: TopicRecreated) -> Inva
 def log_truncated(error: LogTruncated, first_offset: int) -> InvalidPosition:
     """Make the result for a truncated log: read again from the truncation, but not before `first_offset`."""
     return InvalidPosition(max(error.context["end_offset"], first_offset), str(error))
+
+
+def is_about_the_log(error: KafkaError) -> bool:
+    """Return True if the broker's log lacks the position. Final from the leader, not from a follower."""
+    return isinstance(error, LogTruncated) or (
+        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    )
+
+
+def is_retriable_fetch(error: KafkaError) -> bool:
+    """Return True if the same Fetch may succeed later.
+
+    UNKNOWN_SERVER_ERROR counts as retriable, as in Java's consumer: a temporary failure of a disk or of remote storage
+    causes it.
+    """
+    return is_retriable(error) or _is_unknown_server_error(error)
+
+
+def log_retry(partition: PartitionConsumer, error: KafkaError) -> None:
+    """Log a failed Fetch that is retried; as a warning, once, if only the broker's own log has the cause."""
+    warns = _is_unknown_server_error(error) and partition.failure is None
+    log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
+
+
+def _is_unknown_server_error(error: KafkaError) -> bool:
+    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_SERVER_ERROR
