@@ -16,9 +16,9 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.errors import NoOffset, UsageError
 from protocol.group.committed_offsets import fetch_offsets
@@ -107,7 +107,7 @@ def _read(client: Client, config: GroupConsumerConfig, ranges: list[Range], sche
     names = sorted({each.topic for each in ranges})
     indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
     with client:
-        fetched = RangeConsumer(
+        fetched = BoundedReader(
             client,
             config.consumer,
             ranges,

@@ -9,9 +9,9 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
 from tests.wait_for_brokers import wait_until_topic_decided
 
@@ -59,6 +59,6 @@ def by_this_project(servers: str, topic: str) -> Values:
         ends = list_offsets(client, times, isolation_level="read_committed")
         ranges = [Range(topic, number, from_offset=0, until_offset=ends[topic, number].offset) for _, number in ends]
         values: Values = {number: [] for _, number in ends}
-        for each, batch in RangeConsumer(client, parse_consumer({"isolation.level": "read_committed"}), ranges):
+        for each, batch in BoundedReader(client, parse_consumer({"isolation.level": "read_committed"}), ranges):
             values[each.partition] += batch.column("value").to_pylist()
         return values

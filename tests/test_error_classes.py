@@ -40,7 +40,7 @@ def test_data_loss_in_a_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         def __iter__(self) -> object:
             raise DataLoss("t-0: gone", topic="t", partition=0)
 
-    monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
+    monkeypatch.setattr(range_reader, "BoundedReader", Consumer)
     options = parse_source_options(GIVEN, streaming=False)
     with pytest.raises(DataLoss) as raised:
         list(range_reader.read_range(options, [Range("t", 0, 0, 5)]))

@@ -107,7 +107,7 @@ def test_options_say_what_is_lost_without_a_failure(
             self.given["on_loss"](again, Range("t", 0, 5, 9))  # type: ignore[operator]
             return iter(())
 
-    monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
+    monkeypatch.setattr(range_reader, "BoundedReader", Consumer)
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", **options}
     reading = range_reader.read_range(parse_source_options(given, streaming=True), [Range("t", 0, 5, 9)])
     if said is None:
@@ -126,7 +126,7 @@ def test_what_a_task_cannot_read_names_the_option_too(monkeypatch: pytest.Monkey
         def __iter__(self) -> object:
             raise Corrupt("check.crcs=false reads it as it is", settings=("check.crcs",))
 
-    monkeypatch.setattr(range_reader, "RangeConsumer", Consumer)
+    monkeypatch.setattr(range_reader, "BoundedReader", Consumer)
     options = parse_source_options({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}, streaming=False)
     with pytest.raises(Corrupt, match=r"^kafka\.check\.crcs=false"):
         list(range_reader.read_range(options, [Range("t", 0, 0, 5)]))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from protocol.config import parse_consumer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.consumer.consuming import client_of
@@ -32,7 +32,7 @@ def rows_of_ours(kafka: LocalKafka, partitions: Sequence[Partition], isolation_l
         ends = list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level)
         ranges = [Range(*key, starts[key].offset, ends[key].offset) for key in partitions]
         config = parse_consumer({"isolation.level": isolation_level})
-        for wanted, batch in RangeConsumer(client, config, ranges):
+        for wanted, batch in BoundedReader(client, config, ranges):
             rows.setdefault((wanted.topic, wanted.partition), []).extend(map(our_row, batch.to_pylist()))
     return rows
 

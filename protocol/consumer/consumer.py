@@ -23,11 +23,11 @@ from protocol.cluster.metadata import Broker
 from protocol.condition import Condition
 from protocol.config import ConsumerConfig, parse_consumer
 from protocol.consumer.fetch_failures import is_about_the_log, is_retriable_fetch, log_retry, validate_position
-from protocol.consumer.fetch_request import BrokerConsumer, FetchResult
+from protocol.consumer.fetch_position import FetchPosition, due_for_leaders
+from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
 from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.partition_consumer import PartitionConsumer, due_for_leaders
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, TopicPartition
@@ -163,7 +163,7 @@ class Consumer:
         settings = self._client.config
         backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         return PartitionStream(
-            PartitionConsumer(*key, offset, self._config, last_epoch=last_epoch, backoff=backoff),
+            FetchPosition(*key, offset, self._config, last_epoch=last_epoch, backoff=backoff),
             self._lock,
             self._client.clock,
             patience_s=settings.default_api_timeout_ms / 1000,
@@ -333,7 +333,7 @@ class Consumer:
             if any(partition.broker is None for partition in asked):
                 self._unrouted.notify()
 
-    def _handle_failures(self, failed: Iterable[tuple[PartitionConsumer, KafkaError]], asked: Asked) -> None:
+    def _handle_failures(self, failed: Iterable[tuple[FetchPosition, KafkaError]], asked: Asked) -> None:
         """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
         for partition, error in failed:
             if (stream := asked[partition]).source is not partition:
@@ -409,7 +409,7 @@ class _BrokerThread(threading.Thread):
 
     def __init__(self, owner: Consumer, broker: Broker) -> None:
         super().__init__(name=f"{owner._purpose}-{broker.node_id}", daemon=True)
-        self.consumer = BrokerConsumer(broker, owner._config, sessions=True)
+        self.consumer = FetchRequestBuilder(broker, owner._config, sessions=True)
         self.work = Condition(owner._lock)
         self.state = BrokerState(broker)
         self._owner = owner
@@ -480,7 +480,7 @@ class _BrokerThread(threading.Thread):
             result = FetchResult(failed=[(partition, error) for partition in fetch.asked])
         return result
 
-    def _validated(self, partition: PartitionConsumer, error: KafkaError) -> KafkaError:
+    def _validated(self, partition: FetchPosition, error: KafkaError) -> KafkaError:
         """Convert a leader's refusal of an offset. Sends requests, so it must not hold the lock."""
         refused = isinstance(error, BrokerError) and is_about_the_log(error)
         if not refused or partition.preferred_replica != NO_REPLICA:

@@ -1,6 +1,6 @@
 """Decide what the failure of a Fetch means: retry, or lost records and the offset to resume from. Sans-IO.
 
-Compares a `PartitionConsumer` with its leader's log (`leaders.look_up_log_bounds`). Used by `range_consumer`, which may
+Compares a `FetchPosition` with its leader's log (`leaders.look_up_log_bounds`). Used by `bounded_reader`, which may
 skip lost records, and by `consumer`, whose user decides.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.dispatch import is_retriable
+from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import LogBounds, stale_leader
-from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class InvalidPosition:
     kind: type[DataLoss] = DataLoss
 
 
-def validate_position(partition: PartitionConsumer, log: LogBounds) -> InvalidPosition | BrokerError:
+def validate_position(partition: FetchPosition, log: LogBounds) -> InvalidPosition | BrokerError:
     """Return why the leader refused the position (OFFSET_OUT_OF_RANGE); a retriable error if only the leader lagged."""
     position, until = partition.position, partition.until_offset
     if log.latest.is_stale(partition.known_epoch):
@@ -57,7 +57,7 @@ def validate_position(partition: PartitionConsumer, log: LogBounds) -> InvalidPo
     )
 
 
-def poll_timed_out(partition: PartitionConsumer) -> DeadlineExceeded:
+def poll_timed_out(partition: FetchPosition) -> DeadlineExceeded:
     """Make the error for a leader that sent no records for `poll_timeout_ms`, although they existed before."""
     remedy = "raise poll_timeout_ms if the broker only needs longer"
     if 0 <= partition.last_stable_offset <= partition.position < partition.high_watermark:
@@ -74,7 +74,7 @@ def poll_timed_out(partition: PartitionConsumer) -> DeadlineExceeded:
     )
 
 
-def topic_deleted(partition: PartitionConsumer) -> InvalidPosition:
+def topic_deleted(partition: FetchPosition) -> InvalidPosition:
     """Make the result for a topic or partition that brokers have not known for long."""
     position, until = partition.position, partition.until_offset
     return InvalidPosition(
@@ -84,7 +84,7 @@ def topic_deleted(partition: PartitionConsumer) -> InvalidPosition:
     )
 
 
-def topic_recreated(partition: PartitionConsumer, error: TopicRecreated) -> InvalidPosition:
+def topic_recreated(partition: FetchPosition, error: TopicRecreated) -> InvalidPosition:
     """Make the result for a recreated topic, which has none of the wanted records at any offset."""
     position, until = partition.position, partition.until_offset
     return InvalidPosition(until, f"{error}: offsets {position} to {until} belonged to the old one", TopicRecreated)
@@ -111,7 +111,7 @@ def is_retriable_fetch(error: KafkaError) -> bool:
     return is_retriable(error) or _is_unknown_server_error(error)
 
 
-def log_retry(partition: PartitionConsumer, error: KafkaError) -> None:
+def log_retry(partition: FetchPosition, error: KafkaError) -> None:
     """Log a failed Fetch that is retried; as a warning, once, if only the broker's own log has the cause."""
     warns = _is_unknown_server_error(error) and partition.failure is None
     log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)

@@ -1,6 +1,6 @@
 """Fetch requests to one broker for all partitions read from it, its fetch session, and its replies. Sans-IO.
 
-sarama's `brokerConsumer`, without goroutines. Used by `range_consumer` (one thread for all brokers), `consumer` (one
+sarama's `brokerConsumer`, without goroutines. Used by `bounded_reader` (one thread for all brokers), `consumer` (one
 thread per broker) and `log_samples`; `leaders` sends the requests.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.errors import KafkaError, TransportError
 from protocol.wire.messages.m01_fetch import (
     FIRST_WITH_SESSIONS,
@@ -134,12 +134,12 @@ def keys_of(rows: Iterable[Mapping[str, Any]], by_id: bool) -> list[tuple[Key, M
 class FetchResult:
     """The result of a reply: records, and failures of single partitions. A partition in neither had no new data."""
 
-    fetched: list[tuple[PartitionConsumer, Fetched]] = field(default_factory=list)
-    failed: list[tuple[PartitionConsumer, KafkaError]] = field(default_factory=list)
+    fetched: list[tuple[FetchPosition, CompletedFetch]] = field(default_factory=list)
+    failed: list[tuple[FetchPosition, KafkaError]] = field(default_factory=list)
     throttle_ms: int = 0
 
 
-class BrokerConsumer:
+class FetchRequestBuilder:
     """Requests and replies of one broker, one request at a time.
 
     `sessions` enables incremental fetch sessions (KIP-227), which pay off for long-lived readers.
@@ -152,7 +152,7 @@ class BrokerConsumer:
         self._session = FetchSession() if sessions else None
         self._in_session = False
         self._by_id = False
-        self._asked: dict[Key, PartitionConsumer] = {}
+        self._asked: dict[Key, FetchPosition] = {}
 
     @property
     def by_id(self) -> bool:
@@ -160,18 +160,18 @@ class BrokerConsumer:
         return self._by_id
 
     @property
-    def asked(self) -> Collection[PartitionConsumer]:
+    def asked(self) -> Collection[FetchPosition]:
         """Partitions of the request in flight."""
         return self._asked.values()
 
     def body(
-        self, partitions: Sequence[PartitionConsumer], *, max_bytes: int, max_wait_ms: int
+        self, partitions: Sequence[FetchPosition], *, max_bytes: int, max_wait_ms: int
     ) -> Callable[[int], dict[str, Any]]:
         """Return the Fetch request as a function of its version.
 
         Parameters
         ----------
-        partitions : sequence of PartitionConsumer
+        partitions : sequence of FetchPosition
             Each at most once.
         max_bytes : int
             Limit of the whole reply; raised to the limit of the largest partition.
@@ -242,7 +242,7 @@ class BrokerConsumer:
             ]
         return result
 
-    def lost(self) -> list[PartitionConsumer]:
+    def lost(self) -> list[FetchPosition]:
         """Handle a missing reply: return its partitions, and restart the session, whose state is unknown."""
         asked, self._asked = list(self._asked.values()), {}
         if self._session is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.kafka_terms import NO_REPLICA
 
@@ -18,7 +18,7 @@ from protocol.kafka_terms import NO_REPLICA
 _LINGER_S = 5.0
 
 # Streams by the partition state in the request; a `seek` replaces the state of a stream.
-Asked = Mapping[PartitionConsumer, PartitionStream]
+Asked = Mapping[FetchPosition, PartitionStream]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FetchSchedule:
         if (broker := stream.source.broker) is not None:
             self._by_broker.setdefault(broker, {})[stream] = None
 
-    def put(self, stream: PartitionStream, fetched: Fetched, now_s: float) -> None:
+    def put(self, stream: PartitionStream, fetched: CompletedFetch, now_s: float) -> None:
         """Add a reply to its stream."""
         stream.put(fetched, now_s)
         self.unread[stream] = None

@@ -1,6 +1,6 @@
 """Resolve leaders, and send them what fetching needs: Fetch requests, and queries about their logs.
 
-Runs in the caller's thread; no retries. Used by `range_consumer`, `consumer` and `log_samples`.
+Runs in the caller's thread; no retries. Used by `bounded_reader`, `consumer` and `log_samples`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Metadata, is_another_topic, topic_id_text
+from protocol.consumer.fetch_position import FetchPosition
 from protocol.consumer.fetch_request import (
-    BrokerConsumer,
+    FetchRequestBuilder,
 )
 from protocol.consumer.list_offsets import end_of_epoch, list_offsets
 from protocol.consumer.log_offsets import LogBounds
-from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import BrokerError, KafkaError, TopicRecreated
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
 from protocol.net.connection import Reply
@@ -28,7 +28,7 @@ from protocol.wire.messages.m01_fetch import (
 )
 
 
-def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:
+def newest_version(partitions: Collection[FetchPosition]) -> int | None:
     """Return the newest version of Fetch that can name these topics; None for any."""
     by_name = any(each.topic_id == NO_TOPIC_ID for each in partitions)
     return LAST_WITH_TOPIC_NAMES if by_name else None
@@ -36,8 +36,8 @@ def newest_version(partitions: Collection[PartitionConsumer]) -> int | None:
 
 def send_fetch(
     client: Client,
-    consumer: BrokerConsumer,
-    partitions: Sequence[PartitionConsumer],
+    consumer: FetchRequestBuilder,
+    partitions: Sequence[FetchPosition],
     deadline: Deadline,
     *,
     max_bytes: int,
@@ -57,13 +57,13 @@ def send_fetch(
 
 
 def resolve_leaders(
-    client: Client, partitions: Collection[PartitionConsumer], deadline: Deadline
-) -> dict[PartitionConsumer, KafkaError]:
+    client: Client, partitions: Collection[FetchPosition], deadline: Deadline
+) -> dict[FetchPosition, KafkaError]:
     """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.
 
     Returns
     -------
-    dict of PartitionConsumer to KafkaError
+    dict of FetchPosition to KafkaError
         Partitions without a broker: `BrokerError` (retriable) if there is no leader, `TopicRecreated` if the topic has
         another id than before, `DeadlineExceeded` if no broker replied.
     """
@@ -76,7 +76,7 @@ def resolve_leaders(
             snapshot = client.snapshot(topics, deadline)
     except KafkaError as error:
         return dict.fromkeys(partitions, error)
-    failures: dict[PartitionConsumer, KafkaError] = {}
+    failures: dict[FetchPosition, KafkaError] = {}
     now_s = client.clock.now_s()
     for partition in partitions:
         try:
@@ -87,7 +87,7 @@ def resolve_leaders(
     return failures
 
 
-def _route(snapshot: Metadata, partition: PartitionConsumer, now_s: float) -> None:
+def _route(snapshot: Metadata, partition: FetchPosition, now_s: float) -> None:
     known = snapshot.topic(partition.topic)
     if _is_another(snapshot, partition):
         raise TopicRecreated(
@@ -114,14 +114,14 @@ def _route(snapshot: Metadata, partition: PartitionConsumer, now_s: float) -> No
     partition.broker = broker
 
 
-def _is_another(snapshot: Metadata, partition: PartitionConsumer) -> bool:
+def _is_another(snapshot: Metadata, partition: FetchPosition) -> bool:
     known = snapshot.topics.get(partition.topic)
     if known is None or known.error_code != ErrorCode.NONE:
         return False
     return is_another_topic(known.topic_id, partition.topic_id)
 
 
-def look_up_log_bounds(client: Client, partition: PartitionConsumer, deadline: Deadline) -> LogBounds:
+def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadline) -> LogBounds:
     """Request from the leader what `position_validation` needs after a refused position.
 
     A log whose message.format.version was changed to below 0.11 keeps no epochs and is not checked any more. Raises

@@ -21,9 +21,9 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.fetch_request import BrokerConsumer, FetchResult
+from protocol.consumer.fetch_position import UNBOUNDED, CompletedFetch, FetchPosition
+from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
 from protocol.consumer.leaders import resolve_leaders, send_fetch
-from protocol.consumer.partition_consumer import UNBOUNDED, Fetched, PartitionConsumer
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Reply
@@ -40,7 +40,7 @@ def log_samples(
     partition_max_bytes: int,
     partitions_per_request: int,
     most_bytes: int = UNBOUNDED,
-) -> Iterator[tuple[TopicPartition, Fetched]]:
+) -> Iterator[tuple[TopicPartition, CompletedFetch]]:
     """Yield the record batches at `offsets`, in order of arrival.
 
     Parameters
@@ -58,16 +58,16 @@ def log_samples(
 
     Yields
     ------
-    TopicPartition, Fetched
+    TopicPartition, CompletedFetch
         Partitions that failed or had no reply by the deadline are omitted; broker errors are not raised.
     """
     # With a rack, a leader may name another replica instead of sending records.
     config = replace(config, max_partition_fetch_bytes=partition_max_bytes, client_rack="")
     waiting = _by_leader(client, config, offsets, deadline)
-    consumers = {broker: BrokerConsumer(broker, config, sessions=False) for broker in waiting}
+    consumers = {broker: FetchRequestBuilder(broker, config, sessions=False) for broker in waiting}
     came_bytes = 0
     while waiting and came_bytes < most_bytes and not deadline.passed:
-        replies: dict[Broker, tuple[Reply, list[PartitionConsumer]]] = {}
+        replies: dict[Broker, tuple[Reply, list[FetchPosition]]] = {}
         for broker, queue in waiting.items():
             asked = [queue.popleft() for _ in range(min(partitions_per_request, len(queue)))]
             max_bytes = partition_max_bytes * len(asked)
@@ -95,10 +95,10 @@ def log_samples(
 
 def _by_leader(
     client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
-) -> dict[Broker, deque[PartitionConsumer]]:
-    partitions = [PartitionConsumer(*key, offset, config) for key, offset in offsets.items()]
+) -> dict[Broker, deque[FetchPosition]]:
+    partitions = [FetchPosition(*key, offset, config) for key, offset in offsets.items()]
     failures = resolve_leaders(client, partitions, deadline)
-    waiting: dict[Broker, deque[PartitionConsumer]] = {}
+    waiting: dict[Broker, deque[FetchPosition]] = {}
     for partition in partitions:
         if partition in failures:
             log.debug("%s: its log is not sampled, as it has no leader: %s", partition.name, failures[partition])
@@ -114,7 +114,7 @@ def _note_failures(client: Client, result: FetchResult) -> None:
             client.expire_metadata([partition.topic])
 
 
-def _to_ask_again(asked: list[PartitionConsumer], result: FetchResult) -> list[PartitionConsumer]:
+def _to_ask_again(asked: list[FetchPosition], result: FetchResult) -> list[FetchPosition]:
     """Return partitions whose first record batch was larger than `partition_max_bytes`.
 
     A broker returns one complete batch of any size, but only for the first partition with data in a request (KIP-74).

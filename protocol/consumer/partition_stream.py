@@ -1,6 +1,6 @@
 """One partition of a `Consumer`, read as Arrow batches or as single messages.
 
-sarama's `PartitionConsumer` as its user sees it, with a queue of two replies instead of a channel: the next reply
+sarama's `PartitionConsumer`, with a queue of two replies instead of a channel: the next reply
 arrives while one is read. The consumer's threads add replies; the reader's thread decodes them. One thread reads a
 stream at a time; any thread may call `pause`, `seek`, `close` and the properties.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from protocol.clock import Clock, Deadline, PausableClock
 from protocol.condition import Condition
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated, UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 
@@ -76,13 +76,13 @@ class PartitionStream:
 
     def __init__(
         self,
-        partition: PartitionConsumer,
+        partition: FetchPosition,
         lock: threading.RLock,
         clock: Clock,
         *,
         patience_s: float,
         read_committed: bool,
-        decode: Callable[[Fetched, str], Iterator[pa.RecordBatch]],
+        decode: Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]],
         on_read: Callable[[PartitionStream], None],
         on_change: Callable[[PartitionStream], None],
     ) -> None:
@@ -104,12 +104,12 @@ class PartitionStream:
         self._on_change = on_change
         self._seeks = 0
         # The reply being read, and the iterator over the rest of it; both or neither is None.
-        self._reading: Fetched | None = None
+        self._reading: CompletedFetch | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
         # Shared between the reader and the consumer's threads, guarded by the lock. A seek replaces `source`, so that
         # late replies for the old position are dropped.
         self.source = partition
-        self.ahead: deque[Fetched] = deque()
+        self.ahead: deque[CompletedFetch] = deque()
         self.unread_since_s = 0.0
         self.wanted = False
         self.paused = False
@@ -208,7 +208,7 @@ class PartitionStream:
         self._raise_if_failed()
         return None
 
-    def _begin(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
+    def _begin(self, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
         self.position = fetched.position
         self.unread_since_s = self._clock.now_s()
         self._reading, self._batches = fetched, self._decode(fetched, self.name)
@@ -357,7 +357,7 @@ class PartitionStream:
 
     # -- called by the consumer's threads, under the lock -------------------------------------
 
-    def put(self, fetched: Fetched, now_s: float) -> None:
+    def put(self, fetched: CompletedFetch, now_s: float) -> None:
         """Queue a reply."""
         if not self.unread:
             self.unread_since_s = now_s
@@ -417,7 +417,7 @@ class PartitionStream:
         self._arrival.notify_all()
 
 
-def _on_its_own(fetched: Fetched) -> Fetched:
+def _on_its_own(fetched: CompletedFetch) -> CompletedFetch:
     view = fetched.records.buffer
     if view.nbytes == memoryview(view.obj).nbytes:
         return fetched

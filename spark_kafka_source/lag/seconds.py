@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
+from protocol.consumer.fetch_position import CompletedFetch
 from protocol.consumer.log_samples import log_samples
-from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.lag.table import Lag, PartitionLag
@@ -84,7 +84,7 @@ def _first_unread_ms(
     return found
 
 
-def _first_timestamp_ms(fetched: Fetched, config: ConsumerConfig, where: str) -> int | None:
+def _first_timestamp_ms(fetched: CompletedFetch, config: ConsumerConfig, where: str) -> int | None:
     for batch in fetched.decode(config, ["timestamp_ms"], where):
         timestamp_ms: int = batch.column(0)[0].as_py()
         # Messages of magic 0 have no timestamp: -1.

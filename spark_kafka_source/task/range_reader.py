@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.config import ClientConfig
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, TopicRecreated, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.clients import client_for
@@ -52,12 +52,12 @@ _DECODED = {
 def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """Yields the rows of all `ranges`, each range's in offset order, as `row_schema.arrow_schema`.
 
-    Raises what `protocol.consumer.range_consumer.RangeConsumer` raises, and `UsageError` for a record whose timestamp
+    Raises what `protocol.consumer.bounded_reader.BoundedReader` raises, and `UsageError` for a record whose timestamp
     no column of Spark's can hold.
     """
     client = client_for(options.client)
     client.has_answered = True  # the driver, when it planned these ranges
-    records = RangeConsumer(
+    records = BoundedReader(
         client,
         in_this_rack(options.consumer),
         ranges,

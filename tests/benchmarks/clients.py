@@ -2,7 +2,7 @@
 
 Each reads the same topic in a fresh process (`python -m tests.benchmarks.clients JOB NAME`), with one thread and its
 default configuration, and verifies CRCs if that is its default: first a warm-up, then the measured records.
-`confluent-kafka*` has a longer queue, refilled sooner. `protocol` is the `RangeConsumer` of Spark's tasks,
+`confluent-kafka*` has a longer queue, refilled sooner. `protocol` is the `BoundedReader` of Spark's tasks,
 `protocol, Consumer` the consumer for programs, which fetches in a thread. `undecoded` fetches as `protocol` does and
 discards the record batches: the limit of the broker, the kernel and one receiving thread on this machine.
 A record is counted when the caller has its value (a message object; in `protocol`, a row of Arrow columns).
@@ -76,12 +76,12 @@ def _cpu_s() -> float:
 def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bool = True) -> tuple[float, float]:
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
+    from protocol.consumer.bounded_reader import BoundedReader
     from protocol.consumer.list_offsets import list_offsets
     from protocol.consumer.log_offsets import Range
-    from protocol.consumer.range_consumer import RangeConsumer
     from protocol.kafka_terms import LATEST
 
-    def rows(consumer: RangeConsumer) -> int:
+    def rows(consumer: BoundedReader) -> int:
         if decoded:
             return sum(batch.num_rows for _, batch in consumer)
         fetched = iter(consumer._next_fetched, [])
@@ -95,7 +95,7 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
         total = 0
         for (name, partition), end in ends.items():
             until = min(end.offset, -(-records // topic.partitions))
-            consumer = RangeConsumer(client, ConsumerConfig(), [Range(name, partition, 0, until)], columns=COLUMNS)
+            consumer = BoundedReader(client, ConsumerConfig(), [Range(name, partition, 0, until)], columns=COLUMNS)
             total += rows(consumer)
         return total
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from protocol.consumer.range_consumer import RangeConsumer
+from protocol.consumer.bounded_reader import BoundedReader
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
@@ -35,7 +35,7 @@ class UndecodedDataSource(KafkaGroupDataSource):
 class _Reader(KafkaStreamReader):
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         options = self._options
-        consumer = RangeConsumer(client_for(options.client), options.consumer, partition.ranges)
+        consumer = BoundedReader(client_for(options.client), options.consumer, partition.ranges)
         batch = constant_batch(options.row_columns, BATCH_ROWS)
         while fetched_together := consumer._next_fetched():
             for reading, fetched in fetched_together:

@@ -14,8 +14,8 @@ from protocol.admin.topics import delete_records
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -44,7 +44,7 @@ class TestRecords:
             producer.send_columns(name, rows, np.arange(1_000, dtype=np.int32) % 3)
         ranges = [Range(name, number, 0, len(range(number, 1_000, 3))) for number in range(3)]
         found: dict[int, list[bytes]] = {number: [] for number in range(3)}
-        for wanted, rows in RangeConsumer(client, parse_consumer({}), ranges):
+        for wanted, rows in BoundedReader(client, parse_consumer({}), ranges):
             found[wanted.partition] += rows["value"].to_pylist()
         assert found == {number: values[number::3] for number in range(3)}
 

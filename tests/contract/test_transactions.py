@@ -12,8 +12,8 @@ from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.kafka_terms import LATEST
 from tests.contract.members import commit, committed, new_group, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
@@ -44,7 +44,7 @@ def read(client: Client, name: str, isolation_level: str) -> list[bytes]:
     config = parse_consumer({"isolation.level": isolation_level})
     return [
         value
-        for _, rows in RangeConsumer(client, config, [Range(name, 0, 0, end)])
+        for _, rows in BoundedReader(client, config, [Range(name, 0, 0, end)])
         for value in rows["value"].to_pylist()
     ]
 

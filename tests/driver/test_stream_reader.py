@@ -210,7 +210,7 @@ def test_task_range_has_leader_epochs_of_its_plan(cluster: Cluster, monkeypatch:
         asked.extend(ranges)
         return []
 
-    monkeypatch.setattr(range_reader, "RangeConsumer", read)
+    monkeypatch.setattr(range_reader, "BoundedReader", read)
     assert list(reader.read(task)) == []
     assert asked == [Range("a", 0, 10, 12, OLD_ID, from_epoch=5, until_epoch=6)]
 

@@ -13,9 +13,9 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client, parse_consumer, parse_producer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
@@ -278,7 +278,7 @@ def test_log_is_written_byte_for_byte(fake: FakeKafka, client: Client) -> None:
     assert (found, list_offset(client, "orders", LATEST)["offset"]) == (5, 23)
     ranges = [Range("orders", 0, 5, 23)]
     offsets = [
-        each for _, rows in RangeConsumer(client, parse_consumer({}), ranges) for each in rows["offset"].to_pylist()
+        each for _, rows in BoundedReader(client, parse_consumer({}), ranges) for each in rows["offset"].to_pylist()
     ]
     assert offsets == [*range(5, 15), *range(20, 23)]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from protocol.clock import SYSTEM_CLOCK
 from protocol.config import parse_consumer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import EARLIEST
@@ -87,7 +87,7 @@ def read(cluster: SmallCluster, given: Properties) -> int:
     client = client_of(cluster, {})
     consumer = parse_consumer(given)
     ranges = [Range("orders", 0, 0, 10, topic_id=client.topic("orders").topic_id)]
-    return sum(batch.num_rows for _, batch in RangeConsumer(client, consumer, ranges, poll_timeout_ms=20_000))
+    return sum(batch.num_rows for _, batch in BoundedReader(client, consumer, ranges, poll_timeout_ms=20_000))
 
 
 def fetch_field(name: str) -> Observe:

@@ -14,10 +14,10 @@ from crc32c import crc32c
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, TopicRecreated
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
@@ -91,10 +91,10 @@ def ranges_of(client: Client, topic: str, partitions: int) -> list[Range]:
 
 
 def reader(client: Client, ranges: Sequence[Range], properties: dict[str, object] | None = None, **options: Any) -> Any:
-    return RangeConsumer(client, parse_consumer(properties or {}), ranges, **options)
+    return BoundedReader(client, parse_consumer(properties or {}), ranges, **options)
 
 
-def rows_of(consumer: RangeConsumer) -> dict[Range, list[tuple[int, bytes]]]:
+def rows_of(consumer: BoundedReader) -> dict[Range, list[tuple[int, bytes]]]:
     """Return the offset and value of each row, by range."""
     rows: dict[Range, list[tuple[int, bytes]]] = {}
     for each, batch in consumer:

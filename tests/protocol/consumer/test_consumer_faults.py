@@ -16,9 +16,9 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.kafka_terms import EARLIEST
 from protocol.wire.messages.m01_fetch import FETCH
@@ -166,7 +166,7 @@ class TestBrokers:
                     rows.read(lambda: False)
                 begins = Range(name, 0, 200, 250, from_epoch=known.leader_epoch)
                 with pytest.raises(DataLoss, match=r"unclean leader election. Offsets 100 to 200 were read"):
-                    list(RangeConsumer(client, ConsumerConfig(), [begins]))
+                    list(BoundedReader(client, ConsumerConfig(), [begins]))
                 stream.seek(100)
                 assert len(list(stream.messages(2_000))) == 150
             finally:
@@ -342,7 +342,7 @@ class TestBadReplies:
             for epochs in ({"from_epoch": 5}, {"until_epoch": 5}):
                 refused = 0
                 ranges = [Range("orders", 0, position, 10, TOPIC_ID, **epochs)]
-                reading = RangeConsumer(client, ConsumerConfig(), ranges, on_loss=skip_loss)
+                reading = BoundedReader(client, ConsumerConfig(), ranges, on_loss=skip_loss)
                 assert [offset for _, batch in reading for offset in batch["offset"].to_pylist()] == list(
                     range(position, 10)
                 )
@@ -354,7 +354,7 @@ class TestBadReplies:
         fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
         ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), ManualClock()) as client:
-            reading = RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
+            reading = BoundedReader(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader has epoch 4, .* epoch 5 seen before"):
                 list(reading)
             assert reading.skipped == []
@@ -381,7 +381,7 @@ class TestBadReplies:
         ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
         with client_of(fake.bootstrap_servers) as client:
             client.leader("orders", 0)  # may take longer than the reader's timeout
-            reading = RangeConsumer(client, properties, ranges, poll_timeout_ms=300, on_loss=skip_loss)
+            reading = BoundedReader(client, properties, ranges, poll_timeout_ms=300, on_loss=skip_loss)
             with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
                 list(reading)
 
@@ -404,7 +404,7 @@ class TestBadReplies:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr("protocol.consumer.fetch_request.BrokerConsumer.handle_response", fail)
+        monkeypatch.setattr("protocol.consumer.fetch_request.FetchRequestBuilder.handle_response", fail)
         self.answers(fake, lambda body: reply(reply_row(0)))
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)

@@ -9,8 +9,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_failures import InvalidPosition, log_truncated, validate_position
+from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import ListedOffset, LogBounds
-from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
 from protocol.errors import BrokerError, LogTruncated
 from tests.protocol.consumer.consuming import TOPIC_ID
 
@@ -19,10 +19,10 @@ def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> 
     return LogBounds(start, ListedOffset(end, epoch, -1), lacks_epoch)
 
 
-def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> PartitionConsumer:
+def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> FetchPosition:
     """Return a partition read up to `position`, in leader epoch 5."""
     config = ConsumerConfig()
-    return PartitionConsumer("t", 0, position, config, until_offset=until, topic_id=topic_id, last_epoch=5)
+    return FetchPosition("t", 0, position, config, until_offset=until, topic_id=topic_id, last_epoch=5)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> Par
     ],
 )
 def test_invalid_position_has_resume_offset_and_reason(
-    partition: PartitionConsumer, log: LogBounds, resume: int, reason: str
+    partition: FetchPosition, log: LogBounds, resume: int, reason: str
 ) -> None:
     outcome = validate_position(partition, log)
     assert isinstance(outcome, InvalidPosition)

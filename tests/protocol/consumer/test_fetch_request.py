@@ -9,9 +9,9 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.fetch_request import BrokerConsumer
+from protocol.consumer.fetch_position import FetchPosition
+from protocol.consumer.fetch_request import FetchRequestBuilder
 from protocol.consumer.leaders import newest_version
-from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import BrokerError, TransportError
 from protocol.wire.frame import decode_request, encode_request
 from protocol.wire.messages.m01_fetch import FETCH
@@ -20,18 +20,18 @@ from tests.protocol.consumer.consuming import TOPIC_ID, records, reply, reply_ro
 BROKER = Broker(1, "kafka1", 9092)
 
 
-def partitions(count: int, **config: Any) -> list[PartitionConsumer]:
-    return [PartitionConsumer("orders", n, 10 * n, ConsumerConfig(**config), topic_id=TOPIC_ID) for n in range(count)]
+def partitions(count: int, **config: Any) -> list[FetchPosition]:
+    return [FetchPosition("orders", n, 10 * n, ConsumerConfig(**config), topic_id=TOPIC_ID) for n in range(count)]
 
 
 def asked(
-    wanted: list[PartitionConsumer], *, sessions: bool = False, version: int = 17, **config: Any
-) -> tuple[BrokerConsumer, dict[str, Any]]:
-    consumer = BrokerConsumer(BROKER, ConsumerConfig(**config), sessions=sessions)
+    wanted: list[FetchPosition], *, sessions: bool = False, version: int = 17, **config: Any
+) -> tuple[FetchRequestBuilder, dict[str, Any]]:
+    consumer = FetchRequestBuilder(BROKER, ConsumerConfig(**config), sessions=sessions)
     return consumer, ask(consumer, wanted, version)
 
 
-def ask(consumer: BrokerConsumer, wanted: list[PartitionConsumer], version: int = 17) -> dict[str, Any]:
+def ask(consumer: FetchRequestBuilder, wanted: list[FetchPosition], version: int = 17) -> dict[str, Any]:
     return consumer.body(wanted, max_bytes=1_000, max_wait_ms=500)(version)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import ConnectionLost, DataLoss
 from protocol.kafka_terms import NO_REPLICA
@@ -26,7 +26,7 @@ MEMORY_BYTES = 10_000
 LONGEST_S = 5.0
 
 
-def one_batch(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+def one_batch(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"offset": pa.array(range(part.position, part.next_offset))})
 
 
@@ -51,7 +51,7 @@ class Reading:
         return [self._add(number, broker) for number in range(first, first + count)]
 
     def _add(self, number: int, broker: Broker) -> PartitionStream:
-        partition = PartitionConsumer("orders", number, 0, self.config)
+        partition = FetchPosition("orders", number, 0, self.config)
         partition.broker = broker
         stream = self.streams["orders", number] = PartitionStream(
             partition,
@@ -69,7 +69,7 @@ class Reading:
     def put(self, stream: PartitionStream, replies: int = 1, size: int = 10) -> None:
         for _ in range(replies):
             first = stream.source.position
-            part = Fetched(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
+            part = CompletedFetch(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
             stream.source.position = part.next_offset
             self.schedule.put(stream, part, self.clock.now_s())
 

@@ -10,11 +10,11 @@ import pytest
 
 from protocol.admin.topics import delete_records
 from protocol.config import ConsumerConfig
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.consumer.log_samples import log_samples
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m03_metadata import METADATA
@@ -71,7 +71,7 @@ def test_leaders_of_ranges_are_retried_in_one_request(cluster: FakeKafka) -> Non
     ranges = [Range(topic, number, 0, 10) for topic, number in ALL_PARTITIONS]
     with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded):
-            list(RangeConsumer(client, ConsumerConfig(), ranges, poll_timeout_ms=2_000))
+            list(BoundedReader(client, ConsumerConfig(), ranges, poll_timeout_ms=2_000))
         assert 2 <= metadata_requests(cluster) <= 10
 
 

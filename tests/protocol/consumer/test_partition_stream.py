@@ -11,14 +11,14 @@ import pytest
 
 from protocol.clock import Clock
 from protocol.config import ConsumerConfig
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.partition_stream import PartitionStream
 from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
 from tests.protocol.consumer.consuming import records
 
-Decode = Callable[[Fetched, str], Iterator[pa.RecordBatch]]
+Decode = Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]]
 
 
 class ManualClock(Clock):
@@ -29,7 +29,7 @@ class ManualClock(Clock):
         return self.at_s
 
 
-def decoded(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+def decoded(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
     """Decode five rows at a time."""
     for batch in decode(
         fetched.records, first_offset=fetched.position, end_offset=fetched.next_offset, columns=["offset"], where=where
@@ -43,7 +43,7 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
     lock: Any = threading.RLock()
     lock.acquire()
     return PartitionStream(
-        PartitionConsumer("orders", 0, 0, ConsumerConfig()),
+        FetchPosition("orders", 0, 0, ConsumerConfig()),
         lock,
         clock or ManualClock(),
         patience_s=60,
@@ -54,16 +54,16 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
     )
 
 
-def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> Fetched:
+def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> CompletedFetch:
     """Return a reply's part of `count` records, with `before` bytes of other partitions in front."""
     frame = memoryview(bytes(before) + records(first, count))
-    return Fetched(read_batch_headers(frame[before:]), first, first + count, epoch, None)
+    return CompletedFetch(read_batch_headers(frame[before:]), first, first + count, epoch, None)
 
 
-def corrupt(part: Fetched) -> Fetched:
+def corrupt(part: CompletedFetch) -> CompletedFetch:
     broken = bytearray(part.records.buffer)
     broken[-1] ^= 1
-    return Fetched(read_batch_headers(broken), part.position, part.next_offset, 7, None)
+    return CompletedFetch(read_batch_headers(broken), part.position, part.next_offset, 7, None)
 
 
 def read(stream: PartitionStream) -> list[int]:
@@ -101,7 +101,7 @@ def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
 def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
     interrupts = iter([KeyboardInterrupt()])
 
-    def interrupted(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+    def interrupted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
         for batch in decoded(part, where):
             yield batch
             for interrupt in interrupts:
@@ -137,9 +137,9 @@ def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypat
 
 @pytest.mark.parametrize("leave", [PartitionStream.expire, PartitionStream.pause])
 def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionStream], None]) -> None:
-    seen: list[Fetched] = []
+    seen: list[CompletedFetch] = []
 
-    def noted(part: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+    def noted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
         seen.append(part)
         return decoded(part, where)
 

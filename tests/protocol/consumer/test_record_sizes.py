@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.log_samples import RecordSizes, log_samples
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -27,8 +27,8 @@ from tests.protocol.records.test_legacy import some, wrap, write
 CONFIG = ConsumerConfig()
 
 
-def fetched(data: bytes, position: int = 0) -> Fetched:
-    found = PartitionConsumer("orders", 0, position, CONFIG).handle_response(reply_row(data=data), "kafka1")
+def fetched(data: bytes, position: int = 0) -> CompletedFetch:
+    found = FetchPosition("orders", 0, position, CONFIG).handle_response(reply_row(data=data), "kafka1")
     assert found is not None
     return found
 
@@ -36,7 +36,7 @@ def fetched(data: bytes, position: int = 0) -> Fetched:
 # -- from headers ---------------------------------------------------------------------------------
 
 
-def bytes_per_offset(found: Fetched) -> float:
+def bytes_per_offset(found: CompletedFetch) -> float:
     return found.records.bytes_per_offset(found.position)
 
 

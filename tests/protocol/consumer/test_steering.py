@@ -14,8 +14,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.cluster.client import Client
+from protocol.consumer.fetch_position import CompletedFetch
 from protocol.consumer.leaders import resolve_leaders
-from protocol.consumer.partition_consumer import Fetched
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
@@ -153,7 +153,7 @@ class TestSteering:
             decode = stream._decode
             interrupts = iter([KeyboardInterrupt()])
 
-            def interrupted(fetched: Fetched, where: str) -> Iterator[pa.RecordBatch]:
+            def interrupted(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
                 for interrupt in interrupts:
                     raise interrupt
                 yield from decode(fetched, where)

@@ -13,8 +13,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -71,15 +71,15 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def consumer_of(client: Client, **options: Any) -> RangeConsumer:
-    return RangeConsumer(client, ConsumerConfig(), [WANTED], **options)
+def consumer_of(client: Client, **options: Any) -> BoundedReader:
+    return BoundedReader(client, ConsumerConfig(), [WANTED], **options)
 
 
 def client_on(broker: FakeKafka, clock: ManualClock, **properties: str) -> Client:
     return Client(parse_client({"bootstrap.servers": broker.bootstrap_servers, **properties}), clock)
 
 
-def rows(consumer: RangeConsumer) -> int:
+def rows(consumer: BoundedReader) -> int:
     return sum(batch.num_rows for _, batch in consumer)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from protocol.config import parse_consumer
-from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer.fetch_position import FetchPosition
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.legacy import with_lz4_header_checksum
@@ -286,7 +286,7 @@ def test_truncated_message_reports_its_size(magic: int) -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
     message = write(Message(3, bytes(1 << 20), magic=magic))
-    partition = PartitionConsumer("orders", 3, 3, parse_consumer({}), until_offset=4)
+    partition = FetchPosition("orders", 3, 3, parse_consumer({}), until_offset=4)
     rest = {"error_code": 0, "high_watermark": 4, "last_stable_offset": 4, "log_start_offset": 0}
     asked: list[int] = []
     while not partition.done:

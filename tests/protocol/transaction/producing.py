@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import RangeConsumer
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import LATEST
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -47,7 +47,7 @@ def numbers_in(client: Client, topic: str, partitions: int, isolation_level: str
     ends = list_offsets(client, keys, isolation_level=config.isolation_level)
     ranges = [Range(topic, number, 0, ends[topic, number].offset) for number in range(partitions)]
     found: list[list[int]] = [[] for _ in range(partitions)]
-    for read, rows in RangeConsumer(client, config, ranges):
+    for read, rows in BoundedReader(client, config, ranges):
         found[read.partition] += [int(value[:9]) for value in rows["value"].to_pylist()]
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.consumer import range_consumer
+from protocol.consumer import bounded_reader
 from protocol.consumer.log_offsets import Range
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
@@ -22,13 +22,13 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
     name = topic1(1)
     produce(kafka1, name, range(30_000), size=100)
     asked_bytes: list[int] = []
-    send_fetch = range_consumer.send_fetch  # type: ignore[attr-defined]
+    send_fetch = bounded_reader.send_fetch  # type: ignore[attr-defined]
 
     def noted(client: Any, consumer: Any, readings: Any, *more: Any, **options: Any) -> Any:
         asked_bytes.append(sum(each.fetch_bytes() for each in readings))
         return send_fetch(client, consumer, readings, *more, **options)
 
-    monkeypatch.setattr(range_consumer, "send_fetch", noted)
+    monkeypatch.setattr(bounded_reader, "send_fetch", noted)
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
     # The first Fetches of a range are small whatever is known.
     monkeypatch.setattr(range_reader, "_FIRST_FETCH_BYTES", 1 << 30)
@@ -47,7 +47,7 @@ def test_a_task_begins_with_a_small_fetch(monkeypatch: pytest.MonkeyPatch) -> No
     """Its first rows go to Spark while the next ones are on their way."""
     made: list[Any] = []
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
-    monkeypatch.setattr(range_reader, "RangeConsumer", lambda *_, **options: made.append(options) or ())
+    monkeypatch.setattr(range_reader, "BoundedReader", lambda *_, **options: made.append(options) or ())
     options = parse_source_options({"kafka.bootstrap.servers": "localhost:9092", "subscribe": "any"}, streaming=True)
     assert list(range_reader.read_range(options, [])) == []
     assert made[0]["first_fetch_bytes"] == 1 << 20

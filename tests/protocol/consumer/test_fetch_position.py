@@ -8,15 +8,15 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
-from protocol.consumer.partition_consumer import UNBOUNDED, PartitionConsumer
+from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.errors import BrokerError, LogTruncated, ProtocolError, TransportError
 from tests.protocol.consumer.consuming import records, reply_row
 
 KIB = 1024
 
 
-def partition_at(offset: int = 0, until: int = UNBOUNDED, *, last_epoch: int = -1, **config: Any) -> PartitionConsumer:
-    return PartitionConsumer("orders", 3, offset, ConsumerConfig(**config), until_offset=until, last_epoch=last_epoch)
+def partition_at(offset: int = 0, until: int = UNBOUNDED, *, last_epoch: int = -1, **config: Any) -> FetchPosition:
+    return FetchPosition("orders", 3, offset, ConsumerConfig(**config), until_offset=until, last_epoch=last_epoch)
 
 
 def test_position_moves_past_received_batches_and_gaps() -> None:
@@ -66,10 +66,10 @@ def test_record_batch_above_the_maximum_names_size_and_option() -> None:
 def test_small_range_is_fetched_with_a_small_size_once_record_sizes_are_known() -> None:
     sizes: dict[str, float] = {}
     config = ConsumerConfig()
-    first = PartitionConsumer("orders", 0, 0, config, until_offset=100_000, record_bytes=sizes)
+    first = FetchPosition("orders", 0, 0, config, until_offset=100_000, record_bytes=sizes)
     assert first.fetch_bytes() == config.max_partition_fetch_bytes
     first.handle_response(reply_row(data=records(0, 1_000, size=100)), "broker")
-    other = PartitionConsumer("orders", 1, 0, config, until_offset=10_000, record_bytes=sizes)
+    other = FetchPosition("orders", 1, 0, config, until_offset=10_000, record_bytes=sizes)
     assert 1_000_000 < other.fetch_bytes() < 1_500_000
 
 
@@ -77,7 +77,7 @@ def test_small_range_is_fetched_with_a_small_size_once_record_sizes_are_known() 
 def test_partial_record_batch_does_not_count_in_the_record_size(there: int) -> None:
     sizes: dict[str, float] = {}
     whole, cut = records(0, 1_000, size=100), records(1_000, 9_000, size=100)[:there]
-    first = PartitionConsumer("orders", 0, 0, ConsumerConfig(), until_offset=100_000, record_bytes=sizes)
+    first = FetchPosition("orders", 0, 0, ConsumerConfig(), until_offset=100_000, record_bytes=sizes)
     first.handle_response(reply_row(data=whole + cut), "broker")
     assert sizes["orders"] == pytest.approx(len(whole) / 1_000, rel=0.02)
 

@@ -20,10 +20,10 @@ from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
 from protocol.consumer import fetch_failures
 from protocol.consumer.fetch_failures import InvalidPosition, is_about_the_log, is_retriable_fetch, log_retry
-from protocol.consumer.fetch_request import BrokerConsumer, FetchResult
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
+from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
 from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.partition_consumer import Fetched, PartitionConsumer, due_for_leaders
 from protocol.errors import (
     BrokerError,
     DataLoss,
@@ -46,7 +46,7 @@ _NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID,
 _ANSWER_MS = 1_000
 
 
-class _Reading(PartitionConsumer):
+class _Reading(FetchPosition):
     """The state of one range.
 
     `asked_at_s` is the time of the first request for the next records (None: not requested yet). `unknown` is the timer
@@ -78,7 +78,7 @@ class _Reading(PartitionConsumer):
         self.unknown = UnknownTopicTimer.before_skipping()
 
     def fetch_bytes(self) -> int:
-        """As `PartitionConsumer.fetch_bytes`, limited at the start of the range."""
+        """As `FetchPosition.fetch_bytes`, limited at the start of the range."""
         return max(self._at_least_bytes, min(super().fetch_bytes(), self._fetch_bytes))
 
     def served(self) -> None:
@@ -109,12 +109,12 @@ def raise_loss(loss: DataLoss, skipped: Range) -> None:
 
 @dataclass(frozen=True)
 class _InFlight:
-    consumer: BrokerConsumer
+    consumer: FetchRequestBuilder
     reply: Reply
     deadline: Deadline
 
 
-class RangeConsumer:
+class BoundedReader:
     """Iterates over `(range, batch)`: Arrow batches of all `ranges`, in offset order within each range.
 
     Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe.
@@ -162,7 +162,7 @@ class RangeConsumer:
         self._columns = columns
         self._poll_timeout_s = poll_timeout_ms / 1000
         self._on_loss = on_loss
-        self._brokers: dict[Broker, BrokerConsumer] = {}
+        self._brokers: dict[Broker, FetchRequestBuilder] = {}
         self._in_flight: list[_InFlight] = []
         self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
         self._waiting: list[_Reading] = []  # ranges without a request in flight, longest wait first
@@ -185,7 +185,7 @@ class RangeConsumer:
 
     # -- requests and replies -----------------------------------------------------------------
 
-    def _next_fetched(self) -> list[tuple[_Reading, Fetched]]:
+    def _next_fetched(self) -> list[tuple[_Reading, CompletedFetch]]:
         """Return the records of one reply, after sending the next request to that broker; empty at the end."""
         while self._waiting or self._in_flight:
             self._send_due()
@@ -258,7 +258,7 @@ class RangeConsumer:
             return False
         return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
 
-    def _find_brokers(self, readings: list[_Reading]) -> dict[PartitionConsumer, KafkaError]:
+    def _find_brokers(self, readings: list[_Reading]) -> dict[FetchPosition, KafkaError]:
         """Resolve brokers with one request; return the failures."""
         return resolve_leaders(self._client, readings, self._first_deadline(readings)) if readings else {}
 
@@ -266,7 +266,7 @@ class RangeConsumer:
         consumer = self._brokers.get(broker)
         if consumer is None:
             # Every range moves with every reply, so a fetch session would save nothing.
-            consumer = self._brokers[broker] = BrokerConsumer(broker, self._config, sessions=False)
+            consumer = self._brokers[broker] = FetchRequestBuilder(broker, self._config, sessions=False)
         deadline = self._first_deadline(readings)
         try:
             reply = send_fetch(
@@ -441,6 +441,6 @@ class RangeConsumer:
             self._waiting.remove(reading)
 
 
-def _reading(partition: PartitionConsumer) -> _Reading:
+def _reading(partition: FetchPosition) -> _Reading:
     assert isinstance(partition, _Reading)
     return partition

@@ -14,8 +14,8 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Partition
+from protocol.consumer.bounded_reader import OnLoss, raise_loss
 from protocol.consumer.log_offsets import Range
-from protocol.consumer.range_consumer import OnLoss, raise_loss
 from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FETCH

@@ -1,7 +1,6 @@
 """The state of one partition being read: position, size of the next Fetch, and the handling of replies. Sans-IO.
 
-sarama's `PartitionConsumer`, without channels. `broker_consumer` requests many of them at once; `range_consumer` and
-`consumer` own them.
+`fetch_request` requests many of them at once; `bounded_reader` and `consumer` own them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _GUESSED_RECORD_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Fetched:
+class CompletedFetch:
     """The records of one partition in a reply, which cover [position, next_offset).
 
     `epoch_before` is the leader epoch of the last record before `position`, -1 if unknown.
@@ -65,7 +64,7 @@ class Fetched:
         )
 
 
-class PartitionConsumer:
+class FetchPosition:
     """Reads a partition from `position` up to, not including, `until_offset`.
 
     Partitions that are read together share `record_bytes`: bytes per offset by topic, as last seen.
@@ -174,7 +173,7 @@ class PartitionConsumer:
         self.last_epoch = NO_LEADER_EPOCH
         self._at_least_bytes = 0
 
-    def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> PartitionConsumer:
+    def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> FetchPosition:
         """Return a copy at `offset`, which replies to this object do not affect."""
         other = copy(self)
         other.seek(offset)
@@ -200,12 +199,12 @@ class PartitionConsumer:
 
     # -- replies ------------------------------------------------------------------------------
 
-    def handle_response(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
+    def handle_response(self, row: Mapping[str, Any], broker: object) -> CompletedFetch | None:
         """Read the partition's row of a Fetch reply, and advance the position.
 
         Returns
         -------
-        Fetched or None
+        CompletedFetch or None
             None if there are no records (end of the log, throttling, or another replica to read from).
 
         Raises
@@ -238,7 +237,7 @@ class PartitionConsumer:
             self._backoff.reset()
         return fetched
 
-    def _read(self, row: Mapping[str, Any], broker: object) -> Fetched | None:
+    def _read(self, row: Mapping[str, Any], broker: object) -> CompletedFetch | None:
         data = row["records"]
         if not data:
             self._handle_empty(row, broker)
@@ -255,7 +254,7 @@ class PartitionConsumer:
         epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][-1])
         self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
         self._at_least_bytes = 0
-        return Fetched(
+        return CompletedFetch(
             records=records,
             position=position,
             next_offset=self.position,
@@ -298,7 +297,7 @@ class PartitionConsumer:
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
 
 
-def due_for_leaders(partitions: Iterable[PartitionConsumer], now_s: float) -> list[PartitionConsumer]:
+def due_for_leaders(partitions: Iterable[FetchPosition], now_s: float) -> list[FetchPosition]:
     """Return partitions due for a leader lookup, batched into one Metadata request.
 
     None are due before the back-off of the first is over; then all partitions that waited for half of their back-off.
