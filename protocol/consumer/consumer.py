@@ -28,7 +28,7 @@ from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
 from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, TopicPartition
 from protocol.net.connection import Connection
@@ -88,9 +88,9 @@ class Consumer:
         self._unrouted = Condition(self._lock)
         self._arrival = Condition(self._lock)
         # In order of arrival. `poll` reads the first one to its end, so that few replies are decompressed in memory.
-        self._arrived: dict[PartitionStream, None] = {}
+        self._arrived: dict[PartitionConsumer, None] = {}
         self._looked_for_late_s = 0.0
-        self._streams: dict[TopicPartition, PartitionStream] = {}
+        self._streams: dict[TopicPartition, PartitionConsumer] = {}
         self._schedule = FetchSchedule(settings, buffer_memory_bytes, self._client.config.metadata_max_age_ms)
         self._threads: dict[Broker, _BrokerThread] = {}
         self._closed = False
@@ -107,7 +107,7 @@ class Consumer:
 
     # -- partitions ---------------------------------------------------------------------------
 
-    def consume_partition(self, topic: str, partition: int, offset: int = LATEST) -> PartitionStream:
+    def consume_partition(self, topic: str, partition: int, offset: int = LATEST) -> PartitionConsumer:
         """Start to read a partition at `offset`, or at `EARLIEST` or `LATEST`; see `consume_partitions`."""
         return self.consume_partitions({(topic, partition): offset})[topic, partition]
 
@@ -117,7 +117,7 @@ class Consumer:
         deadline: Deadline | None = None,
         *,
         epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
-    ) -> dict[TopicPartition, PartitionStream]:
+    ) -> dict[TopicPartition, PartitionConsumer]:
         """Start to read partitions.
 
         Parameters
@@ -131,7 +131,7 @@ class Consumer:
 
         Returns
         -------
-        dict of TopicPartition to PartitionStream
+        dict of TopicPartition to PartitionConsumer
             Reading an offset that is out of range raises `DataLoss` there.
 
         Raises
@@ -159,10 +159,10 @@ class Consumer:
             self._unrouted.notify()
         return streams
 
-    def _stream(self, key: TopicPartition, offset: int, last_epoch: int) -> PartitionStream:
+    def _stream(self, key: TopicPartition, offset: int, last_epoch: int) -> PartitionConsumer:
         settings = self._client.config
         backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
-        return PartitionStream(
+        return PartitionConsumer(
             FetchPosition(*key, offset, self._config, last_epoch=last_epoch, backoff=backoff),
             self._lock,
             self._client.clock,
@@ -174,7 +174,7 @@ class Consumer:
         )
 
     @property
-    def streams(self) -> Mapping[TopicPartition, PartitionStream]:
+    def streams(self) -> Mapping[TopicPartition, PartitionConsumer]:
         """Open streams by (topic, partition)."""
         with self._lock:
             return dict(self._streams)
@@ -187,7 +187,7 @@ class Consumer:
 
     # -- one thread for all streams -----------------------------------------------------------
 
-    def poll(self, timeout_ms: float | None = None) -> tuple[PartitionStream, pa.RecordBatch] | None:
+    def poll(self, timeout_ms: float | None = None) -> tuple[PartitionConsumer, pa.RecordBatch] | None:
         """Return the next record batch of any stream, with its stream.
 
         Only one thread may call this, and no other thread may read a stream then.
@@ -199,7 +199,7 @@ class Consumer:
 
         Returns
         -------
-        (PartitionStream, pyarrow.RecordBatch) or None
+        (PartitionConsumer, pyarrow.RecordBatch) or None
             None after the timeout, or if the consumer is closed.
 
         Raises
@@ -218,14 +218,14 @@ class Consumer:
             self._end_turn(stream)
         return None
 
-    def _end_turn(self, stream: PartitionStream, *, told: bool = False) -> None:
+    def _end_turn(self, stream: PartitionConsumer, *, told: bool = False) -> None:
         """Give other streams their turn after a reply or an error; an error is raised only once here."""
         with self._lock:
             self._arrived.pop(stream, None)
             if stream.readable and not (told and stream.error):
                 self._announce(stream)
 
-    def _next_arrived(self, deadline: Deadline) -> PartitionStream | None:
+    def _next_arrived(self, deadline: Deadline) -> PartitionConsumer | None:
         with self._lock:
             while not self._closed:
                 if (late := self._late()) is not None:
@@ -251,7 +251,7 @@ class Consumer:
                 self._arrival.wait(min(remaining_s, _LOOK_FOR_LATE_S))
         return None
 
-    def _late(self) -> PartitionStream | None:
+    def _late(self) -> PartitionConsumer | None:
         """Return a stream whose brokers have failed for too long. Checked once a second, since there may be many."""
         now_s = self._client.clock.now_s()
         if now_s - self._looked_for_late_s < _LOOK_FOR_LATE_S:
@@ -261,7 +261,7 @@ class Consumer:
             self._looked_for_late_s = now_s
         return late
 
-    def __iter__(self) -> Iterator[tuple[PartitionStream, pa.RecordBatch]]:
+    def __iter__(self) -> Iterator[tuple[PartitionConsumer, pa.RecordBatch]]:
         return iter(self.poll, None)
 
     # -- close --------------------------------------------------------------------------------
@@ -296,13 +296,13 @@ class Consumer:
 
     # -- called by streams and threads, under the lock ------------------------------------------
 
-    def _was_read(self, stream: PartitionStream) -> None:
+    def _was_read(self, stream: PartitionConsumer) -> None:
         """Handle that a reply is being read. Wake only threads with work: a decision checks all of their streams."""
         for thread in self._threads.values():
             if thread.state.was_read(stream):
                 thread.work.notify()
 
-    def _changed(self, stream: PartitionStream) -> None:
+    def _changed(self, stream: PartitionConsumer) -> None:
         """Handle that a stream was paused, resumed, moved, closed, expired or revived."""
         key = (stream.topic, stream.partition)
         if stream.closed and self._streams.get(key) is stream:
@@ -318,7 +318,7 @@ class Consumer:
         if stream.source.broker is None:
             self._unrouted.notify()
 
-    def _announce(self, stream: PartitionStream) -> None:
+    def _announce(self, stream: PartitionConsumer) -> None:
         self._arrived[stream] = None
         self._schedule.wanted = False
         self._arrival.notify()
@@ -348,7 +348,7 @@ class Consumer:
             else:
                 self._stop(stream, error, retry=not isinstance(error, DataLoss))
 
-    def _stop(self, stream: PartitionStream, error: KafkaError, *, retry: bool = False) -> None:
+    def _stop(self, stream: PartitionConsumer, error: KafkaError, *, retry: bool = False) -> None:
         stream.stop(error, retry=retry)
         self._announce(stream)
 

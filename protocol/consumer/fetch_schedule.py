@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import NO_REPLICA
 
 # Keep a broker's thread for this time after its last partition has moved away: leaders often return.
 _LINGER_S = 5.0
 
 # Streams by the partition state in the request; a `seek` replaces the state of a stream.
-Asked = Mapping[FetchPosition, PartitionStream]
+Asked = Mapping[FetchPosition, PartitionConsumer]
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class BrokerState:
     muted_until_s: float = 0.0
     idle_since_s: float = float("inf")
 
-    def was_read(self, stream: PartitionStream) -> bool:
+    def was_read(self, stream: PartitionConsumer) -> bool:
         """Handle that a reply of `stream` is being read; return True if the thread may have work now."""
         waited_for = stream.full and stream.source.broker == self.broker
         self.unread -= waited_for
         return self.lacks_memory or (waited_for and self.unread <= 0)
 
-    def was_changed(self, stream: PartitionStream) -> bool:
+    def was_changed(self, stream: PartitionConsumer) -> bool:
         """Return True if the thread may have work after a change of `stream`, for example because of freed memory."""
         return self.lacks_memory or stream.source.broker == self.broker
 
@@ -75,7 +75,7 @@ class FetchSchedule:
     ----------
     wanted : bool
         True if `Consumer.poll` has returned nothing since the last reply.
-    unread : dict of PartitionStream to None
+    unread : dict of PartitionConsumer to None
         Streams with unread replies. Streams without any are removed by the next decision.
     """
 
@@ -83,20 +83,20 @@ class FetchSchedule:
     buffer_memory_bytes: int
     metadata_max_age_ms: int
     wanted: bool = False
-    unread: dict[PartitionStream, None] = field(default_factory=dict)
-    _by_broker: dict[Broker, dict[PartitionStream, None]] = field(default_factory=dict)
+    unread: dict[PartitionConsumer, None] = field(default_factory=dict)
+    _by_broker: dict[Broker, dict[PartitionConsumer, None]] = field(default_factory=dict)
 
-    def route(self, stream: PartitionStream) -> None:
+    def route(self, stream: PartitionConsumer) -> None:
         """Handle that the broker of `stream` was resolved. A stream that leaves it is removed by the next decision."""
         if (broker := stream.source.broker) is not None:
             self._by_broker.setdefault(broker, {})[stream] = None
 
-    def put(self, stream: PartitionStream, fetched: CompletedFetch, now_s: float) -> None:
+    def put(self, stream: PartitionConsumer, fetched: CompletedFetch, now_s: float) -> None:
         """Add a reply to its stream."""
         stream.put(fetched, now_s)
         self.unread[stream] = None
 
-    def routed(self, broker: Broker) -> list[PartitionStream]:
+    def routed(self, broker: Broker) -> list[PartitionConsumer]:
         """Return the streams read from a broker."""
         streams = self._by_broker.get(broker, {})
         for stream in [each for each in streams if each.closed or each.source.broker != broker]:
@@ -136,7 +136,7 @@ class FetchSchedule:
         max_wait_ms = longest_ms if of.has_answered else 0
         return Fetch({each.source: each for each in ready}, min(room_bytes, self.config.fetch_max_bytes), max_wait_ms)
 
-    def _reads(self, stream: PartitionStream, now_s: float) -> bool:
+    def _reads(self, stream: PartitionConsumer, now_s: float) -> bool:
         partition = stream.source
         age_ms = (now_s - partition.routed_at_s) * 1000
         if partition.preferred_replica == NO_REPLICA or age_ms <= self.metadata_max_age_ms:
@@ -161,7 +161,7 @@ class FetchSchedule:
                     stream.expire()
         return next_s
 
-    def room_bytes(self, ready: Collection[PartitionStream] = ()) -> int:
+    def room_bytes(self, ready: Collection[PartitionConsumer] = ()) -> int:
         """Return the free buffer memory. If readers wait, free the memory of paused and expired streams first."""
         room_bytes = self.buffer_memory_bytes - self._held_bytes()
         if room_bytes <= 0 and (self.wanted or any(stream.wanted for stream in ready)):

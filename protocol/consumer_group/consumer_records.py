@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from protocol.consumer.partition_stream import ConsumerMessage, messages_of
+from protocol.consumer.partition_consumer import ConsumerMessage, messages_of
 from protocol.kafka_terms import TopicPartition
 
 

@@ -19,7 +19,7 @@ from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
@@ -35,7 +35,7 @@ class GroupStreams:
         self._client = client
         self._config = config
         self._consumer = Consumer(client, config.consumer, columns=columns)
-        self._streams: dict[TopicPartition, PartitionStream] = {}
+        self._streams: dict[TopicPartition, PartitionConsumer] = {}
         # Partitions that are not read yet, with the offset that `seek` has set.
         self._not_started: dict[TopicPartition, int | None] = {}
         # Of these, the partitions without a committed offset, and the paused ones.
@@ -157,7 +157,7 @@ class GroupStreams:
             if (stream := self._streams.pop(key, None)) is not None:
                 stream.close()
 
-    def __getitem__(self, key: TopicPartition) -> PartitionStream:
+    def __getitem__(self, key: TopicPartition) -> PartitionConsumer:
         if key not in self._streams:
             raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
         return self._streams[key]
@@ -240,7 +240,7 @@ class GroupStreams:
         return frozenset(key for key, stream in self._streams.items() if stream.paused) | self._paused_not_started
 
     @property
-    def streams(self) -> Mapping[TopicPartition, PartitionStream]:
+    def streams(self) -> Mapping[TopicPartition, PartitionConsumer]:
         return self._streams
 
     def close(self, deadline: Deadline | None = None) -> None:

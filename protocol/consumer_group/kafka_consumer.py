@@ -22,7 +22,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
@@ -313,7 +313,7 @@ class KafkaConsumer:
         """Offset of the next record that `poll` gives of it."""
         return self._stream(partition).position
 
-    def _stream(self, partition: TopicPartition) -> PartitionStream:
+    def _stream(self, partition: TopicPartition) -> PartitionConsumer:
         self._streams.await_position(partition, self._client.deadline())
         return self._streams[partition]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.condition import Event
-from protocol.consumer.partition_stream import ConsumerMessage, PartitionStream, messages_of
+from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer, messages_of
 from protocol.consumer_group.commits import Commits
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
@@ -161,14 +161,14 @@ class ConsumerGroupSession:
 class ConsumerGroupClaim:
     """One partition of a session. Iterating yields `pyarrow.RecordBatch`es until it is revoked or the session ends.
 
-    Errors that do not pass are raised, as of `PartitionStream`; what the log has lost goes by `auto.offset.reset`, and
-    while brokers fail for long, `on_error` is told.
+    Errors that do not pass are raised, as of `PartitionConsumer`; what the log has lost goes by `auto.offset.reset`,
+    and while brokers fail for long, `on_error` is told.
     """
 
     def __init__(
         self,
         session: ConsumerGroupSession,
-        stream: PartitionStream,
+        stream: PartitionConsumer,
         recover: Callable[[DataLoss], None],
         on_error: Callable[[KafkaError], None],
     ) -> None:

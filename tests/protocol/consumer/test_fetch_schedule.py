@@ -13,7 +13,7 @@ from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss
 from protocol.kafka_terms import NO_REPLICA
 from protocol.records.memory_records import read_batch_headers
@@ -39,21 +39,21 @@ class Reading:
         self.lock.acquire()
         self.clock = ManualClock()
         self.config = config
-        self.streams: dict[tuple[str, int], PartitionStream] = {}
-        self.told: list[PartitionStream] = []
+        self.streams: dict[tuple[str, int], PartitionConsumer] = {}
+        self.told: list[PartitionConsumer] = []
         self.schedule = FetchSchedule(config, MEMORY_BYTES, metadata_max_age_ms=300_000)
         self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
         for state in self.states.values():
             state.answered(0, 0)
 
-    def add(self, count: int = 1, broker: Broker = NEAR) -> list[PartitionStream]:
+    def add(self, count: int = 1, broker: Broker = NEAR) -> list[PartitionConsumer]:
         first = len(self.streams)
         return [self._add(number, broker) for number in range(first, first + count)]
 
-    def _add(self, number: int, broker: Broker) -> PartitionStream:
+    def _add(self, number: int, broker: Broker) -> PartitionConsumer:
         partition = FetchPosition("orders", number, 0, self.config)
         partition.broker = broker
-        stream = self.streams["orders", number] = PartitionStream(
+        stream = self.streams["orders", number] = PartitionConsumer(
             partition,
             self.lock,
             self.clock,
@@ -66,20 +66,20 @@ class Reading:
         self.schedule.route(stream)
         return stream
 
-    def put(self, stream: PartitionStream, replies: int = 1, size: int = 10) -> None:
+    def put(self, stream: PartitionConsumer, replies: int = 1, size: int = 10) -> None:
         for _ in range(replies):
             first = stream.source.position
             part = CompletedFetch(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
             stream.source.position = part.next_offset
             self.schedule.put(stream, part, self.clock.now_s())
 
-    def fill_memory(self, stream: PartitionStream) -> None:
+    def fill_memory(self, stream: PartitionConsumer) -> None:
         self.put(stream, size=MEMORY_BYTES // 10)
 
     def next(self, broker: Broker = NEAR) -> Fetch | float | None:
         return self.schedule.next(self.states[broker], self.clock.now_s())
 
-    def asked(self, broker: Broker = NEAR) -> list[PartitionStream]:
+    def asked(self, broker: Broker = NEAR) -> list[PartitionConsumer]:
         fetch = self.next(broker)
         assert isinstance(fetch, Fetch)
         return list(fetch.asked.values())
@@ -257,17 +257,17 @@ class TestMemory:
     """Memory is full of one stream's unread replies; another stream has none."""
 
     @pytest.fixture
-    def unread(self, reading: Reading) -> PartitionStream:
+    def unread(self, reading: Reading) -> PartitionConsumer:
         [stream] = reading.add(1, FAR)
         reading.fill_memory(stream)
         return stream
 
     @pytest.fixture
-    def hungry(self, reading: Reading, unread: PartitionStream) -> PartitionStream:
+    def hungry(self, reading: Reading, unread: PartitionConsumer) -> PartitionConsumer:
         return reading.add()[0]
 
     def test_memory_is_not_freed_while_no_user_waits(
-        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
     ) -> None:
         reading.clock.at_s = 1.0
         assert reading.next() == LONGEST_S
@@ -277,7 +277,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("waits_for", ["memory", "nothing", "a user"])
     def test_changes_at_another_broker_wake_threads_that_lack_memory(
-        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, waits_for: str
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer, waits_for: str
     ) -> None:
         assert isinstance(reading.next(), float)
         if waits_for == "nothing":
@@ -292,7 +292,7 @@ class TestMemory:
         unread.close()
         assert far.was_changed(unread), "its own broker, always"
 
-    def test_read_frees_memory(self, reading: Reading, unread: PartitionStream, hungry: PartitionStream) -> None:
+    def test_read_frees_memory(self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer) -> None:
         assert isinstance(reading.next(), float)
         unread.poll_reply()
         assert reading.asked() == [hungry]
@@ -300,7 +300,7 @@ class TestMemory:
     @pytest.mark.parametrize("who", ["its user", "a user of all streams"])
     @pytest.mark.parametrize("left", ["expired", "paused"])
     def test_unread_reply_is_dropped_for_a_stream_with_a_waiting_user(
-        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream, who: str, left: str
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer, who: str, left: str
     ) -> None:
         if left == "paused":
             unread.pause()
@@ -320,14 +320,14 @@ class TestMemory:
         assert unread in reading.told
 
     def test_unexpired_reply_is_not_dropped(
-        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
     ) -> None:
         assert hungry.poll(0) is None
         assert reading.next() == pytest.approx(0.1)
         assert unread.ahead
 
     def test_memory_is_freed_by_the_thread_of_the_waiting_streams_broker(
-        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
     ) -> None:
         """Memory freed here would be filled by streams of this broker that no user waits for."""
         [other] = reading.add(1, FAR)
@@ -338,7 +338,7 @@ class TestMemory:
         assert other not in reading.told
 
     def test_replies_are_kept_if_no_stream_can_be_fetched(
-        self, reading: Reading, unread: PartitionStream, hungry: PartitionStream
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
     ) -> None:
         hungry.pause()
         unread.pause()
@@ -392,14 +392,14 @@ class TestPreferredReplica:
     """KIP-392."""
 
     @pytest.fixture
-    def followed(self, reading: Reading) -> PartitionStream:
+    def followed(self, reading: Reading) -> PartitionConsumer:
         [stream] = reading.add()
         stream.source.preferred_replica = NEAR.node_id
         stream.source.routed_at_s = 1_000.0
         return stream
 
     def test_preferred_replica_is_used_until_metadata_max_age(
-        self, reading: Reading, followed: PartitionStream
+        self, reading: Reading, followed: PartitionConsumer
     ) -> None:
         reading.clock.at_s = 1_300.0
         assert reading.asked() == [followed]
@@ -409,7 +409,7 @@ class TestPreferredReplica:
         assert (followed.source.broker, followed.source.preferred_replica) == (None, NO_REPLICA)
         assert reading.told == [followed], "the router must resolve the leader"
 
-    def test_thread_leaves_streams_of_other_brokers_alone(self, reading: Reading, followed: PartitionStream) -> None:
+    def test_thread_leaves_streams_of_other_brokers_alone(self, reading: Reading, followed: PartitionConsumer) -> None:
         """Their reply may be in flight, and is read with their current state."""
         reading.clock.at_s = 2_000.0
         reading.next(FAR)

@@ -11,7 +11,7 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.fetch_position import CompletedFetch
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -106,8 +106,8 @@ class TestSlowUsers:
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
         properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 1}
-        turns, dropped, drop = Counter[int](), list[CompletedFetch](), PartitionStream.drop_ahead
-        monkeypatch.setattr(PartitionStream, "drop_ahead", lambda self: (dropped.extend(self.ahead), drop(self)))
+        turns, dropped, drop = Counter[int](), list[CompletedFetch](), PartitionConsumer.drop_ahead
+        monkeypatch.setattr(PartitionConsumer, "drop_ahead", lambda self: (dropped.extend(self.ahead), drop(self)))
         with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
             consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
             while len(turns) < 6 or min(turns.values()) < 5:
@@ -137,7 +137,7 @@ class TestSlowUsers:
             assert [len(view.obj) for view in views] == [view.nbytes for view in views]
 
     @staticmethod
-    def read(stream: PartitionStream, rows: int) -> list[int]:
+    def read(stream: PartitionConsumer, rows: int) -> list[int]:
         offsets: list[int] = []
         while len(offsets) < rows:
             batch = stream.poll(10_000)

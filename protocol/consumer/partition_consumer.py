@@ -49,7 +49,7 @@ def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[C
         yield ConsumerMessage._make([topic, partition, *row, pairs])
 
 
-class PartitionStream:
+class PartitionConsumer:
     """The records of one partition from an offset on; created by `Consumer.consume_partition`.
 
     Iteration yields `pyarrow.RecordBatch`es without end, with the consumer's columns (`offset` always).
@@ -83,8 +83,8 @@ class PartitionStream:
         patience_s: float,
         read_committed: bool,
         decode: Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]],
-        on_read: Callable[[PartitionStream], None],
-        on_change: Callable[[PartitionStream], None],
+        on_read: Callable[[PartitionConsumer], None],
+        on_change: Callable[[PartitionConsumer], None],
     ) -> None:
         self.topic = partition.topic
         self.partition = partition.partition
@@ -120,7 +120,7 @@ class PartitionStream:
         self._was_raised = False
 
     def __repr__(self) -> str:
-        return f"<PartitionStream {self.name} at offset {self.position}>"
+        return f"<PartitionConsumer {self.name} at offset {self.position}>"
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 from protocol.clock import Clock
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
-from protocol.consumer.partition_stream import PartitionStream
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
@@ -38,11 +38,11 @@ def decoded(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
             yield batch.slice(first, 5)
 
 
-def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> PartitionStream:
+def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> PartitionConsumer:
     # The consumer's threads call under the lock: here one thread always holds it.
     lock: Any = threading.RLock()
     lock.acquire()
-    return PartitionStream(
+    return PartitionConsumer(
         FetchPosition("orders", 0, 0, ConsumerConfig()),
         lock,
         clock or ManualClock(),
@@ -66,7 +66,7 @@ def corrupt(part: CompletedFetch) -> CompletedFetch:
     return CompletedFetch(read_batch_headers(broken), part.position, part.next_offset, 7, None)
 
 
-def read(stream: PartitionStream) -> list[int]:
+def read(stream: PartitionConsumer) -> list[int]:
     batch = stream.poll(0)
     assert batch is not None
     offsets: list[int] = batch.column("offset").to_pylist()
@@ -129,14 +129,14 @@ def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypat
         if at == "decode":
             patched.setattr(stream, "_decode", interrupted)
         else:
-            patched.setattr(PartitionStream, "name", property(interrupted))
+            patched.setattr(PartitionConsumer, "name", property(interrupted))
         with pytest.raises(KeyboardInterrupt):
             stream.poll()
     assert read(stream) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("leave", [PartitionStream.expire, PartitionStream.pause])
-def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionStream], None]) -> None:
+@pytest.mark.parametrize("leave", [PartitionConsumer.expire, PartitionConsumer.pause])
+def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionConsumer], None]) -> None:
     seen: list[CompletedFetch] = []
 
     def noted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
