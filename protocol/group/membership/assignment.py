@@ -1,4 +1,4 @@
-"""Values that a member and its owner exchange: subscription, revocation, assignment, and reasons for an end."""
+"""Values that a member and its owner exchange: subscription, assignment, revocation, and end reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from protocol.kafka_terms import TopicPartition
 
 @dataclass(frozen=True)
 class EndReason:
-    """Which error or deadline it was, in words; `settings`: those among them that whoever reads it may set."""
+    """Why a session or an assignment has ended, or why a rebalance is pending.
+
+    Attributes
+    ----------
+    words
+        The error or the timeout, as text.
+    settings
+        Properties that the user may change to avoid it.
+    """
 
     words: str
     settings: frozenset[str] = frozenset()
@@ -24,20 +32,28 @@ class EndReason:
 
     @property
     def error(self) -> KafkaError:
-        """For whom it is one."""
+        """Return this reason as a `KafkaError`."""
         return KafkaError(self.words, settings=self.settings)
 
     @classmethod
     def of(cls, error: KafkaError) -> EndReason:
+        """Return the reason for an error."""
         return cls(str(error), error.settings)
 
 
 @dataclass(frozen=True)
 class TopicSubscription:
-    """`names`, or those that `pattern` matches as a whole; it never matches Kafka's internal topics.
+    """The topics that a member subscribes to: by name, or by a pattern.
 
-    `re2`: the same pattern in the syntax of brokers (RE2). The consumer protocol has them match it (KIP-848), where it
-    is given; without it, and in the classic protocol, each member does.
+    Attributes
+    ----------
+    names
+        Names of topics; they need not exist yet.
+    pattern
+        Matches whole names of topics; internal topics never match.
+    re2
+        The same pattern in RE2 syntax, which brokers match (KIP-848). Used by the consumer protocol only; without it,
+        and in the classic protocol, each member matches `pattern`.
     """
 
     names: frozenset[str] = frozenset()
@@ -45,7 +61,7 @@ class TopicSubscription:
     re2: str | None = None
 
     def topics(self, cluster: Metadata) -> frozenset[str]:
-        """Those of a cluster, in which all topics are; names are subscribed to also if there is no such topic yet."""
+        """Return the subscribed topics in the metadata of all topics."""
         if self.pattern is None:
             return self.names
         return frozenset(
@@ -56,16 +72,23 @@ class TopicSubscription:
 
 
 def available_topics(cluster: Metadata) -> frozenset[str]:
-    """The topics that can be read just now."""
+    """Return the topics without an error in these metadata."""
     return frozenset(name for name, topic in cluster.topics.items() if topic.error_code == ErrorCode.NONE)
 
 
 @dataclass(frozen=True)
 class Revocation:
-    """Partitions that the owner has to give up now.
+    """Partitions that the owner must release now.
 
-    `lost`: they may be another member's already, and nothing can be committed for them. Else the member has them until
-    its owner has given them up, and what is complete is to be committed before.
+    Attributes
+    ----------
+    partitions
+        The partitions.
+    lost
+        If true, other members may own the partitions already, and commits for them are refused. If false, the member
+        owns them until its owner has released them, and processed offsets should be committed before.
+    reason
+        The reason of the revocation.
     """
 
     partitions: frozenset[TopicPartition]
@@ -75,11 +98,19 @@ class Revocation:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the owner has from now on, also if that is nothing.
+    """The partitions that the owner has from now on.
 
-    `member`: who commits. `added`: those of `owned` that the owner did not have before. `pending_reason`: None, or why
-    more is still to come: other members have not joined, or the coordinator does not answer.
-    It goes on without the owner.
+    Attributes
+    ----------
+    member
+        The member that commits.
+    owned
+        All assigned partitions; may be empty.
+    added
+        Those of `owned` that are new to the owner.
+    pending_reason
+        None if the assignment is complete. Else the reason of the delay, such as other members that have not joined
+        yet, or a coordinator that does not respond; the member's thread continues without the owner.
     """
 
     member: GroupMember

@@ -1,8 +1,8 @@
-"""A member by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, as a pure state machine.
+"""A member of the classic protocol as a sans-IO state machine: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-A rebalance is a new generation that all members join; the one that leads assigns. With an eager assignor a member gives
-up everything before it joins; with cooperative ones alone (KIP-429) it joins at once, keeps what it has, gives up what
-it was not assigned again, and joins once more. Static members: KIP-345, KIP-814.
+A rebalance is a new generation that all members join; its leader assigns the partitions. With an eager assignor a
+member revokes all partitions before it joins. With cooperative assignors only (KIP-429) it keeps them, joins at once,
+revokes those that were assigned to others, and joins again. Static members: KIP-345, KIP-814.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from protocol.wire.schema import Api
 
 _PROTOCOL_TYPE = "consumer"
 _NO_GENERATION = -1
-# As Java: a coordinator that has waited for the others until the end has some time left to say so.
+# As in Java: time for the response of a coordinator that has waited for other members until the rebalance timeout.
 _HELD_LONGER_MS = 5_000
-# From these versions on, requests say which static member it is.
+# First versions with a group instance id.
 _FIRST_STATIC = {JOIN_GROUP: 5, SYNC_GROUP: 3, HEARTBEAT: 3, LEAVE_GROUP: 3}
 _ANSWERS = frozenset({ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS})
 _JOINED = (MemberState.STABLE, MemberState.RECONCILING)
 _REMEDIES: dict[int, tuple[str, str]] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
         "partition.assignment.strategy",
-        "name a strategy that all members have, or use a group of its own",
+        "use a strategy that all members have, or another group",
     ),
     ErrorCode.INVALID_SESSION_TIMEOUT: (
         "session.timeout.ms",
         "brokers allow group.min.session.timeout.ms to group.max.session.timeout.ms",
     ),
     ErrorCode.GROUP_MAX_SIZE_REACHED: ("group.id", "stop a member, or use another group"),
-    ErrorCode.UNSUPPORTED_VERSION: ("group.instance.id", "brokers know static members since Kafka 2.3; leave it out"),
-    ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "give each member one of its own"),
+    ErrorCode.UNSUPPORTED_VERSION: ("group.instance.id", "static members need Kafka 2.3 or later; omit it"),
+    ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "use a different one for each member"),
 }
 
 
 class ClassicMember(MemberMachine):
-    """What `generation_id` and `member_id` are is the coordinator's to say."""
+    """A member of the classic protocol; the coordinator assigns `member_id` and `generation_id`."""
 
     transitions = CLASSIC_TRANSITIONS
     remedies = _REMEDIES
@@ -73,20 +73,22 @@ class ClassicMember(MemberMachine):
         self._generation_id = _NO_GENERATION
         self._assigned_since: int | None = None
         self._assignment = NO_PARTITIONS
-        # What the owner was told to give up: until it has, its commits of that need the generation to last.
+        # Partitions that the owner is releasing: its commits for them need the present generation, so it must not end
+        # yet.
         self._revoked = NO_PARTITIONS
-        # What this member gives up is another one's in the next generation (KIP-429).
+        # Partitions revoked from this member are assigned to others in the next generation (KIP-429).
         self._rejoins = False
-        # What it was assigned last and in which generation, for sticky leaders.
+        # The last assignment and its generation, for sticky leaders.
         self._last: tuple[frozenset[TopicPartition], int] = NO_PARTITIONS, _NO_GENERATION
         self._joined_topics: frozenset[str] = frozenset()
         self._assignor_name = ""
         self._leader: GroupLeader | None = None
-        # For SyncGroup; None while the leader, who is this member, has yet to assign.
+        # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
 
     @property
     def member(self) -> GroupMember:
+        """Return the member; without a generation outside a session."""
         instance_id = self.config.group_instance_id
         return GroupMember(
             self._member_id, self._generation_id, group_instance_id=instance_id, assigned_since=self._assigned_since
@@ -94,19 +96,24 @@ class ClassicMember(MemberMachine):
 
     @property
     def awaits_member_id(self) -> bool:
-        """KIP-394: the coordinator waits for whom it has given an id until the session is over, all others with it."""
+        """Return True while the first JoinGroup is in flight.
+
+        From its response on, the coordinator and all members wait for the new member until its session timeout
+        (KIP-394).
+        """
         return self._in_flight is not None and not self._member_id and self.config.group_instance_id is None
 
     def revocation(self, now_s: float) -> Revocation | None:
+        """Return the partitions that the owner must release now."""
         revocation = super().revocation(now_s)
         self._revoked = NO_PARTITIONS if revocation is None else revocation.partitions
         return revocation
 
-    # -- what is sent -------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def _next_step(self, now_s: float) -> Step:
         if self.state in _JOINED and self._topics != self._joined_topics:
-            self._rebalance(EndReason("the topics that this member subscribes to are others now"))
+            self._rebalance(EndReason("the subscribed topics have changed"))
         if self.state is MemberState.JOINING:
             return self._join_group()
         if self.state is MemberState.SYNCING:
@@ -142,7 +149,7 @@ class ClassicMember(MemberMachine):
             "protocol_name": self._assignor_name,
             "assignments": [{"member_id": name, "assignment": each} for name, each in assignments.items()],
         }
-        # Since Kafka 3.7 a group that is stable answers, and counts no session anew.
+        # Since Kafka 3.7 a stable group responds without restarting the session timeout.
         return self._request(SYNC_GROUP, body, held=True, renews=False, timeout_ms=self._held_timeout_ms)
 
     def _heartbeat(self) -> SendRequest:
@@ -172,12 +179,12 @@ class ClassicMember(MemberMachine):
     def _held_timeout_ms(self) -> float:
         return max(self._request_timeout_ms, self.config.max_poll_interval_ms + _HELD_LONGER_MS)
 
-    # -- what is answered ---------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------
 
     def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
         self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
         if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:
-            self._rebalance(EndReason("the group rebalances: members join or leave, or want other topics"))
+            self._rebalance(EndReason("the group rebalances: members join, leave, or change their subscriptions"))
             if request.api is JOIN_GROUP:
                 self._retry_s = now_s + self._backoff.next_s()
         elif request.api is JOIN_GROUP and self.state is MemberState.JOINING:
@@ -188,7 +195,7 @@ class ClassicMember(MemberMachine):
     def _joined(self, reply: Mapping[str, Any]) -> None:
         self._member_id = reply["member_id"]
         if reply["error_code"] == ErrorCode.MEMBER_ID_REQUIRED:
-            return  # KIP-394: joins again, with the id that it was given
+            return  # KIP-394: it joins again with the assigned id
         if reply["protocol_name"] not in self._assignors:
             raise Corrupt(f"JoinGroup of group {self.group}: {reply['protocol_name']!r} was not offered")
         self._assignor_name, self._generation_id = reply["protocol_name"], reply["generation_id"]
@@ -196,7 +203,7 @@ class ClassicMember(MemberMachine):
             self._assigned_since = self._generation_id
         leads = reply["leader"] == self._member_id
         self._leader = GroupLeader(self._assignors[reply["protocol_name"]], reply["members"]) if leads else None
-        # KIP-814: a static member that came back leads, and the assignment stands.
+        # KIP-814: a returning static leader keeps the former assignment.
         self._assignments = None if leads and not reply["skip_assignment"] else {}
         self._refresh_s = -math.inf if leads else self._refresh_s
         self._life.transition(MemberState.SYNCING, EndReason(f"generation {self._generation_id} begins"))
@@ -207,7 +214,7 @@ class ClassicMember(MemberMachine):
         if self.state is MemberState.SYNCING:
             self._assignments = self._leader.assign(cluster)
         elif topic := self._leader.changed(cluster):
-            self._rebalance(EndReason(f"topic {topic} has other partitions now"))
+            self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
 
     def _synced(self, assignment: frozenset[TopicPartition]) -> None:
         self._rejoins = bool(self.owned - assignment)
@@ -238,7 +245,7 @@ class ClassicMember(MemberMachine):
 
     def _accepted(self) -> None:
         if self._rejoins:
-            self._join(EndReason("it has given up partitions, for others to have them"))
+            self._join(EndReason("revoked partitions can be assigned to other members"))
         else:
             self._life.transition(MemberState.STABLE, self.reason)
 
@@ -251,7 +258,7 @@ class ClassicMember(MemberMachine):
 
     @property
     def _watches_topics(self) -> bool:
-        """The leader is the one who sees that a topic, of whatever member, has other partitions."""
+        """Return True for the leader, which detects changed partitions for all members, and with a pattern."""
         return self._leader is not None or self._matches_in_client
 
     @property
@@ -263,7 +270,7 @@ class ClassicMember(MemberMachine):
             self._member_id = ""
 
     def _on_unknown_outcome(self) -> None:
-        pass  # each of its requests may be repeated
+        pass  # all requests are idempotent
 
     def _end_session(self) -> None:
         self._generation_id, self._assigned_since, self._assignment = _NO_GENERATION, None, NO_PARTITIONS
@@ -271,7 +278,22 @@ class ClassicMember(MemberMachine):
 
 
 class GroupLeader:
-    """`members`: the rows of the reply to JoinGroup. Raises `Corrupt` or `Truncated` for what one of them has sent."""
+    """The leader of a classic group: assigns partitions, and detects changed topics.
+
+    Exists from the JoinGroup response that elects the member until it joins again.
+
+    Parameters
+    ----------
+    assignor
+        The assignor that the coordinator has selected.
+    members
+        Rows of the JoinGroup response.
+
+    Raises
+    ------
+    Corrupt, Truncated
+        The metadata of a member are invalid.
+    """
 
     def __init__(self, assignor: Assignor, members: list[dict[str, Any]]) -> None:
         self._assignor = assignor
@@ -280,17 +302,17 @@ class GroupLeader:
 
     @property
     def topics(self) -> frozenset[str]:
-        """All that a member subscribes to."""
+        """Return the topics of all members."""
         return frozenset[str]().union(*(member.topics for member in self._members.values()))
 
     def assign(self, cluster: Metadata) -> dict[str, bytes]:
-        """What each member gets, as it stands in SyncGroup."""
+        """Return the encoded assignment of each member, for SyncGroup."""
         self._partitions = self._partitions_in(cluster)
         assigned = self._assignor.assign(self._members, self._partitions)
         return {name: encode_assignment(partitions) for name, partitions in assigned.items()}
 
     def changed(self, cluster: Metadata) -> str | None:
-        """A topic that has other partitions than when they were assigned, by whichever leader."""
+        """Return a topic whose partition count differs from that of the assignment, also one of a former leader."""
         before, now = self._partitions, self._partitions_in(cluster)
         if before is None:
             self._partitions = before = now
@@ -311,4 +333,4 @@ def _decode_member(row: dict[str, Any]) -> Subscription:
     try:
         return decode_subscription(row["metadata"], row["group_instance_id"])
     except ProtocolError as error:
-        raise type(error)(f"what member {row['member_id']} says of its subscription: {error}") from error
+        raise type(error)(f"invalid subscription of member {row['member_id']}: {error}") from error

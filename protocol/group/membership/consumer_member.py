@@ -1,7 +1,7 @@
-"""A member by the consumer protocol (KIP-848): ConsumerGroupHeartbeat for everything, as a pure state machine.
+"""A member of the consumer protocol (KIP-848) as a sans-IO state machine: ConsumerGroupHeartbeat only.
 
-The coordinator assigns, and an epoch takes the place of the generation. A member hears what it may have from now on,
-and says what it has: what it gives up goes to others only when it has said so, and nobody else has to wait for that.
+The coordinator assigns partitions; an epoch replaces the generation. The member reports its owned partitions. A revoked
+partition is assigned to another member when its owner no longer reports it; other members do not wait for that.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from protocol.group.membership.member_state import CONSUMER_TRANSITIONS, MemberS
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, FIRST_WITH_REGEX
 
-# Epochs that say something else than how far a member has come.
+# Special values of the epoch.
 _JOIN, _LEAVE, _LEAVE_FOR_A_WHILE = 0, -1, -2
 _REMEDIES: dict[int, tuple[str, str]] = {
-    ErrorCode.UNSUPPORTED_ASSIGNOR: ("group.remote.assignor", "brokers list theirs in group.consumer.assignors"),
-    ErrorCode.INVALID_REGULAR_EXPRESSION: ("the pattern", "brokers take RE2's syntax, without look-around"),
+    ErrorCode.UNSUPPORTED_ASSIGNOR: ("group.remote.assignor", "brokers support those in group.consumer.assignors"),
+    ErrorCode.INVALID_REGULAR_EXPRESSION: ("the pattern", "brokers use RE2 syntax, without look-around"),
     ErrorCode.GROUP_MAX_SIZE_REACHED: ("group.id", "stop a member, or use another group"),
-    ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "give each member one of its own"),
+    ErrorCode.FENCED_INSTANCE_ID: ("group.instance.id", "use a different one for each member"),
     ErrorCode.UNRELEASED_INSTANCE_ID: (
         "group.instance.id",
-        "give each member one of its own; one that was killed has held it until its session was over",
+        "use a different one for each member; a killed member holds it until its session timeout",
     ),
-    ErrorCode.UNSUPPORTED_VERSION: ("group.protocol", "brokers speak it since Kafka 4.0; use classic"),
+    ErrorCode.UNSUPPORTED_VERSION: ("group.protocol", "the consumer protocol needs Kafka 4.0 or later; use classic"),
     ErrorCode.GROUP_ID_NOT_FOUND: (
         "group.protocol",
         "the group has members of the classic protocol, and brokers do not convert it "
         "(group.consumer.migration.policy); stop them, or use classic",
     ),
 }
-# So long may a static member that was killed hold its instance id: the session that brokers give it, and some more.
+# Maximum time for which a killed static member may hold its instance id: the default session timeout of brokers, and
+# more.
 _RELEASED_IN_S = 60.0
-# A coordinator that asks for more is not believed.
+# Lower limit of the interval that a coordinator may request.
 _LEAST_INTERVAL_MS = 50
 
 
 class ConsumerMember(MemberMachine):
-    """Names itself: `member_id` is its own, for as long as it lives."""
+    """A member of the consumer protocol; it creates its `member_id`, which does not change."""
 
     transitions = CONSUMER_TRANSITIONS
     remedies = _REMEDIES
@@ -60,14 +61,14 @@ class ConsumerMember(MemberMachine):
         self._member_id = str(uuid.uuid4())
         self._epoch = _JOIN
         self._assigned_since: int | None = None
-        # When its instance id must be free: from the first time that it was not.
+        # Time limit for the release of the instance id, from the first refusal on.
         self._released_s = math.inf
-        # What was said in the last request, and what the coordinator has answered to: the rest is said again.
+        # Fields of the last request, and those that the coordinator has acknowledged; others are sent again.
         self._sent_fields: dict[str, Any] = {}
         self._acknowledged_fields: dict[str, Any] = {}
-        # Whether it has answered since it was told what the owner has: what it was not told of, it gives to others.
+        # True if the coordinator has acknowledged the owned partitions; it assigns unreported partitions to others.
         self._ownership_acknowledged = True
-        # Partitions by topic id, as assigned; then those of topics whose names are known, with their topic's id.
+        # Assigned partitions by topic id; and by name, for topics whose names are known.
         self._target: dict[bytes, list[int]] = {}
         self._names: dict[bytes, str] = {}
         self._ids: dict[TopicPartition, bytes] = {}
@@ -75,13 +76,14 @@ class ConsumerMember(MemberMachine):
 
     @property
     def member(self) -> GroupMember:
+        """Return the member; without an epoch outside a session."""
         epoch = self._epoch if self._epoch > _JOIN else -1
         instance_id = self.config.group_instance_id
         return GroupMember(
             self._member_id, member_epoch=epoch, group_instance_id=instance_id, assigned_since=self._assigned_since
         )
 
-    # -- what is sent -------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def _next_step(self, now_s: float) -> Step:
         due = self._epoch == _JOIN or self.state is MemberState.ACKNOWLEDGING or now_s >= self._heartbeat_s
@@ -104,7 +106,7 @@ class ConsumerMember(MemberMachine):
 
     def _subscribed(self) -> dict[str, Any]:
         regex = None if self._matches_in_client else self.subscription.re2
-        # The empty one takes back what was said before.
+        # An empty pattern removes the former one.
         said = self._acknowledged_fields.get("subscribed_topic_regex")
         return {"subscribed_topic_names": sorted(self._topics or ()), "subscribed_topic_regex": regex or (said and "")}
 
@@ -122,7 +124,7 @@ class ConsumerMember(MemberMachine):
         return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
-        # Who is asking to be let in may be, by an answer that it does not wait for.
+        # While a join request is in flight, the coordinator may have added the member already.
         is_known = self._assigned_since is not None or self._in_flight is not None
         if not is_known or for_good is False:
             return None
@@ -134,10 +136,13 @@ class ConsumerMember(MemberMachine):
         body = {**who, "member_epoch": epoch, **fields}
         return SendRequest(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
 
-    # -- what is answered ---------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------
 
     def on_failure(self, request: SendRequest, error: KafkaError, now_s: float) -> None:
-        """Who is started again after it was killed waits until the member that it was has lost the instance id."""
+        """Process a failure; retry while the former member with this instance id exists.
+
+        A member that was killed holds its instance id until its session timeout; its successor waits for that.
+        """
         unreleased = isinstance(error, BrokerError) and error.code == ErrorCode.UNRELEASED_INSTANCE_ID
         if unreleased and request is self._in_flight:
             self._released_s = min(self._released_s, now_s + _RELEASED_IN_S)
@@ -158,7 +163,11 @@ class ConsumerMember(MemberMachine):
             self._refresh_s = min(self._refresh_s, now_s)
 
     def _assign(self, rows: list[dict[str, Any]]) -> None:
-        """Another assignment is to be acknowledged, also by who has just that: one in between may not be known here."""
+        """Store the assignment.
+
+        A new assignment is always acknowledged, even if it equals the owned partitions: the coordinator may have sent
+        another one in between, in a response that was lost.
+        """
         target = {bytes(row["topic_id"]): row["partitions"] for row in rows}
         if target != self._target:
             self._target, self._acknowledged_fields = target, {**self._acknowledged_fields, "topic_partitions": None}
@@ -170,7 +179,7 @@ class ConsumerMember(MemberMachine):
             self._refresh_s = now_s + self._backoff.next_s()
 
     def _reconcile(self) -> None:
-        """Compares what is assigned with what the owner has, and that with what the coordinator knows of it."""
+        """Compare the assigned with the owned partitions, and these with those the coordinator knows."""
         self._ids = {
             (self._names[topic_id], number): topic_id
             for topic_id, numbers in self._target.items()
@@ -182,7 +191,7 @@ class ConsumerMember(MemberMachine):
         if self._ids != {key: self._owned_ids[key] for key in self.owned}:
             state = MemberState.RECONCILING
         elif self.state is MemberState.JOINING and self._has_unnamed_topics:
-            return  # not that it has nothing: it is not known what it has
+            return  # the names of the assigned topics are not known yet
         elif self._acknowledged_fields.get("topic_partitions") != self._owned_rows():
             state = MemberState.ACKNOWLEDGING
         else:
@@ -190,7 +199,7 @@ class ConsumerMember(MemberMachine):
         if state is not self.state:
             self._life.transition(state, EndReason(f"epoch {self._epoch} has assigned {len(self._ids)} partitions"))
 
-    # -- what the owner has -------------------------------------------------------------------
+    # -- owned partitions --------------------------------------------------------------------
 
     @property
     def _assigned(self) -> frozenset[TopicPartition]:
@@ -207,11 +216,11 @@ class ConsumerMember(MemberMachine):
         self._owned_ids = dict(self._ids)
         self._life.transition(MemberState.ACKNOWLEDGING, self.reason)
 
-    # -- what is looked up ----------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------
 
     @property
     def _has_unnamed_topics(self) -> bool:
-        """Whether it is assigned a topic that metadata have not told the name of."""
+        """Return True if the name of an assigned topic is not known yet."""
         return any(topic_id not in self._names for topic_id in self._target)
 
     @property
@@ -222,14 +231,18 @@ class ConsumerMember(MemberMachine):
     def _watched_topics(self) -> frozenset[str] | None:
         return self._topics if self.subscription.pattern is None else None
 
-    # -- ends ---------------------------------------------------------------------------------
+    # -- end of the session ---------------------------------------------------------------------------------
 
     def _loses_assignment(self, error: BrokerError) -> bool:
-        """Who joins makes a group that is not there: if that is not found, it is one of the other protocol."""
+        """Return True if the error ends the session.
+
+        A join creates a missing group, so GROUP_ID_NOT_FOUND in the response to a join means a group of the classic
+        protocol.
+        """
         return super()._loses_assignment(error) and (error.code != ErrorCode.GROUP_ID_NOT_FOUND or self._epoch != _JOIN)
 
     def _on_fenced(self, error: BrokerError) -> None:
-        pass  # joins again under the same id
+        pass  # it rejoins with the same id
 
     def _on_unknown_outcome(self) -> None:
         self._acknowledged_fields = {}

@@ -1,8 +1,8 @@
-"""What a member decides, in either protocol: what it sends next, what an answer means, what its owner has to do.
+"""The common part of both group protocols: a sans-IO state machine of one member.
 
-Pure: takes `now_s` and replies, gives steps (`steps.py`). `classic` and `consumer` fill in what is theirs. Called by
-`membership` under its lock, from the member's thread and from its owner's; one request is under way at most.
-Knows no socket, no thread and no clock.
+Takes responses, calls of the owner and the time `now_s`, and returns steps (`member_state`) to execute.
+`classic_member` and `consumer_member` add the requests of their protocol. `membership` calls it under a lock, from the
+member's thread and from the owner's thread; at most one request is in flight.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from protocol.group.membership.member_state import (
 )
 from protocol.kafka_terms import TopicPartition
 
-# A topic that is not there (yet) is looked for again sooner than metadata grow old.
+# Metadata are refreshed sooner while a subscribed topic does not exist.
 _MISSING_TOPIC_S = 5.0
-# What its user may set, where that was too short.
+# Properties named in errors of these timeouts.
 _SESSION_TIMEOUT = frozenset({"session.timeout.ms"})
 _MAX_POLL_INTERVAL = frozenset({"max.poll.interval.ms"})
 
@@ -49,14 +49,17 @@ class MemberMachine(ABC):
 
     Attributes
     ----------
-    owned : what its owner has; another set than what is assigned, until the owner has taken that up.
+    owned
+        The owner's partitions; differ from the assigned ones until the owner has accepted the assignment.
+    error
+        The fatal error in state FAILED.
     """
 
     transitions: Transitions
     remedies: Mapping[int, tuple[str, str]]
-    """Of errors that end a member: the property to change, and what to do about it."""
+    """The property to change and the remedy, by fatal error code."""
     broker_matches_patterns = False
-    """Whether the coordinator matches patterns that are given in its syntax."""
+    """True if the coordinator matches patterns in RE2 syntax."""
 
     def __init__(
         self, client: ClientConfig, config: ConsumerConfig, subscription: TopicSubscription, now_s: float
@@ -77,11 +80,11 @@ class MemberMachine(ABC):
         self._heartbeat_s = now_s
         self._retry_s = now_s
         self._refresh_s = now_s
-        # Of a pattern that is matched here: None until it was, for the first time.
+        # With a pattern matched by this client: None until metadata were received.
         self._topics = None if self._matches_in_client else subscription.names
-        # What is under way, unless the session that it is of is over; and what is said on leaving.
+        # The request in flight, unless its session has ended; and the leave request to send.
         self._in_flight: SendRequest | None = None
-        # Why nobody knows whether the claims still hold. Brokers alone know when a session of KIP-848 ends.
+        # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
         self._suspicion: EndReason | None = None
         self._suspected_s = now_s
         self._pending_leave: SendRequest | None = None
@@ -90,51 +93,53 @@ class MemberMachine(ABC):
 
     @property
     def state(self) -> MemberState:
+        """Return the present state."""
         return self._life.state
 
     @property
     def reason(self) -> EndReason:
-        """Why it is in its state, or in doubt."""
+        """Return the reason of the state, or of the suspicion that the assignment is lost."""
         return self._suspicion or self._life.reason
 
     @property
     def is_reconciled(self) -> bool:
+        """Return True if the owner has all assigned partitions, and the session is not suspected to have ended."""
         return self.state in RECONCILED and self._suspicion is None
 
     @property
     @abstractmethod
     def member(self) -> GroupMember:
-        """As the coordinator knows it; without a generation or epoch while it does not."""
+        """Return the member as the coordinator knows it; without generation or epoch outside a session."""
 
     @property
     def awaits_member_id(self) -> bool:
-        """Whether the answer that is under way says under which id it has to leave."""
+        """Return True if the response in flight assigns the member id that a leave request needs."""
         return False
 
     def pending(self, now_s: float) -> EndReason | None:
-        """Why the owner has to act; None: it need not."""
+        """Return the reason why the owner must act; None if it need not."""
         self.tick(now_s)
         return self.reason if self.state in AWAITS_OWNER else self._suspicion
 
     def assignment_lost(self, now_s: float) -> EndReason | None:
-        """Why what the owner has is not its own any more, or may not be; None: it is."""
+        """Return the reason why the assignment is or may be lost; None if it is valid."""
         self.tick(now_s)
         return self.reason if self.state in (MemberState.LOST, MemberState.FAILED) else self._suspicion
 
     def progress(self, now_s: float) -> None:
-        """The owner is alive: `max.poll.interval.ms` begins anew. Not if it is over already."""
+        """Restart `max.poll.interval.ms`, unless it has elapsed already."""
         self.tick(now_s)
         self._polled_s = now_s
 
     def subscribe(self, subscription: TopicSubscription, now_s: float) -> None:
-        """To something else, from now on."""
+        """Change the subscription."""
         self.subscription = subscription
         if not self._matches_in_client:
             self._topics = subscription.names
         self._refresh_s = now_s
 
     def revocation(self, now_s: float) -> Revocation | None:
-        """What the owner has to give up now."""
+        """Return the partitions that the owner must release now."""
         self.tick(now_s)
         if self.state is MemberState.LOST:
             return Revocation(self.owned, True, self.reason)
@@ -142,7 +147,7 @@ class MemberMachine(ABC):
         return Revocation(partitions, False, self.reason) if partitions else None
 
     def complete_revocation(self, revocation: Revocation, now_s: float) -> None:
-        """The owner has done so."""
+        """Record that the owner has released the partitions."""
         self.owned -= revocation.partitions
         if self.state is MemberState.LOST and revocation.lost:
             self._polled_s = now_s
@@ -151,9 +156,12 @@ class MemberMachine(ABC):
             self._join(self.reason)
 
     def accept_assignment(self, now_s: float) -> frozenset[TopicPartition]:
-        """The owner takes what it is assigned, if it has nothing to give up; what of it is new. Joins at first."""
+        """Make the assigned partitions the owner's, unless some must be revoked first; return the new ones.
+
+        The first call joins the group.
+        """
         if self.state is MemberState.UNJOINED:
-            self._join(EndReason("it joins for the first time"))
+            self._join(EndReason("first join of this member"))
         if self.state is not MemberState.RECONCILING or not self._may_accept:
             return NO_PARTITIONS
         before, self.owned = self.owned, self._assigned
@@ -161,9 +169,13 @@ class MemberMachine(ABC):
         return self.owned - before
 
     def leave(self, *, for_good: bool | None) -> None:
-        """None: a static member may come back, and its partitions wait for it until its session ends (KIP-345).
+        """Leave the group; a member that is leaving already stops waiting for the response.
 
-        Of a member that is leaving: waits no longer for the answer.
+        Parameters
+        ----------
+        for_good
+            True: leave. False: send no request. None: leave, but a static member may return to its partitions until its
+            session ends (KIP-345).
         """
         if self.state in TERMINAL:
             return
@@ -173,29 +185,29 @@ class MemberMachine(ABC):
         self.owned = NO_PARTITIONS
         self._retry_s = -math.inf
         self._life.transition(
-            MemberState.LEAVING if self._pending_leave else MemberState.LEFT, EndReason("it was closed by its owner")
+            MemberState.LEAVING if self._pending_leave else MemberState.LEFT, EndReason("closed by its owner")
         )
         self._forget_session()
 
-    # -- for its thread -----------------------------------------------------------------------
+    # -- for the thread -----------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """What time has brought: a session, or the owner's time, may be over. Comes before every other look."""
+        """Apply timeouts (session, `max.poll.interval.ms`). Called before any other query."""
         if self.state not in IN_SESSION:
             return
         if now_s >= self._session_ends_s:
-            words = f"no answer of the coordinator for {self._session_s:g} s (session.timeout.ms)"
+            words = f"no response of the coordinator for {self._session_s:g} s (session.timeout.ms)"
             self._lose(EndReason(words, _SESSION_TIMEOUT))
         elif now_s >= self._polled_s + self._poll_interval_s:
             self._leave_after_poll_timeout()
 
     def suspect_lost(self, reason: EndReason, now_s: float) -> None:
-        """Its claims may have ended: the coordinator is asked at once, and until it answers the owner has to wait."""
+        """Ask the coordinator at once whether the session still exists; the owner must wait for the response."""
         if self.state in IN_SESSION:
             self._suspicion, self._suspected_s, self._heartbeat_s = reason, now_s, now_s
 
     def next_step(self, now_s: float) -> Step:
-        """What to do now. Gives a `Wait` where nothing is due."""
+        """Return the step that is due, or `Wait`."""
         self.tick(now_s)
         if self._retry_s > now_s:
             return Wait(self._until(self._retry_s))
@@ -208,7 +220,13 @@ class MemberMachine(ABC):
         return step
 
     def on_response(self, request: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
-        """`since_s`: since when the coordinator has known for sure that this member is there."""
+        """Process a response.
+
+        Parameters
+        ----------
+        since_s
+            The latest time at which the coordinator is known to have seen this member.
+        """
         self._backoff.reset()
         if request.renews:
             self.extend_session(request, since_s, now_s)
@@ -221,28 +239,31 @@ class MemberMachine(ABC):
             if since_s >= self._suspected_s:
                 self._suspicion = None
             elif self._suspicion is not None:
-                self._heartbeat_s = now_s  # an answer of before says nothing
+                self._heartbeat_s = now_s  # the response is older than the suspicion
 
     def extend_session(self, request: SendRequest, since_s: float, now_s: float) -> None:
-        """As `on_response`; or it holds its answer back because of others, and counts no session meanwhile."""
+        """Restart the session timeout, after a response or while the coordinator delays one."""
         self.tick(now_s)
         if request is not self._in_flight:
-            return  # it is of a session that is over
+            return  # of an ended session
         if now_s < since_s + self._session_s:
             self._session_ends_s = since_s + self._session_s
         else:
-            words = f"this process has stood still for {now_s - since_s:.0f} s, longer than session.timeout.ms"
+            words = f"this process was suspended for {now_s - since_s:.0f} s, longer than session.timeout.ms"
             self._lose(EndReason(words, _SESSION_TIMEOUT))
 
     def on_failure(self, request: SendRequest, error: KafkaError, now_s: float) -> None:
-        """No answer, or one with an error code, whose row in `broker_errors` says what that ends."""
+        """Process a failed request or an error code.
+
+        The table in `broker_errors` defines the effect of each code.
+        """
         if request is self._pending_leave:
             if self.state is MemberState.LEAVING and is_retriable(error):
                 self._retry_after_backoff(error, now_s)
             else:
                 self._leave_completed()
         elif request is not self._in_flight:
-            return  # it is of a session that is over
+            return  # of an ended session
         elif is_retriable(error):
             self._retry_after_backoff(error, now_s)
             self._on_unknown_outcome()
@@ -255,7 +276,7 @@ class MemberMachine(ABC):
             self.fail(self._with_remedy(error))
 
     def on_metadata(self, cluster: Metadata, now_s: float) -> None:
-        """What was looked up."""
+        """Process metadata."""
         self._backoff.reset()
         if self.state in IN_SESSION:
             if self._matches_in_client:
@@ -265,29 +286,29 @@ class MemberMachine(ABC):
             self._on_metadata(cluster, now_s)
 
     def on_metadata_failure(self, error: KafkaError, now_s: float) -> None:
-        """Nobody has answered."""
+        """Process a failed metadata request."""
         if is_retriable(error):
             self._refresh_s = now_s + self._backoff.next_s()
         elif self.state in IN_SESSION:
             self.fail(error)
 
     def fail(self, error: KafkaError) -> None:
-        """It cannot be a member, and its owner has to know why."""
+        """End the member with a fatal error, which the owner gets."""
         self.error = error
         self._life.transition(MemberState.FAILED, EndReason.of(error))
         self._forget_session()
 
-    # -- what both protocols do ---------------------------------------------------------------
+    # -- common to both protocols --------------------------------------------------------------
 
     def _loses_assignment(self, error: BrokerError) -> bool:
-        """Whether to join (again) may help."""
+        """Return True if the error ends the session and the member should rejoin."""
         return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
     def _join(self, reason: EndReason) -> None:
         self._life.transition(MemberState.JOINING, reason)
 
     def _lose(self, reason: EndReason, *, wait: bool = False) -> None:
-        """All claims have ended. Joins again at once if there were none (unless it is to `wait` for its owner)."""
+        """End the session; rejoin at once if no partitions are owned, unless `wait` is set."""
         self._forget_session()
         if self.owned or wait:
             self._life.transition(MemberState.LOST, reason)
@@ -298,8 +319,8 @@ class MemberMachine(ABC):
 
     def _leave_after_poll_timeout(self) -> None:
         words = (
-            f"max.poll.interval.ms: nothing was asked of this member for {self._poll_interval_s:g} s, so it has left "
-            "the group; raise it, or take less at once"
+            f"max.poll.interval.ms: no poll of this member for {self._poll_interval_s:g} s, so it has left the group; "
+            "raise it, or process fewer records per poll"
         )
         self._pending_leave = self._leave_request(None)
         self._lose(EndReason(words, _MAX_POLL_INTERVAL), wait=True)
@@ -310,18 +331,19 @@ class MemberMachine(ABC):
             self._life.transition(MemberState.LEFT, self.reason)
 
     def _retry_after_backoff(self, error: KafkaError, now_s: float) -> None:
+        """Forget the request in flight and retry after the back-off."""
         self._in_flight, self._retry_s = None, now_s + self._backoff.next_s()
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
             self._life.update_reason(EndReason.of(error))
 
     def _until(self, *moments_s: float) -> float:
-        """The first of these; in a session, or when that or the owner's time is over."""
+        """Return the earliest of these times and, in a session, of its timeouts."""
         if self.state in IN_SESSION:
             moments_s += self._session_ends_s, self._polled_s + self._poll_interval_s
         return min(moments_s)
 
     def _refresh_metadata(self, now_s: float) -> Step:
-        """When it is time for that. Takes no longer than a heartbeat may be late."""
+        """Return a metadata request if it is due; its timeout keeps heartbeats in time."""
         due = now_s >= self._refresh_s
         return (
             RefreshMetadata(self._watched_topics, self._heartbeat_timeout_ms)
@@ -330,7 +352,7 @@ class MemberMachine(ABC):
         )
 
     def _watch_topics(self, now_s: float) -> Step:
-        """Until the next heartbeat: looks whether topics have changed, where that is for this member to see."""
+        """Wait for the next heartbeat, and refresh metadata if this member must detect changed topics."""
         if self._watches_topics and now_s >= self._refresh_s:
             return self._refresh_metadata(now_s)
         return Wait(self._until(self._heartbeat_s, self._refresh_s if self._watches_topics else math.inf))
@@ -341,7 +363,7 @@ class MemberMachine(ABC):
 
     @property
     def _heartbeat_timeout_ms(self) -> float:
-        """A coordinator that is silent is given up while there is time to find another one."""
+        """Return a third of the session timeout, or less, so that there is time to find another coordinator."""
         return min(self._request_timeout_ms, self.config.session_timeout_ms / 3)
 
     def _forget_session(self) -> None:
@@ -349,7 +371,7 @@ class MemberMachine(ABC):
         self._end_session()
 
     def _with_remedy(self, error: KafkaError) -> KafkaError:
-        """With the remedy, where there is one."""
+        """Add the remedy to an error, if there is one."""
         by_client = ErrorCode.UNSUPPORTED_VERSION if isinstance(error, UnsupportedVersion) else ErrorCode.NONE
         code = error.code if isinstance(error, BrokerError) else by_client
         if code not in self.remedies:
@@ -359,17 +381,17 @@ class MemberMachine(ABC):
         told.__cause__ = error
         return told
 
-    # -- what each protocol does in its own way -----------------------------------------------
+    # -- specific to a protocol --------------------------------------------------------------
 
     @property
     @abstractmethod
     def _watches_topics(self) -> bool:
-        """Whether it is for this member to see that topics change."""
+        """Return True if this member must detect changed topics."""
 
     @property
     @abstractmethod
     def _watched_topics(self) -> frozenset[str] | None:
-        """Those that are looked up; None: all."""
+        """Return the topics to refresh; None: all."""
 
     @property
     @abstractmethod
@@ -377,16 +399,16 @@ class MemberMachine(ABC):
 
     @abstractmethod
     def _to_revoke(self) -> frozenset[TopicPartition]:
-        """What the owner has to give up in the present state, before the member may go on."""
+        """Return the partitions that the owner must release in the present state."""
 
     @property
     @abstractmethod
     def _may_accept(self) -> bool:
-        """Whether what is assigned holds just now."""
+        """Return True if the assignment may be accepted now."""
 
     @abstractmethod
     def _accepted(self) -> None:
-        """The owner has what is assigned."""
+        """Continue after the owner has accepted the assignment."""
 
     @abstractmethod
     def _next_step(self, now_s: float) -> Step: ...
@@ -399,16 +421,16 @@ class MemberMachine(ABC):
 
     @abstractmethod
     def _on_fenced(self, error: BrokerError) -> None:
-        """An answer has ended this member's claims."""
+        """Process an error that has ended the session."""
 
     @abstractmethod
     def _on_unknown_outcome(self) -> None:
-        """A request was heard or not: nobody knows."""
+        """Process a request without a response: the coordinator may have handled it."""
 
     @abstractmethod
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
-        """None: there is nobody to be told."""
+        """Return the leave request, if one must be sent."""
 
     @abstractmethod
     def _end_session(self) -> None:
-        """Forgets generation or epoch, and what was assigned."""
+        """Reset generation or epoch, and the assignment."""

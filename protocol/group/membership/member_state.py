@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class MemberState(Enum):
-    """What a member is doing, for the coordinator and for its owner."""
+    """The state of a member, as seen by the coordinator and its owner."""
 
-    UNJOINED = "is no member yet"
-    JOINING = "asks to be let in"
-    SYNCING = "waits for what it is assigned"
-    RECONCILING = "was assigned something else than its owner has"
-    ACKNOWLEDGING = "tells the coordinator what its owner has"
-    STABLE = "has what it was assigned"
-    REBALANCING = "must give up partitions before it may join again"
-    LOST = "has lost its claims, and its owner does not know"
+    UNJOINED = "has not joined yet"
+    JOINING = "waits for the response to its join request"
+    SYNCING = "waits for its assignment"
+    RECONCILING = "assignment and owned partitions differ"
+    ACKNOWLEDGING = "reports the owned partitions to the coordinator"
+    STABLE = "owns the assigned partitions"
+    REBALANCING = "must revoke partitions before it rejoins"
+    LOST = "has lost its partitions, and its owner does not know yet"
     LEAVING = "is leaving"
     LEFT = "has left"
-    FAILED = "cannot be a member"
+    FAILED = "has failed with a fatal error"
 
 
 Transitions = Mapping[MemberState, frozenset[MemberState]]
@@ -40,7 +40,7 @@ _S = MemberState
 
 
 def _transitions(own: Mapping[MemberState, set[MemberState]]) -> Transitions:
-    """What any living member may do beside its own moves: leave, and fail."""
+    """Add the transitions to the states that end a member."""
     ends = {_S.LEAVING, _S.LEFT, _S.FAILED}
     return {
         **{state: frozenset(to | ends) for state, to in own.items()},
@@ -61,7 +61,7 @@ CLASSIC_TRANSITIONS = _transitions(
         _S.LOST: {_S.JOINING},
     }
 )
-"""JoinGroup, SyncGroup, and Heartbeat until the group rebalances."""
+"""Transitions of the classic protocol: JoinGroup, SyncGroup, and heartbeats until the next rebalance."""
 
 CONSUMER_TRANSITIONS = _transitions(
     {
@@ -73,48 +73,56 @@ CONSUMER_TRANSITIONS = _transitions(
         _S.LOST: {_S.JOINING},
     }
 )
-"""KIP-848: one kind of request, and partitions change hands one by one."""
+"""Transitions of the consumer protocol (KIP-848), which revokes and assigns partitions one by one."""
 
 AWAITS_OWNER = frozenset({_S.UNJOINED, _S.RECONCILING, _S.REBALANCING, _S.LOST, _S.FAILED})
-"""Where a member goes on only when its owner has acted."""
+"""States that end only when the owner acts."""
 
 IN_SESSION = frozenset({_S.JOINING, _S.SYNCING, _S.RECONCILING, _S.ACKNOWLEDGING, _S.STABLE, _S.REBALANCING})
-"""Where the coordinator counts on the member, or soon will."""
+"""States in which the session timeout applies."""
 
 RECONCILED = frozenset({_S.ACKNOWLEDGING, _S.STABLE})
-"""Where the owner has all that was assigned."""
+"""States in which the owner has all assigned partitions."""
 
 TERMINAL = frozenset({_S.LEFT, _S.FAILED})
 
 
 class Lifecycle:
-    """The state of one member, and why it is in it."""
+    """The state of one member, and the reason for it."""
 
     def __init__(self, name: str, transitions: Transitions) -> None:
         self.state = MemberState.UNJOINED
-        self.reason = EndReason("it has not joined the group yet")
+        self.reason = EndReason("this member has not joined yet")
         self._name = name
         self._transitions = transitions
 
     def transition(self, to: MemberState, reason: EndReason) -> None:
-        """The only way into another state. Raises `UsageError` for one that may not follow: a fault in this client."""
+        """Change the state; raise `UsageError` for a transition that is not allowed, which is a bug of this client."""
         if to not in self._transitions.get(self.state, ()):
             raise UsageError(f"{self._name}: {to.name} may not follow {self.state.name} ({reason})")
         log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, reason)
         self.state, self.reason = to, reason
 
     def update_reason(self, reason: EndReason) -> None:
-        """It is in the same state for another reason now."""
+        """Set another reason for the same state."""
         log.debug("%s: still %s: %s", self._name, self.state.name, reason)
         self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
 class SendRequest:
-    """One request to the coordinator; its reply, or why there is none, goes to the machine.
+    """A request to the coordinator; its response or error is passed to the state machine.
 
-    `held`: the coordinator answers when other members have acted. `renews`: who is answered has a whole session before
-    it. `accept`: error codes that are an answer.
+    Attributes
+    ----------
+    at_least
+        Minimum version of the request.
+    held
+        The coordinator may delay the response until other members have acted.
+    renews
+        A response restarts the session timeout.
+    accept
+        Error codes that are responses, not failures.
     """
 
     api: Api
@@ -128,7 +136,7 @@ class SendRequest:
 
 @dataclass(frozen=True)
 class RefreshMetadata:
-    """Metadata of these topics; None: of all."""
+    """Fetch metadata of these topics; None: of all topics."""
 
     topics: frozenset[str] | None
     timeout_ms: float
@@ -136,7 +144,7 @@ class RefreshMetadata:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing, until then or until the owner acts. Infinite where only the owner can go on."""
+    """Do nothing until this time, or until the owner acts; infinite if only the owner can continue."""
 
     until_s: float
 

@@ -1,8 +1,8 @@
-"""A member of a group, as its owner has it: a `ConsumerGroup`, a consumer that polls, a Spark query's driver.
+"""A member of a group, as used by its owner: a `ConsumerGroup`, a `KafkaConsumer`, or the driver of a Spark query.
 
-Owns the machine of the protocol (`classic`, `consumer`) and one thread, which does what the machine says on a
-connection of its own: neither a Fetch nor a commit nor another member's JoinGroup stands before a heartbeat. The owner
-calls the rest from a thread of its own, between two batches or polls. Whatever is decided, is decided in the machine.
+Owns the state machine of the protocol (`classic_member`, `consumer_member`) and one thread, which executes the steps of
+the state machine. The thread has a separate connection, so fetches, commits and other members' requests do not delay
+heartbeats. The owner calls the methods from one other thread, between batches or polls.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from protocol.net.readiness import ready
 
 log = logging.getLogger(__name__)
 
-# The machine is told this often that time has passed, or that a coordinator holds back an answer.
+# Interval of timeouts, and of checks for a delayed response.
 _TICK_S = 1.0
 _HANG_UP_AGAIN_S = 0.1
-# When nobody has looked at the clock for so long, this process has stood still.
+# A longer time without a check of the clock means that this process was suspended.
 _PAUSE_DETECTED_S = 3.0
-# Whose requests have failed for so long says it: its owner just sees that nothing comes.
+# Log a warning if requests fail for this time.
 _WARN_AFTER_S = 10.0
 LEAVE_MS = 5_000
 
@@ -46,11 +46,29 @@ _numbers = itertools.count(1)
 
 
 class Membership:
-    """One member of the group `config.group_id`, by the protocol `config.group_protocol`.
+    """A member of the group `config.group_id`, in the protocol `config.group_protocol`.
 
-    Joins with the first `poll_rebalance`. `on_member` is told of each new generation or epoch, and of none any more,
-    from whichever thread finds it: `OffsetManager.set_member`. It must not call this member. Raises
-    `ConfigurationError` for what cannot be a member.
+    It joins with the first `poll_rebalance`. All methods are thread-safe; `poll_rebalance` and `close` are for one
+    owner.
+
+    Parameters
+    ----------
+    client
+        The client of the cluster.
+    config
+        The consumer's configuration.
+    subscription
+        The topics to subscribe to.
+    on_member
+        Called with each new generation or epoch, and when there is none any more, in the thread that detects it;
+        `OffsetManager.set_member`. It must not call this object.
+
+    Raises
+    ------
+    UsageError
+        `group.id` or `group.protocol` is missing.
+    ConfigurationError
+        The assignment strategy is invalid.
     """
 
     def __init__(
@@ -75,7 +93,7 @@ class Membership:
         self._checked_s = self._clock.now_s()
         self._failing_since_s: float | None = None
         self._has_warned = False
-        # Topics that metadata do not tell this user of, and the error until the owner has taken it.
+        # Topics that the user may not describe, and the error until the owner has taken it.
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._authorization_error: BrokerError | None = None
         self._thread: threading.Thread | None = None
@@ -84,10 +102,10 @@ class Membership:
 
     @property
     def rebalance_pending(self) -> EndReason | None:
-        """Why `poll_rebalance` is to be called; None: all is as it was. Costs nothing.
+        """Return the reason to call `poll_rebalance`; None if there is no change. Sends no request.
 
-        To be asked before anything is committed or handed out, also after a long sleep: who has slept for longer than
-        its session has no claims any more.
+        Check it before records are committed or returned, also after a long pause: after its session timeout a member
+        owns nothing.
         """
         with self._changed:
             try:
@@ -97,9 +115,9 @@ class Membership:
 
     @property
     def assignment_lost(self) -> EndReason | None:
-        """Why what this member has is not its own any more, or may not be; None: it is. Costs nothing.
+        """Return the reason why the assignment is or may be lost; None if it is valid. Sends no request.
 
-        While others join, a member keeps what it has: then `rebalance_pending` says so, and this does not.
+        A member keeps its partitions while others join: then `rebalance_pending` has a reason, and this has none.
         """
         with self._changed:
             try:
@@ -109,29 +127,33 @@ class Membership:
 
     @property
     def member(self) -> GroupMember:
-        """Who commits, as the coordinator knows it just now."""
+        """Return the member that commits, as the coordinator knows it."""
         with self._changed:
             return self._machine.member
 
     @property
     def owned(self) -> frozenset[tuple[str, int]]:
+        """Return the owned partitions."""
         with self._changed:
             return self._machine.owned
 
     def take_authorization_error(self) -> BrokerError | None:
-        """Names topics that the group reads and this user may not know of: who leads assigns them to nobody. Once."""
+        """Return, once, an error that names subscribed topics without a Describe ACL.
+
+        The leader cannot assign their partitions.
+        """
         with self._changed:
             refusal, self._authorization_error = self._authorization_error, None
             return refusal
 
     def progress(self) -> None:
-        """The owner is at work: `max.poll.interval.ms` begins anew. `poll_rebalance` says so, too."""
+        """Restart `max.poll.interval.ms`, as `poll_rebalance` does."""
         with self._changed:
             self._machine.progress(self._now_s())
             self._notify()
 
     def subscribe(self, subscription: TopicSubscription) -> None:
-        """Subscribes to something else. What that brings is taken up as any other rebalance."""
+        """Change the subscription; the result is a rebalance."""
         with self._changed:
             self._machine.subscribe(subscription, self._clock.now_s())
             self._changed.notify_all()
@@ -139,14 +161,27 @@ class Membership:
     def poll_rebalance(
         self, deadline: Deadline, before_revoke: Callable[[Revocation], None] = lambda revocation: None
     ) -> Assignment:
-        """Goes along with the group: joins, gives up, takes what is assigned, until nothing is pending or `deadline`.
+        """Join, revoke and accept partitions until nothing is pending, or until `deadline`.
 
-        `before_revoke` is called in this thread with what has to go. What it raises is raised here, and nothing is
-        given up. When other members are slow, `Assignment.pending_reason` says why more is still to come: the
-        member's thread goes on, and `rebalance_pending` tells when it has come.
+        Parameters
+        ----------
+        deadline
+            Time limit of the wait for other members. The member's thread continues after it, and `rebalance_pending`
+            reports the result.
+        before_revoke
+            Called in this thread with the partitions to release. If it raises an exception, that is raised here, and
+            the partitions are not released.
 
-        Raises `KafkaError` when this cannot be a member, for good: no right to the group, no strategy in common with
-        the others, another member with its instance id, brokers that do not speak the protocol.
+        Returns
+        -------
+        Assignment
+            The owned partitions; `pending_reason` is set if the rebalance is not complete.
+
+        Raises
+        ------
+        KafkaError
+            The member has failed for good: missing ACLs, no common strategy, another member with its instance id, or
+            brokers without support of the protocol.
         """
         self._start()
         added = NO_PARTITIONS
@@ -166,7 +201,7 @@ class Membership:
                     continue
             if revocation.lost:
                 words = self._client.format_error(revocation.reason.error)
-                log.warning("group %s: all claims are lost: %s", self._machine.group, words)
+                log.warning("group %s: all partitions are lost: %s", self._machine.group, words)
             before_revoke(revocation)
             added -= revocation.partitions
             with self._changed:
@@ -174,10 +209,15 @@ class Membership:
                 self._notify()
 
     def close(self, leave: bool | None = None, timeout_ms: float = LEAVE_MS) -> None:
-        """Leaves the group at once, and ends the thread. What is to be committed should be by now.
+        """Leave the group and end the thread. Commit before.
 
-        leave : False: the coordinator is not told, and waits for the session's end; None: of a static member, so
-            that it may come back to what it had (KIP-345).
+        Parameters
+        ----------
+        leave
+            True: leave. False: send no request; the coordinator waits for the session timeout. None: leave, but a
+            static member may return to its partitions (KIP-345).
+        timeout_ms
+            Maximum wait for the coordinator.
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self._changed:
@@ -189,12 +229,12 @@ class Membership:
                 self._notify()
             asked = self._in_flight
             while asked is not None and self._in_flight is asked and not deadline.passed:
-                self._client.hang_up(self._purpose)  # what is not sent yet will wait for an answer, too
+                self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self._changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None:
             self._thread.join(deadline.remaining_s())
         with self._changed:
-            self._machine.leave(for_good=False)  # without an answer, if there is none by now
+            self._machine.leave(for_good=False)  # without waiting for a response
             self._notify()
         self._client.hang_up(self._purpose)
 
@@ -211,7 +251,7 @@ class Membership:
             raise UsageError(f"this member of group {self._machine.group} was closed")
 
     def _notify(self) -> None:
-        """Under the lock, after whatever may have changed the member."""
+        """Report changes of the member. Called under the lock after each change."""
         before, self._notified = self._notified, (self._machine.state, self._machine.member)
         if self._notified != before:
             self._changed.notify_all()
@@ -233,16 +273,16 @@ class Membership:
                     self._send_request(step)
                 else:
                     self._refresh_metadata(step)
-        except Exception as fault:  # the owner has to hear of it: nobody else speaks for this member
-            log.exception("group %s: an unexpected fault ends this member", self._machine.group)
+        except Exception as fault:  # the owner must get bugs, too
+            log.exception("group %s: an unexpected error ends this member", self._machine.group)
             with self._changed:
-                error = UsageError(f"a fault in this client: {fault!r}")
+                error = UsageError(f"a bug in this client: {fault!r}")
                 error.__cause__ = fault
                 self._machine.fail(error)
                 self._notify()
 
     def _next_step(self) -> SendRequest | RefreshMetadata | None:
-        """Waits until there is something to do; None: nothing ever."""
+        """Wait for a step; None if the member has ended."""
         with self._changed:
             while self._machine.state not in TERMINAL:
                 now_s = self._now_s()
@@ -255,7 +295,7 @@ class Membership:
             return None
 
     def _send_request(self, request: SendRequest) -> None:
-        """One attempt in the one retry loop, which looks the coordinator up anew. The machine says when again."""
+        """Send a request once, after resolving the coordinator if unknown; the state machine decides about retries."""
         deadline = Deadline.after_ms(request.timeout_ms, self._clock)
         since_s = self._clock.now_s()
 
@@ -301,11 +341,11 @@ class Membership:
         self._deliver(tell)
 
     def _log_failing(self, failure: KafkaError | None) -> None:
-        """Says it, once, when requests have failed for a while, and when they go through again."""
+        """Log a warning once if requests fail for a time, and their recovery."""
         now_s, group = self._clock.now_s(), self._machine.group
         if failure is None:
             if self._has_warned:
-                log.warning("group %s: requests of this member go through again", group)
+                log.warning("group %s: requests of this member succeed again", group)
             self._failing_since_s, self._has_warned = None, False
             return
         if self._failing_since_s is None:
@@ -313,7 +353,7 @@ class Membership:
         if now_s - self._failing_since_s >= _WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
             words = self._client.format_error(_attempt_error(failure))
-            log.warning("group %s: requests of this member fail, and are tried again: %s", group, words)
+            log.warning("group %s: requests of this member fail and are retried: %s", group, words)
 
     def _note_unauthorized(self, watched: frozenset[str], cluster: Metadata) -> None:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -321,7 +361,7 @@ class Membership:
         with self._changed:
             if hidden - self._unauthorized_topics:
                 names, group = ", ".join(sorted(hidden)), self._machine.group
-                words = f"group {group}: nobody is assigned the partitions of {names}"
+                words = f"group {group}: no member is assigned the partitions of {names}"
                 self._authorization_error = broker_error(code, words, api="Metadata", topic=names)
             self._unauthorized_topics = hidden
 
@@ -330,13 +370,13 @@ class Membership:
             self._in_flight = None
             try:
                 tell(self._clock.now_s())
-            except KafkaError as error:  # such as bytes of another member that make no sense
+            except KafkaError as error:  # such as invalid metadata of another member
                 self._machine.fail(error)
             self._notify()
             self._changed.notify_all()
 
     def _extend_session(self, request: SendRequest, since_s: float) -> float:
-        """Since when the coordinator is known to hold an answer back, rather than to be silent."""
+        """Return the time at which the coordinator is known to have seen this member; extend the session meanwhile."""
         with self._changed:
             now_s = self._now_s()
             if request.held:
@@ -345,15 +385,18 @@ class Membership:
             return now_s if request.held else since_s
 
     def _now_s(self) -> float:
-        """Under the lock. Brokers alone know when a session of KIP-848 ends, so after a long sleep they are asked."""
+        """Return the time, and detect a suspended process. Called under the lock.
+
+        In the consumer protocol only brokers know when a session ends, so the member asks them after a pause.
+        """
         now_s = self._clock.now_s()
         if self._thread is not None and now_s - self._checked_s >= _PAUSE_DETECTED_S:
-            words = f"this process has stood still for {now_s - self._checked_s:.0f} s, and may have lost its claims"
+            words = f"this process was suspended for {now_s - self._checked_s:.0f} s, and may have lost its partitions"
             self._machine.suspect_lost(EndReason(words), now_s)
         self._checked_s = now_s
         return now_s
 
 
 def _attempt_error(error: KafkaError) -> KafkaError:
-    """What was wrong, without that it was tried once."""
+    """Return the error of the only attempt, instead of the error of the retry loop."""
     return error.__cause__ if isinstance(error, DeadlineExceeded) and isinstance(error.__cause__, KafkaError) else error

@@ -54,7 +54,7 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     answering = threading.Event()
     fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
     with membership._changed:
-        membership._machine.suspect_lost(EndReason("this process has stood still"), membership._clock.now_s())
+        membership._machine.suspect_lost(EndReason("this process was suspended"), membership._clock.now_s())
     return answering.set
 
 

@@ -137,4 +137,4 @@ def consumer(client: ClientFactory, who: dict[str, str], group: str) -> KafkaCon
 
 
 def missing_read_acl_of(topic: str) -> str:
-    return rf"nobody is assigned the partitions of {topic}: TOPIC_AUTH.* \(it needs Describe on Topic {topic}\)"
+    return rf"no member is assigned the partitions of {topic}: TOPIC_AUTH.* \(it needs Describe on Topic {topic}\)"

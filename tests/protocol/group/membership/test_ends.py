@@ -130,7 +130,7 @@ def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) 
     member.own()
     member.machine.on_failure(next_request(member), UnsupportedVersion("the broker does not know it"), 0.0)
     assert isinstance(member.machine.error, UnsupportedVersion)
-    assert "group.protocol: brokers speak it since Kafka 4.0; use classic" in str(member.machine.error)
+    assert "group.protocol: the consumer protocol needs Kafka 4.0 or later; use classic" in str(member.machine.error)
     assert member.machine.error.settings == {"group.protocol"}
 
 
@@ -180,7 +180,7 @@ def test_silent_coordinator_ends_the_session_by_the_members_clock(
     cluster.clock.advance(session_s - 0.1)  # type: ignore[attr-defined]
     assert member.machine.pending(member.now_s) is None
     cluster.clock.advance(0.1)  # type: ignore[attr-defined]
-    assert "no answer of the coordinator" in str(member.machine.pending(member.now_s))
+    assert "no response of the coordinator" in str(member.machine.pending(member.now_s))
     assert member.assumed_owned == frozenset()
 
 
@@ -190,7 +190,7 @@ def test_reply_read_after_a_process_pause_is_too_late(cluster: Cluster) -> None:
     sent_s = member.now_s
     member.machine._session_ends_s = float("inf")  # as if a reply had arrived in between
     member.machine.on_response(request, {"error_code": 0}, sent_s, sent_s + 11)
-    assert "stood still for 11 s" in str(member.machine.pending(sent_s + 11))
+    assert "suspended for 11 s" in str(member.machine.pending(sent_s + 11))
     assert member.machine.member.generation_id == -1
 
 

@@ -80,7 +80,7 @@ def test_joining_member_reports_its_wait_and_joins_when_others_rejoin(
     began_s = time.monotonic()
     assignment = two.poll_rebalance(200)
     assert 0.2 <= time.monotonic() - began_s < 15
-    assert (assignment.owned, str(assignment.pending_reason)) == (frozenset(), "it joins for the first time")
+    assert (assignment.owned, str(assignment.pending_reason)) == (frozenset(), "first join of this member")
     assert two.membership.rebalance_pending is None, "no rebalance is pending yet"
     wait_until(lambda: one.membership.rebalance_pending)
     one.poll_rebalance()
@@ -212,12 +212,12 @@ def test_unreachable_brokers_are_logged_once(
     joined(**{"group.protocol": protocol})
     for broker in (1, 2, 3):
         fake.stop(broker)
-    wait_until(lambda: "requests of this member fail, and are tried again" in caplog.text)
+    wait_until(lambda: "requests of this member fail and are retried" in caplog.text)
     time.sleep(0.5)
     for broker in (1, 2, 3):
         fake.start(broker)
-    wait_until(lambda: "requests of this member go through again" in caplog.text)
-    assert caplog.text.count("are tried again") == 1
+    wait_until(lambda: "requests of this member succeed again" in caplog.text)
+    assert caplog.text.count("are retried") == 1
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
@@ -230,7 +230,7 @@ def test_leader_names_the_member_with_invalid_metadata(
     other = GroupMemberByHand(client, group, protocols={"range": nonsense})
     other.begin()
     wait_until(lambda: owner.membership.rebalance_pending)
-    with pytest.raises(ProtocolError, match=f"what member {other.member_id} says of its subscription"):
+    with pytest.raises(ProtocolError, match=f"invalid subscription of member {other.member_id}"):
         owner.poll_rebalance(10_000)
 
 
