@@ -7,7 +7,6 @@ This module holds the defaults and the rules between properties; names and kinds
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -178,15 +177,13 @@ def named_properties(properties: Mapping[str, object] | None, named: Mapping[str
 
 
 @hide_variables
-def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> ClientConfig:
+def parse_client(properties: Mapping[str, object]) -> ClientConfig:
     """Parse the connection part of Kafka's properties.
 
     Parameters
     ----------
     properties : mapping
         Kafka's names; values are text, numbers or booleans. Properties of consumers and producers are skipped.
-    prefix : str, default ""
-        Prepended to property names in errors and warnings, such as `"kafka."`.
 
     Returns
     -------
@@ -197,55 +194,52 @@ def parse_client(properties: Mapping[str, object], *, prefix: str = "") -> Clien
     ConfigurationError
         A property has a wrong value, is forbidden, or conflicts with another property.
     """
-    values = read(properties, Role.CLIENT, prefix=prefix)
+    values = read(properties, Role.CLIENT)
     if "bootstrap_servers" not in values:
-        raise ConfigurationError(f"{prefix}bootstrap.servers is missing; give host:port[,host:port...].")
+        raise ConfigurationError(
+            "bootstrap.servers is missing; give host:port[,host:port...].", settings=("bootstrap.servers",)
+        )
     # As in Java's client: setting only the first wait never makes it longer than the maximum.
     least_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
     values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, least_ms))
-    _resolve_tls(values, prefix)
-    _resolve_sasl(values, prefix)
+    _resolve_tls(values)
+    _resolve_sasl(values)
     return ClientConfig(**values)
 
 
-def _resolve_tls(values: dict[str, Any], prefix: str) -> None:
+def _resolve_tls(values: dict[str, Any]) -> None:
     given = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
     protocol = values.get("security_protocol", ClientConfig.security_protocol)
     if protocol.endswith("SSL"):
-        values["tls"] = parse_tls(given, prefix=prefix)
+        values["tls"] = parse_tls(given)
     elif given:
-        warn_once(f"{prefix}ssl.* has no effect: {prefix}security.protocol is {protocol}")
+        warn_once(f"ssl.* has no effect: security.protocol is {protocol}", "ssl.*", "security.protocol")
 
 
-def _resolve_sasl(values: dict[str, Any], prefix: str) -> None:
+def _resolve_sasl(values: dict[str, Any]) -> None:
     given = {name.removeprefix("sasl_"): values.pop(name) for name in list(values) if name.startswith("sasl_")}
     protocol = values.get("security_protocol", ClientConfig.security_protocol)
     if not protocol.startswith("SASL"):
         if given:
-            warn_once(f"{prefix}sasl.* has no effect: {prefix}security.protocol is {protocol}")
+            warn_once(f"sasl.* has no effect: security.protocol is {protocol}", "sasl.*", "security.protocol")
         return
     values["sasl"] = sasl = SaslConfig(**given)
-    try:
-        credentials(sasl)
-    except ConfigurationError as error:
-        # Errors are raised now; references are resolved only when a connection is opened.
-        raise ConfigurationError(re.sub(r"(?<![\w.])sasl\.[a-z]", rf"{prefix}\g<0>", error.message)) from error
+    credentials(sasl)  # raises errors now; references are resolved only when a connection is opened
     if protocol == "SASL_PLAINTEXT" and sasl.mechanism in ("PLAIN", "OAUTHBEARER"):
         warn_once(
-            f"{prefix}security.protocol is {protocol}: {sasl.mechanism} sends credentials unencrypted; use SASL_SSL"
+            f"security.protocol is {protocol}: {sasl.mechanism} sends credentials unencrypted; use SASL_SSL",
+            "security.protocol",
         )
 
 
 @hide_variables
-def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> ConsumerConfig:
+def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
     """Parse the consumer part of Kafka's properties.
 
     Parameters
     ----------
     properties : mapping
         Kafka's names; values are text, numbers or booleans. A producer property logs one warning.
-    prefix : str, default ""
-        Prepended to property names in errors and warnings.
 
     Returns
     -------
@@ -256,13 +250,14 @@ def parse_consumer(properties: Mapping[str, object], *, prefix: str = "") -> Con
     ConfigurationError
         A property has a wrong value, is forbidden, or conflicts with another property.
     """
-    config = ConsumerConfig(**read(properties, Role.CONSUMER, prefix=prefix))
-    _check_membership(config, properties, prefix)
-    timeout_ms = _request_timeout_ms(properties, prefix)
+    config = ConsumerConfig(**read(properties, Role.CONSUMER))
+    _check_membership(config, properties)
+    timeout_ms = _request_timeout_ms(properties)
     if config.fetch_max_wait_ms >= timeout_ms:
         raise ConfigurationError(
-            f"{prefix}fetch.max.wait.ms is {config.fetch_max_wait_ms}, which is not below {prefix}request.timeout.ms "
-            f"({timeout_ms}): every idle fetch would time out. Lower the one or raise the other."
+            f"fetch.max.wait.ms is {config.fetch_max_wait_ms}, which is not below request.timeout.ms "
+            f"({timeout_ms}): every idle fetch would time out. Lower the one or raise the other.",
+            settings=("fetch.max.wait.ms", "request.timeout.ms"),
         )
     return config
 
@@ -279,34 +274,38 @@ _OF_MEMBERS: Mapping[str, tuple[GroupProtocol, ...]] = {
 }
 
 
-def _check_membership(config: ConsumerConfig, properties: Mapping[str, object], prefix: str) -> None:
+def _check_membership(config: ConsumerConfig, properties: Mapping[str, object]) -> None:
     protocol = config.group_protocol
     if protocol != "none" and config.group_id is None:
-        raise ConfigurationError(f"{prefix}group.protocol is {protocol}, but there is no group; set {prefix}group.id.")
+        raise ConfigurationError(
+            f"group.protocol is {protocol}, but there is no group; set group.id.",
+            settings=("group.protocol", "group.id"),
+        )
     for name, protocols in _OF_MEMBERS.items():
         if name not in properties or protocol in protocols:
             continue
-        why = f"{prefix}group.protocol is {protocol}, and only {' and '.join(protocols)} use it"
+        why = f"group.protocol is {protocol}, and only {' and '.join(protocols)} use it"
         if protocol != "none" or name == "group.instance.id":
-            raise ConfigurationError(f"{prefix}{name} is given, but {why}. Leave out one of the two.")
-        warn_once(f"{prefix}{name} has no effect: {why}")
+            raise ConfigurationError(
+                f"{name} is given, but {why}. Leave out one of the two.", settings=(name, "group.protocol")
+            )
+        warn_once(f"{name} has no effect: {why}", name, "group.protocol")
     if config.heartbeat_interval_ms >= config.session_timeout_ms and protocol == "classic":
         raise ConfigurationError(
-            f"{prefix}heartbeat.interval.ms is {config.heartbeat_interval_ms}, which is not below "
-            f"{prefix}session.timeout.ms ({config.session_timeout_ms}). Lower the one or raise the other."
+            f"heartbeat.interval.ms is {config.heartbeat_interval_ms}, which is not below "
+            f"session.timeout.ms ({config.session_timeout_ms}). Lower the one or raise the other.",
+            settings=("heartbeat.interval.ms", "session.timeout.ms"),
         )
 
 
 @hide_variables
-def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> ProducerConfig:
+def parse_producer(properties: Mapping[str, object]) -> ProducerConfig:
     """Parse the producer part of Kafka's properties.
 
     Parameters
     ----------
     properties : mapping
         Kafka's names; values are text, numbers or booleans. A consumer property logs one warning.
-    prefix : str, default ""
-        Prepended to property names in errors and warnings.
 
     Returns
     -------
@@ -323,29 +322,31 @@ def parse_producer(properties: Mapping[str, object], *, prefix: str = "") -> Pro
     max.in.flight.requests.per.connection rule it out, and the default of delivery.timeout.ms grows with linger.ms and
     request.timeout.ms.
     """
-    values = read(properties, Role.PRODUCER, prefix=prefix)
-    _resolve_compression(values, prefix)
-    _resolve_partitioner(values, prefix)
-    _resolve_idempotence(values, prefix)
-    _resolve_batch_size(values, prefix)
-    _resolve_delivery_timeout(values, _request_timeout_ms(properties, prefix), prefix)
+    values = read(properties, Role.PRODUCER)
+    _resolve_compression(values)
+    _resolve_partitioner(values)
+    _resolve_idempotence(values)
+    _resolve_batch_size(values)
+    _resolve_delivery_timeout(values, _request_timeout_ms(properties))
     return ProducerConfig(**values)
 
 
-def _not_idempotent(acks: int, retries: int, in_flight: int) -> str | None:
+def _not_idempotent(acks: int, retries: int, in_flight: int) -> tuple[str, str] | None:
+    """Return the property that rules idempotence out, and why."""
     if acks != -1:
-        return f"acks is {acks}, not all"
+        return "acks", f"acks is {acks}, not all"
     if retries == 0:
-        return "retries is 0"
+        return "retries", "retries is 0"
     if in_flight > _MOST_IN_FLIGHT_IF_IDEMPOTENT:
+        name = "max.in.flight.requests.per.connection"
         return (
-            f"max.in.flight.requests.per.connection is {in_flight}, more than the {_MOST_IN_FLIGHT_IF_IDEMPOTENT} "
-            "whose order brokers can keep"
+            name,
+            f"{name} is {in_flight}, more than the {_MOST_IN_FLIGHT_IF_IDEMPOTENT} whose order brokers can keep",
         )
     return None
 
 
-def _resolve_idempotence(values: dict[str, Any], prefix: str) -> None:
+def _resolve_idempotence(values: dict[str, Any]) -> None:
     conflict = _not_idempotent(
         values.get("acks", ProducerConfig.acks),
         values.get("retries", ProducerConfig.retries),
@@ -353,70 +354,75 @@ def _resolve_idempotence(values: dict[str, Any], prefix: str) -> None:
     )
     if not conflict:
         return
+    name, why = conflict
     if values.get("enable_idempotence"):
         raise ConfigurationError(
-            f"{prefix}enable.idempotence is true, but {prefix}{conflict}. Leave out one of the two."
+            f"enable.idempotence is true, but {why}. Leave out one of the two.", settings=("enable.idempotence", name)
         )
     if "enable_idempotence" not in values:
-        warn_once(f"{prefix}enable.idempotence is off, because {prefix}{conflict}: retries can make duplicates")
+        warn_once(f"enable.idempotence is off, because {why}: a retry can make duplicates", "enable.idempotence", name)
     values["enable_idempotence"] = False
 
 
-def _resolve_compression(values: dict[str, Any], prefix: str) -> None:
+def _resolve_compression(values: dict[str, Any]) -> None:
     used = values.get("compression_type", ProducerConfig.compression_type)
     levels = {codec: values.pop(f"{codec}_level") for codec in ("gzip", "lz4", "zstd") if f"{codec}_level" in values}
     values["compression_level"] = levels.pop(used, None)
     for codec in levels:
-        warn_once(f"{prefix}compression.{codec}.level has no effect: {prefix}compression.type is {used}")
+        level = f"compression.{codec}.level"
+        warn_once(f"{level} has no effect: compression.type is {used}", level, "compression.type")
 
 
 # Strategies that use neither keys nor the load of partitions.
 _LOOKS_AT_NOTHING = ("random", "round_robin", "manual")
 
 
-def _resolve_partitioner(values: dict[str, Any], prefix: str) -> None:
+def _resolve_partitioner(values: dict[str, Any]) -> None:
     of_librdkafka = values.pop("librdkafka_partitioner", None)
     if of_librdkafka is not None and "partitioner" in values:
         raise ConfigurationError(
-            f"{prefix}partitioner and {prefix}partitioner.class are two names for the same. Leave out one of the two."
+            "partitioner and partitioner.class are two names for the same. Leave out one of the two.",
+            settings=("partitioner", "partitioner.class"),
         )
     if of_librdkafka is not None:
         values["partitioner"] = of_librdkafka
-    _warn_of_idle_partitioning(values, prefix)
+    _warn_of_idle_partitioning(values)
 
 
-def _warn_of_idle_partitioning(values: Mapping[str, Any], prefix: str) -> None:
+def _warn_of_idle_partitioning(values: Mapping[str, Any]) -> None:
     strategy, idle = values.get("partitioner"), ["availability.timeout.ms"]
-    why = f"{prefix}partitioner.class is {strategy}"
+    cause, why = "partitioner.class", f"partitioner.class is {strategy}"
     if strategy in _LOOKS_AT_NOTHING:
         idle += ["adaptive.partitioning.enable", "ignore.keys"]
     elif not values.get("partitioner_adaptive_partitioning_enable", True):
-        why = f"{prefix}partitioner.adaptive.partitioning.enable is false"
+        cause = "partitioner.adaptive.partitioning.enable"
+        why = f"{cause} is false"
     else:
         return
     for name in idle:
         if f"partitioner_{name.replace('.', '_')}" in values:
-            warn_once(f"{prefix}partitioner.{name} has no effect: {why}")
+            warn_once(f"partitioner.{name} has no effect: {why}", f"partitioner.{name}", cause)
 
 
-def _resolve_batch_size(values: dict[str, Any], prefix: str) -> None:
+def _resolve_batch_size(values: dict[str, Any]) -> None:
     most = values.get("max_request_size_bytes", ProducerConfig.max_request_size_bytes)
     if values.get("batch_size_bytes", 0) > most:
-        warn_once(f"{prefix}batch.size is cut to {prefix}max.request.size ({most})")
+        warn_once(f"batch.size is cut to max.request.size ({most})", "batch.size", "max.request.size")
     values["batch_size_bytes"] = min(values.get("batch_size_bytes", ProducerConfig.batch_size_bytes), most)
 
 
-def _resolve_delivery_timeout(values: dict[str, Any], request_timeout_ms: int, prefix: str) -> None:
+def _resolve_delivery_timeout(values: dict[str, Any], request_timeout_ms: int) -> None:
     least = values.get("linger_ms", 0) + request_timeout_ms
     given = values.get("delivery_timeout_ms")
     if given is not None and given < least:
         raise ConfigurationError(
-            f"{prefix}delivery.timeout.ms is {given}, less than {prefix}linger.ms and {prefix}request.timeout.ms "
-            f"together ({least}): a write would give up before its first reply. Raise it, or lower the others."
+            f"delivery.timeout.ms is {given}, less than linger.ms and request.timeout.ms together ({least}): a write "
+            "would give up before its first reply. Raise it, or lower the others.",
+            settings=("delivery.timeout.ms", "linger.ms", "request.timeout.ms"),
         )
     values["delivery_timeout_ms"] = max(given or ProducerConfig.delivery_timeout_ms, least)
 
 
-def _request_timeout_ms(properties: Mapping[str, object], prefix: str) -> int:
+def _request_timeout_ms(properties: Mapping[str, object]) -> int:
     asked = {name: value for name, value in properties.items() if name == "request.timeout.ms"}
-    return int(read(asked, Role.CLIENT, prefix=prefix).get("request_timeout_ms", ClientConfig.request_timeout_ms))
+    return int(read(asked, Role.CLIENT).get("request_timeout_ms", ClientConfig.request_timeout_ms))

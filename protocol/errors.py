@@ -9,7 +9,25 @@ Errors can be pickled (executors send them to the driver) and keep their `__caus
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
+
+
+def rename_properties(text: str, names: Iterable[str], rename: Callable[[str], str]) -> str:
+    """Return a text whose Kafka properties have the names of an integration.
+
+    Parameters
+    ----------
+    text : str
+    names : iterable of str
+        The properties in the text.
+    rename : callable
+        Converts a name: `group.id` to `kafka.group.id`, for example.
+    """
+    for name in sorted(names):
+        text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", lambda match: rename(match[0]), text)
+    return text
 
 
 class KafkaError(Exception):
@@ -21,7 +39,7 @@ class KafkaError(Exception):
         The complete text for users.
     **context
         Facts about the error as fields, such as `topic` and `partition`. The field `settings` lists the properties
-        and parameters in the message that the user may set; integrations rename them to their own option names.
+        and parameters in the message that the user may set.
 
     Attributes
     ----------
@@ -39,6 +57,10 @@ class KafkaError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def with_names(self, rename: Callable[[str], str]) -> str:
+        """Return the message with an integration's names of the `settings`, as `rename_properties`."""
+        return rename_properties(self.message, self.settings, rename)
 
     @property
     def settings(self) -> frozenset[str]:

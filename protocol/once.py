@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from protocol.errors import rename_properties
 
 log = logging.getLogger(__name__)
 
 _held: ContextVar[list[str] | None] = ContextVar("held", default=None)
+_rename: ContextVar[Callable[[str], str]] = ContextVar("rename", default=str)
 
 
-def warn_once(message: str) -> None:
-    """Log a warning once per process; inside of `deferred_warnings`, add it to that block's list instead."""
+def warn_once(message: str, *settings: str) -> None:
+    """Log a warning once per process; inside of `deferred_warnings`, add it to that block's list instead.
+
+    Parameters
+    ----------
+    message : str
+    *settings : str
+        The properties in the message, which `property_names` renames.
+    """
+    message = rename_properties(message, settings, _rename.get())
     held = _held.get()
     if held is None:
         log_once(message)
@@ -30,6 +41,16 @@ def warn_once(message: str) -> None:
 def log_once(message: str) -> None:
     """Log a warning, unless this process has logged the same one."""
     log.warning("%s", message)
+
+
+@contextmanager
+def property_names(rename: Callable[[str], str]) -> Iterator[None]:
+    """Use an integration's names of Kafka's properties in the warnings of the block."""
+    token = _rename.set(rename)
+    try:
+        yield
+    finally:
+        _rename.reset(token)
 
 
 @contextmanager

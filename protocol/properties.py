@@ -302,7 +302,7 @@ BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 # -- reading --------------------------------------------------------------------------------------
 
 
-def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> dict[str, Any]:
+def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
     """Parse the properties of one role into a dict by field name.
 
     Parameters
@@ -311,8 +311,6 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
         Kafka's names; values are text, numbers or booleans.
     role : Role
         Properties of other roles are skipped: those of `CLIENT` silently, others with one warning.
-    prefix : str, default ""
-        Prepended to property names in errors and warnings, such as `"kafka."`.
 
     Returns
     -------
@@ -328,23 +326,23 @@ def read(properties: Mapping[str, object], role: Role, *, prefix: str = "") -> d
     for name, raw in properties.items():
         row = find(name)
         if row is None:
-            _refuse_or_warn(name, role, prefix)
+            _refuse_or_warn(name, role)
             continue
         if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET) and row.role & (role | Role.CLIENT):
-            raise ConfigurationError(f"{prefix}{name} is {row.effect.value}: {row.doc}.", name=f"{prefix}{name}")
+            raise ConfigurationError(f"{name} is {row.effect.value}: {row.doc}.", settings=(name,))
         if row.role & role:
             if row.effect is Effect.APPLIES:
-                text = _text(prefix + name, raw)
+                text = _text(name, raw)
                 # Texts of TLS and SASL keep their references; these are resolved when a connection is opened.
                 kept = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
                 value = text if kept else resolved(text)
                 # Hide resolved values in errors: a reference may point to a secret by mistake.
                 kind = row.kind if value == text else replace(row.kind, secret=True)
-                values[row.field] = kind.read(f"{prefix}{name}", value)
+                values[row.field] = kind.read(name, value, name)
             elif row.effect is Effect.NO_EFFECT:
-                warn_once(f"{prefix}{name} has no effect: {row.doc}")
+                warn_once(f"{name} has no effect: {row.doc}", name)
         elif role is not Role.CLIENT and row.role is not Role.CLIENT:
-            warn_once(f"{prefix}{name} has no effect: it is a property of {_roles(row.role)}")
+            warn_once(f"{name} has no effect: it is a property of {_roles(row.role)}", name)
     return values
 
 
@@ -353,18 +351,16 @@ def find(name: str) -> Property | None:
     return BY_NAME.get(name)
 
 
-def _refuse_or_warn(name: str, role: Role, prefix: str) -> None:
+def _refuse_or_warn(name: str, role: Role) -> None:
     """Treat a misspelled property as the one that it resembles, and any other unknown property as foreign."""
     like = meant(name, BY_NAME)
     row = find(like) if like else None
     if row is None:
-        warn_once(f"{prefix}{name} has no effect: it is not a known Kafka property")
+        warn_once(f"{name} has no effect: it is not a known Kafka property", name)
     elif row.effect is Effect.APPLIES and row.role & (role | Role.CLIENT):
-        raise ConfigurationError(
-            f"{prefix}{name} is not a Kafka property; did you mean {prefix}{like}?", name=f"{prefix}{name}"
-        )
+        raise ConfigurationError(f"{name} is not a Kafka property; did you mean {like}?", settings=(name, str(like)))
     elif role is not Role.CLIENT:
-        warn_once(f"{prefix}{name} has no effect: it is not a known Kafka property; did you mean {prefix}{like}?")
+        warn_once(f"{name} has no effect: it is not a known Kafka property; did you mean {like}?", name, str(like))
 
 
 def _text(name: str, raw: object) -> str:
@@ -373,7 +369,7 @@ def _text(name: str, raw: object) -> str:
     if isinstance(raw, (str, int)):
         return str(raw)
     raise ConfigurationError(
-        f"{name} is given as {type(raw).__name__}; allowed: text, a whole number, true or false.", name=name
+        f"{name} is given as {type(raw).__name__}; allowed: text, a whole number, true or false.", settings=(name,)
     )
 
 

@@ -43,14 +43,16 @@ class Kind:
     secret: bool = False
     exact: bool = False
 
-    def read(self, name: str, text: str) -> Any:
-        """Parse a value. Raises `ConfigurationError` with the property, the value and the allowed values."""
+    def read(self, name: str, text: str, *settings: str) -> Any:
+        """Parse a value. Raises `ConfigurationError` with the name, the value, the allowed values and `settings`."""
         try:
             return self.parse(text if self.exact else text.strip())
         except ValueError as error:
             detail = f" ({error})" if str(error) else ""
             given = "has a wrong value, which is not shown" if self.secret else f"is {shown(text)}"
-            raise ConfigurationError(f"{name} {given}{detail}; allowed: {self.allowed}.", name=name) from error
+            raise ConfigurationError(
+                f"{name} {given}{detail}; allowed: {self.allowed}.", name=name, settings=settings
+            ) from error
 
 
 def shown(text: str) -> str:

@@ -5,11 +5,11 @@ Used wherever such an error leaves for Spark or its log. Errors raised in this p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protocol.errors import DataLoss, KafkaError, TopicRecreated
+from protocol.once import property_names
 
 _PROPERTY = "kafka."
 # Settings of `protocol` that are not Kafka properties.
@@ -20,13 +20,14 @@ ON_TOPIC_RECREATED = "onTopicRecreated=earliest"
 _GOES_ON_WITHOUT = {TopicRecreated: ON_TOPIC_RECREATED, DataLoss: FAIL_ON_DATA_LOSS}
 
 
+def option_name(setting: str) -> str:
+    """Return the option for a property or parameter of `protocol`."""
+    return _OPTIONS.get(setting, _PROPERTY + setting)
+
+
 def in_options(error: KafkaError) -> str:
     """Return the message with option names in place of property names."""
-    text = error.message
-    for name in error.settings:
-        option = _OPTIONS.get(name, _PROPERTY + name)
-        text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", option, text)
-    return text
+    return error.with_names(option_name)
 
 
 def goes_on_without(loss: DataLoss) -> str:
@@ -43,9 +44,10 @@ def to_go_on(loss: DataLoss) -> str:
 
 @contextmanager
 def with_remedies() -> Iterator[None]:
-    """Convert errors that leave the block to option names."""
+    """Use option names in errors that leave the block, and in warnings about options."""
     try:
-        yield
+        with property_names(option_name):
+            yield
     except KafkaError as error:
         error.message = in_options(error)
         raise

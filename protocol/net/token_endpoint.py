@@ -60,7 +60,9 @@ def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) 
     """
     url = _parsed(source.url)
     if url.scheme == "http":
-        warn_once(f"{_SETTINGS[0]} is {_shown(url)}…: client secret and token are sent unencrypted; use https")
+        warn_once(
+            f"{_SETTINGS[0]} is {_shown(url)}…: client secret and token are sent unencrypted; use https", _SETTINGS[0]
+        )
     backoff = Backoff(config.login_retry_backoff_ms, config.login_retry_backoff_max_ms)
     while True:
         try:

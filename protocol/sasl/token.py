@@ -76,7 +76,9 @@ def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:
             name: value[1:].split(value[0]) if value else [] for name, value in _named(options, "ListClaim_").items()
         }
     except ValueError as error:
-        raise ConfigurationError(f"sasl.jaas.config: a setting {_UNSECURED}… is not a number.") from error
+        raise ConfigurationError(
+            f"sasl.jaas.config: a setting {_UNSECURED}… is not a number.", settings=("sasl.jaas.config",)
+        ) from error
     parts = (_base64(json.dumps(part).encode()) for part in ({"alg": "none"}, claims))
     return Token(Secret(".".join(parts) + "."), now_s, claims["exp"], _named(options, "Extension_"))
 

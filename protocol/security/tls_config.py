@@ -147,7 +147,7 @@ class TLSConfig:
 DEFAULT_TLS = TLSConfig()
 
 
-def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
+def parse_tls(values: Mapping[str, Any]) -> TLSConfig:
     """Create a `TLSConfig` from values by field.
 
     As in Java's client (`DefaultSslEngineFactory`), a setting must not be given twice, or in part. Logs
@@ -157,8 +157,6 @@ def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
     ----------
     values
         Parsed values by field of `TLSConfig`.
-    prefix
-        Prefix of property names in messages ("kafka.").
 
     Raises
     ------
@@ -166,37 +164,38 @@ def parse_tls(values: Mapping[str, Any], *, prefix: str = "") -> TLSConfig:
         Settings contradict each other, or one is missing.
     """
     config = TLSConfig(**values)
-    key, chain, ssl = "keystore.key", "keystore.certificate.chain", f"{prefix}ssl."
+    key, chain = "ssl.keystore.key", "ssl.keystore.certificate.chain"
     if config.truststore_location and config.truststore_certificates:
-        raise _both_set(ssl, "truststore.location", "truststore.certificates")
+        raise _both_set("ssl.truststore.location", "ssl.truststore.certificates")
     if config.keystore_location and config.keystore_key:
-        raise _both_set(ssl, "keystore.location", key)
+        raise _both_set("ssl.keystore.location", key)
     if config.keystore_location and config.keystore_certificate_chain:
-        raise _both_set(ssl, "keystore.location", chain)
+        raise _both_set("ssl.keystore.location", chain)
     if config.keystore_key and not config.keystore_certificate_chain:
-        raise _one_set(ssl, key, chain)
+        raise _one_set(key, chain)
     if config.keystore_certificate_chain and not config.keystore_key:
-        raise _one_set(ssl, chain, key)
+        raise _one_set(chain, key)
     if not config.versions:
         raise ConfigurationError(
-            f"{ssl}enabled.protocols={','.join(config.enabled_protocols)}: all are newer than "
-            f"{ssl}protocol={config.protocol}. Remove one of the two properties.",
-            name=f"{ssl}enabled.protocols",
+            f"ssl.enabled.protocols={','.join(config.enabled_protocols)}: all are newer than "
+            f"ssl.protocol={config.protocol}. Remove one of the two properties.",
+            settings=("ssl.enabled.protocols", "ssl.protocol"),
         )
     if not config.check_hostname:
         warn_once(
-            f"{prefix}ssl.endpoint.identification.algorithm is empty: host names in brokers' certificates are not "
-            "verified, so any server with a certificate of a trusted CA can impersonate a broker"
+            "ssl.endpoint.identification.algorithm is empty: host names in brokers' certificates are not verified, so "
+            "any server with a certificate of a trusted CA can impersonate a broker",
+            "ssl.endpoint.identification.algorithm",
         )
     return config
 
 
-def _both_set(ssl: str, name: str, other: str) -> ConfigurationError:
-    return ConfigurationError(f"{ssl}{name} and {ssl}{other} are both set. Remove one of them.", name=ssl + name)
+def _both_set(name: str, other: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} and {other} are both set. Remove one of them.", settings=(name, other))
 
 
-def _one_set(ssl: str, name: str, missing: str) -> ConfigurationError:
-    return ConfigurationError(f"{ssl}{name} is set, but {ssl}{missing} is not. Set both or neither.", name=ssl + name)
+def _one_set(name: str, missing: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is set, but {missing} is not. Set both or neither.", settings=(name, missing))
 
 
 # TLS 1.3: OpenSSL offers the three suites that brokers support.

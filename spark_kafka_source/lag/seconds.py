@@ -19,6 +19,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.stray_options import PREFIX
+from spark_kafka_source.remedies import with_remedies
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +31,14 @@ Options = str | Mapping[str, str]
 """Bootstrap servers, or the options of a source, of which those with the prefix `kafka.` are used."""
 
 
+@with_remedies()
 def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
     """Parse the options of a client and a consumer. Raises `ConfigurationError`."""
     given = {f"{PREFIX}bootstrap.servers": options} if isinstance(options, str) else options
     kafka = {
         key.lower().removeprefix(PREFIX): str(value) for key, value in given.items() if key.lower().startswith(PREFIX)
     }
-    return parse_client(kafka, prefix=PREFIX), parse_consumer(kafka, prefix=PREFIX)
+    return parse_client(kafka), parse_consumer(kafka)
 
 
 def with_seconds(lag: Lag, client: Client, consumer: ConsumerConfig, sample_ms: float) -> Lag:

@@ -20,6 +20,7 @@ from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
+from spark_kafka_source.remedies import with_remedies
 
 # Options that Spark adds for streams and for SQL tables; the latter also repeat every option with a prefix.
 _OF_SPARK = frozenset(
@@ -93,10 +94,11 @@ def _refusal(options: Mapping[str, str], *, streaming: bool) -> ConfigurationErr
 
 
 @hide_variables
+@with_remedies()
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
-    client, consumer = parse_client(kafka, prefix=PREFIX), parse_consumer(kafka, prefix=PREFIX)
+    client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
         # With Kafka's default (latest), a batch would read nothing.
@@ -107,17 +109,18 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
 
 
 @hide_variables
+@with_remedies()
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a sink. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.WRITE)
-    client = parse_client(kafka, prefix=PREFIX)
+    client = parse_client(kafka)
     guarantee = given.pop("delivery_guarantee", None)
     if guarantee == "none" and "acks" not in kafka:
         kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
     _check_transactions(guarantee, given, kafka)
     if guarantee == "exactly-once":
         kafka = {_TRANSACTION_TIMEOUT: str(TRANSACTION_TIMEOUT_MS), **kafka}
-    producer = parse_producer(kafka, prefix=PREFIX)
+    producer = parse_producer(kafka)
     if "linger.ms" not in kafka:
         # A task flushes at its end; until then it waits for full record batches.
         producer = dataclasses.replace(producer, linger_ms=None)

@@ -36,7 +36,7 @@ def _reset_warnings() -> Iterator[None]:
 
 def refusal(parse: Callable[..., object], given: dict[str, object]) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        parse(given, prefix="kafka.")
+        parse(given)
     return str(raised.value)
 
 
@@ -72,7 +72,7 @@ def test_bootstrap_servers_are_parsed_as_hosts_and_ports(text: str, pairs: tuple
 @pytest.mark.parametrize("text", ["", ",", "localhost", "localhost:", ":9092", "a:0", "a:65536", "a:b", "http://a/:1"])
 def test_invalid_bootstrap_address_is_refused(text: str) -> None:
     message = refusal(parse_client, {"bootstrap.servers": text})
-    assert f"kafka.bootstrap.servers is {text!r}" in message
+    assert f"bootstrap.servers is {text!r}" in message
     assert "host:port[,host:port...]" in message
 
 
@@ -88,7 +88,7 @@ def test_reconnect_backoff_max_is_at_least_the_initial_backoff() -> None:
 
 
 def test_bootstrap_servers_are_required() -> None:
-    assert "kafka.bootstrap.servers is missing" in refusal(parse_client, {})
+    assert "bootstrap.servers is missing" in refusal(parse_client, {})
     with pytest.raises(ConfigurationError, match="empty"):
         ClientConfig(())
 
@@ -117,36 +117,36 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(
     parse: Callable[..., object], name: str, value: str, allowed: str
 ) -> None:
     message = refusal(parse, {**BROKERS, name: value})
-    assert message.startswith(f"kafka.{name} is {value!r}")
+    assert message.startswith(f"{name} is {value!r}")
     assert f"allowed: {allowed}" in message
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"group.protocol": "classic"}, "there is no group; set kafka.group.id"),
+        ({"group.protocol": "classic"}, "there is no group; set group.id"),
         ({"group.protocol": "classic", "group.remote.assignor": "range"}, "only consumer use it"),
         ({"group.protocol": "consumer", "session.timeout.ms": 9000}, "only classic use it"),
         ({"group.protocol": "consumer", "heartbeat.interval.ms": 9000}, "only classic use it"),
         ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, "only classic use it"),
-        ({"group.instance.id": "a"}, "kafka.group.protocol is none, and only classic and consumer use it"),
+        ({"group.instance.id": "a"}, "group.protocol is none, and only classic and consumer use it"),
         (
             {"group.protocol": "classic", "session.timeout.ms": 3000},
-            "kafka.heartbeat.interval.ms is 3000, which is not below kafka.session.timeout.ms (3000)",
+            "heartbeat.interval.ms is 3000, which is not below session.timeout.ms (3000)",
         ),
     ],
 )
 def test_invalid_combination_for_group_members_is_refused_as_in_java(given: dict[str, object], words: str) -> None:
     group = {} if "no group" in words else {"group.id": "g"}
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        parse_consumer({**group, **given}, prefix="kafka.")
+        parse_consumer({**group, **given})
 
 
 def test_member_properties_without_membership_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        parse_consumer({"group.id": "g", "max.poll.interval.ms": 900_001}, prefix="kafka.")
+        parse_consumer({"group.id": "g", "max.poll.interval.ms": 900_001})
     (told,) = caplog.messages
-    assert "kafka.max.poll.interval.ms has no effect: kafka.group.protocol is none" in told
+    assert "max.poll.interval.ms has no effect: group.protocol is none" in told
 
 
 def test_value_of_wrong_type_is_refused() -> None:
@@ -188,9 +188,9 @@ def test_property_names_are_unique() -> None:
 def test_property_without_effect_is_accepted_with_one_warning(row: Property, caplog: pytest.LogCaptureFixture) -> None:
     parse = PARSERS[row.role]
     with caplog.at_level(logging.WARNING):
-        parse({**BROKERS, row.name: "x"}, prefix="kafka.")
-        parse({**BROKERS, row.name: "x"}, prefix="kafka.")
-    assert [record.getMessage() for record in caplog.records] == [f"kafka.{row.name} has no effect: {row.doc}"]
+        parse({**BROKERS, row.name: "x"})
+        parse({**BROKERS, row.name: "x"})
+    assert [record.getMessage() for record in caplog.records] == [f"{row.name} has no effect: {row.doc}"]
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_property_without_effect_is_accepted_with_one_warning(row: Property, cap
 def test_forbidden_or_unsupported_property_is_refused(row: Property) -> None:
     parse = next(parse for role, parse in PARSERS.items() if role & row.role)
     message = refusal(parse, {**BROKERS, row.name: "value-of-it"})
-    assert message == f"kafka.{row.name} is {row.effect.value}: {row.doc}."
+    assert message == f"{row.name} is {row.effect.value}: {row.doc}."
     assert "value-of-it" not in message
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("metadata.max.idle", "; did you mean kafka.metadata.max.idle.ms?"),
+        ("metadata.max.idle", "; did you mean metadata.max.idle.ms?"),
         ("fetch.min.wait.ms", ""),  # not fetch.max.wait.ms
         ("colour", ""),
         ("queue.buffering.max.messages", ""),
@@ -217,8 +217,8 @@ def test_unknown_property_without_effect_is_a_warning_that_names_a_similar_one(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for parse in PARSERS.values():
-            parse({**BROKERS, name: "secret"}, prefix="kafka.")
-    assert caplog.messages == [f"kafka.{name} has no effect: it is not a known Kafka property{hint}"]
+            parse({**BROKERS, name: "secret"})
+    assert caplog.messages == [f"{name} has no effect: it is not a known Kafka property{hint}"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_misspelled_property_is_refused_where_it_would_apply(
 ) -> None:
     for each, parse in PARSERS.items():
         if role in (each, Role.CLIENT):
-            said = f"kafka.{name} is not a Kafka property; did you mean kafka.{meant}?"
+            said = f"{name} is not a Kafka property; did you mean {meant}?"
             assert refusal(parse, {**BROKERS, name: "secret"}) == said
         else:
             parse({**BROKERS, name: "secret"})
@@ -246,11 +246,11 @@ def test_properties_of_the_other_side_are_a_warning(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         parse_client({**BROKERS, "acks": "1", "group.id": "g"})
         assert not caplog.records
-        parse_consumer({"acks": "1", "group.id": "g"}, prefix="kafka.")
-        parse_producer({"acks": "-1", "group.id": "g"}, prefix="kafka.")
+        parse_consumer({"acks": "1", "group.id": "g"})
+        parse_producer({"acks": "-1", "group.id": "g"})
     assert [record.getMessage() for record in caplog.records] == [
-        "kafka.acks has no effect: it is a property of producers",
-        "kafka.group.id has no effect: it is a property of consumers",
+        "acks has no effect: it is a property of producers",
+        "group.id has no effect: it is a property of consumers",
     ]
 
 
@@ -259,7 +259,7 @@ def test_properties_of_the_other_side_are_a_warning(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("value", ["SASL_SSL", "sasl_plaintext"])
 def test_sasl_never_falls_back_to_plain_text(value: str) -> None:
-    assert "kafka.sasl.mechanism is missing" in refusal(parse_client, {**BROKERS, "security.protocol": value})
+    assert "sasl.mechanism is missing" in refusal(parse_client, {**BROKERS, "security.protocol": value})
     assert "allowed: PLAINTEXT, SSL" in refusal(parse_client, {**BROKERS, "security.protocol": f"{value}S"})
 
 
@@ -270,34 +270,34 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, 'kafka.sasl.jaas.config is missing; give username="…" and password="…" in it, or kafka.sasl.username'),
+        ({}, 'sasl.jaas.config is missing; give username="…" and password="…" in it, or sasl.username'),
         (
             {"sasl.jaas.config": f'{JAAS} username="hunter2";'},
-            'kafka.sasl.jaas.config is [hidden], which lacks password; give username="…" and password="…" in it, or',
+            'sasl.jaas.config is [hidden], which lacks password; give username="…" and password="…" in it, or',
         ),
         (
             {"sasl.jaas.config": f'{JAAS} username="me" pasword="hunter2";'},
-            "kafka.sasl.jaas.config is [hidden], which lacks password; is pasword a misspelling of password?",
+            "sasl.jaas.config is [hidden], which lacks password; is pasword a misspelling of password?",
         ),
-        ({"sasl.jaas.config": "hunter2"}, "kafka.sasl.jaas.config is [hidden], which cannot be read"),
+        ({"sasl.jaas.config": "hunter2"}, "sasl.jaas.config is [hidden], which cannot be read"),
         (
             {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": PASSWORD},
             "whose login module does not support",
         ),
-        ({"sasl.mechanism": "OAUTHBEARER"}, "kafka.sasl.oauthbearer.token.provider is missing"),
+        ({"sasl.mechanism": "OAUTHBEARER"}, "sasl.oauthbearer.token.provider is missing"),
         (
             {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": "hunter2"},
             "allowed: package.module:function",
         ),
         ({"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://a"}, 'give clientId="…"'),
-        ({"sasl.mechanism": "GSSAPI"}, "kafka.sasl.kerberos.service.name is missing"),
+        ({"sasl.mechanism": "GSSAPI"}, "sasl.kerberos.service.name is missing"),
         (
             {"sasl.mechanism": "hunter2"},
-            "kafka.sasl.mechanism has a wrong value, which is not shown; allowed: PLAIN, SCRAM",
+            "sasl.mechanism has a wrong value, which is not shown; allowed: PLAIN, SCRAM",
         ),
         ({"sasl.mechanism": "PLIAN"}, "which is not shown (did you mean PLAIN?); allowed: PLAIN, SCRAM"),
         ({"sasl.login.callback.handler.class": "com.hunter2"}, "use sasl.oauthbearer.token.provider=package.module"),
-        ({"sasl.login.class": "hunter2"}, "kafka.sasl.login.class is forbidden"),
+        ({"sasl.login.class": "hunter2"}, "sasl.login.class is forbidden"),
     ],
 )
 def test_incomplete_sasl_properties_are_refused_at_once(given: dict[str, str], says: str) -> None:
@@ -321,12 +321,10 @@ def test_login_modules_of_shaded_packages_are_recognised(prefix: str) -> None:
 def test_password_over_an_unencrypted_connection_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "hunter2"}
     with caplog.at_level(logging.WARNING):
-        parse_client({**BROKERS, **who, "security.protocol": "SASL_SSL"}, prefix="kafka.")
+        parse_client({**BROKERS, **who, "security.protocol": "SASL_SSL"})
         assert not caplog.messages
-        parse_client({**BROKERS, **who, "security.protocol": "SASL_PLAINTEXT"}, prefix="kafka.")
-    assert caplog.messages == [
-        "kafka.security.protocol is SASL_PLAINTEXT: PLAIN sends credentials unencrypted; use SASL_SSL"
-    ]
+        parse_client({**BROKERS, **who, "security.protocol": "SASL_PLAINTEXT"})
+    assert caplog.messages == ["security.protocol is SASL_PLAINTEXT: PLAIN sends credentials unencrypted; use SASL_SSL"]
 
 
 def test_explicit_plaintext_is_accepted() -> None:
@@ -346,7 +344,7 @@ def test_sasl_property_without_sasl_is_a_warning_without_its_value(
     parse: Callable[..., object], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        parse({**BROKERS, name: PASSWORD}, prefix="kafka.")
+        parse({**BROKERS, name: PASSWORD})
     assert ("has no effect" in caplog.text) == (parse is parse_client or name.endswith("other"))
     assert "hunter2" not in caplog.text
 
@@ -370,14 +368,14 @@ def test_error_traceback_has_no_secrets() -> None:
 def test_default_idempotence_is_disabled_with_a_warning_by_conflicts(caplog: pytest.LogCaptureFixture) -> None:
     for given in ({"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}):
         with caplog.at_level(logging.WARNING):
-            assert not parse_producer(given, prefix="kafka.").enable_idempotence
-    assert "kafka.acks is 1, not all: retries can make duplicates" in caplog.messages[0]
+            assert not parse_producer(given).enable_idempotence
+    assert "acks is 1, not all: a retry can make duplicates" in caplog.messages[0]
     assert len(caplog.messages) == 3
 
 
 def test_explicit_idempotence_conflicts_are_refused() -> None:
     message = refusal(parse_producer, {"enable.idempotence": "true", "acks": "1"})
-    assert message == ("kafka.enable.idempotence is true, but kafka.acks is 1, not all. Leave out one of the two.")
+    assert message == ("enable.idempotence is true, but acks is 1, not all. Leave out one of the two.")
     with pytest.raises(ConfigurationError, match="retries is 0"):
         ProducerConfig(retries=0)
 
@@ -404,26 +402,26 @@ def test_batch_size_is_limited_to_the_request_size(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         assert parse_producer({"max.request.size": "1000"}).batch_size_bytes == 1000
         assert not caplog.records
-        assert parse_producer({"batch.size": "2000000"}, prefix="kafka.").batch_size_bytes == 1_048_576
-    assert caplog.messages == ["kafka.batch.size is cut to kafka.max.request.size (1048576)"]
+        assert parse_producer({"batch.size": "2000000"}).batch_size_bytes == 1_048_576
+    assert caplog.messages == ["batch.size is cut to max.request.size (1048576)"]
 
 
 def test_delivery_timeout_covers_at_least_one_request() -> None:
     message = refusal(parse_producer, {"delivery.timeout.ms": "30000", "linger.ms": "1"})
-    assert "kafka.delivery.timeout.ms is 30000, less than" in message
+    assert "delivery.timeout.ms is 30000, less than" in message
     assert "(30001)" in message
     assert parse_producer({"request.timeout.ms": "200000"}).delivery_timeout_ms == 200_000
 
 
 def test_fetch_max_wait_is_below_the_request_timeout() -> None:
     message = refusal(parse_consumer, {"request.timeout.ms": "400"})
-    assert "kafka.fetch.max.wait.ms is 500, which is not below kafka.request.timeout.ms (400)" in message
+    assert "fetch.max.wait.ms is 500, which is not below request.timeout.ms (400)" in message
 
 
 def test_partitioner_is_given_by_one_property() -> None:
     assert parse_producer({"partitioner": "consistent_random"}).partitioner == "consistent_random"
-    with pytest.raises(ConfigurationError, match=r"kafka\.partitioner and kafka\.partitioner\.class"):
-        parse_producer({"partitioner": "fnv1a", "partitioner.class": "fnv1a"}, prefix="kafka.")
+    with pytest.raises(ConfigurationError, match=r"partitioner and partitioner\.class"):
+        parse_producer({"partitioner": "fnv1a", "partitioner.class": "fnv1a"})
 
 
 @pytest.mark.parametrize(

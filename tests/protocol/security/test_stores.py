@@ -267,27 +267,27 @@ class TestErrors:
         [
             (
                 {"truststore_location": "a", "truststore_certificates": "b"},
-                "^kafka.ssl.truststore.location and kafka.ssl.truststore.certificates are both set. Remove one of them",
+                "^ssl.truststore.location and ssl.truststore.certificates are both set. Remove one of them",
             ),
             (
                 {"keystore_location": "a", "keystore_key": "b"},
-                "^kafka.ssl.keystore.location and kafka.ssl.keystore.key are both set. Remove one of them",
+                "^ssl.keystore.location and ssl.keystore.key are both set. Remove one of them",
             ),
             (
                 {"keystore_location": "a", "keystore_certificate_chain": "b"},
-                "^kafka.ssl.keystore.location and kafka.ssl.keystore.certificate.chain are both set. Remove one of",
+                "^ssl.keystore.location and ssl.keystore.certificate.chain are both set. Remove one of",
             ),
             (
                 {"keystore_key": "b"},
-                "^kafka.ssl.keystore.key is set, but kafka.ssl.keystore.certificate.chain is not. Set both or neither",
+                "^ssl.keystore.key is set, but ssl.keystore.certificate.chain is not. Set both or neither",
             ),
             (
                 {"keystore_certificate_chain": "b"},
-                "^kafka.ssl.keystore.certificate.chain is set, but kafka.ssl.keystore.key is not. Set both or neither",
+                "^ssl.keystore.certificate.chain is set, but ssl.keystore.key is not. Set both or neither",
             ),
             (
                 {"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"},
-                "^kafka.ssl.enabled.protocols=TLSv1.3: all are newer than kafka.ssl.protocol=TLSv1.2. Remove one of",
+                "^ssl.enabled.protocols=TLSv1.3: all are newer than ssl.protocol=TLSv1.2. Remove one of",
             ),
             ({"enabled_protocols": "TLSv1.1"}, "these versions are insecure"),
             ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is not a TLS version"),
@@ -297,16 +297,16 @@ class TestErrors:
     def test_invalid_properties_fail_when_they_are_read(self, given: dict[str, str], words: str) -> None:
         properties = {f"ssl.{name.replace('_', '.')}": value for name, value in given.items()}
         with pytest.raises(ConfigurationError, match=words):
-            parse_client({**SECURE, **properties}, prefix="kafka.")
+            parse_client({**SECURE, **properties})
 
     def test_disabled_checks_and_unused_properties_are_warnings(self, caplog: pytest.LogCaptureFixture) -> None:
         once.log_once.cache_clear()
-        parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""}, prefix="kafka.")
-        config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD}, prefix="kafka.")
+        parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""})
+        config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD})
         assert config == ClientConfig((("b", 1),))
         first, second = (record.getMessage() for record in caplog.records)
-        assert first.startswith("kafka.ssl.endpoint.identification.algorithm is empty")
-        assert second == "kafka.ssl.* has no effect: kafka.security.protocol is PLAINTEXT"
+        assert first.startswith("ssl.endpoint.identification.algorithm is empty")
+        assert second == "ssl.* has no effect: security.protocol is PLAINTEXT"
 
     def test_store_that_becomes_unreadable_is_a_warning(
         self, authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
