@@ -1,6 +1,6 @@
-"""Commits of one member: waiting, with a callback, or every `auto.commit.interval.ms`.
+"""Commits of one consumer: synchronous, with a callback, or every `auto.commit.interval.ms`.
 
-All go through the one `OffsetManager`, so a later commit is never overtaken by an earlier one.
+All commits use one `OffsetManager`, so an earlier commit never overwrites a later one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _PendingCommit:
 
 
 class Commits:
-    """`set_member`, `commit_async` and `wait` are for any thread, the rest for one."""
+    """Commits of one consumer. `set_member`, `commit_async` and `wait` are thread-safe, the other methods are not."""
 
     def __init__(self, client: Client, config: GroupConsumerConfig) -> None:
         self._client = client
         self._group = config.consumer.group_id
-        # Once, as in Java: what others commit meanwhile is not set back.
+        # Each offset is committed once, as in Java: a repeated commit could rewind one of another program.
         once: dict[str, Any] = {"refresh_ms": math.inf, "retry_refused": False}
         self._manager = OffsetManager(client, self._group, **once) if self._group else None
         self._interval_s = config.auto_commit_interval_ms / 1000
@@ -51,12 +51,12 @@ class Commits:
         self._seen_changes = -1
 
     def set_member(self, member: GroupMember) -> None:
-        """Who commits from now on."""
+        """Set the member of all later commits."""
         if self._manager is not None:
             self._manager.set_member(member)
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
-        """Nothing of the others is committed any more; calls back for what has been."""
+        """Drop uncommitted offsets of all partitions except `owned`, after the callbacks of completed commits."""
         try:
             self.run_callbacks()
         finally:
@@ -64,10 +64,10 @@ class Commits:
                 self._manager.retain(owned)
 
     def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
-        """They are committed in the background. Raises `CommitFailed` when the member's claims have ended."""
+        """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended."""
         manager = self._required_manager()
         if offsets and not manager.commit(offsets, member):
-            raise self._commit_failed(UsageError("the claims under which they were read have ended"))
+            raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
     def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
         """Return those of `offsets` that the coordinator has refused."""
@@ -75,9 +75,21 @@ class Commits:
         return {key: to for key, to in offsets.items() if isinstance(manager.failure({key: to}), BrokerError)}
 
     def wait(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
-        """Wait until they are committed. Raises `CommitFailed`.
+        """Wait until the offsets are committed.
 
-        `partition_timeout_s`: how long to wait for a partition that fails alone, as of `OffsetManager.flush`.
+        Parameters
+        ----------
+        offsets
+            Offsets passed to `commit_async` before.
+        deadline
+            Time limit.
+        partition_timeout_s
+            Maximum wait for a partition that fails alone, see `OffsetManager.flush`.
+
+        Raises
+        ------
+        CommitFailed
+            An offset was refused, or is not committed in time.
         """
         if offsets:
             self._required_manager().flush(deadline, offsets, partition_timeout_s=partition_timeout_s)
@@ -85,25 +97,25 @@ class Commits:
                 raise self._commit_failed(failure)
 
     def add_callback(self, offsets: Offsets, on_commit: OnCommit) -> None:
-        """Have `run_callbacks` call back when they are committed or refused, or `request.timeout.ms` is over."""
+        """Register a callback, which `run_callbacks` calls after the commit or after `request.timeout.ms`."""
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
         self._pending.append(_PendingCommit(offsets, on_commit, deadline))
-        if not offsets:  # there is nothing to answer
+        if not offsets:  # no response will come
             self._seen_changes = -1
 
     def await_pending(self, deadline: Deadline) -> None:
-        """Wait for all commits in flight, for a short time for those of deleted topics, and call back."""
+        """Wait for all commits in flight, only `DELETED_TOPIC_S` for those of deleted topics, and run the callbacks."""
         if self._manager is not None:
             self._manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
             self.run_callbacks()
 
     def run_callbacks(self) -> None:
-        """Call the callbacks of all commits answered so far, or not answered within `request.timeout.ms`.
+        """Call the callbacks of commits that are complete, or older than `request.timeout.ms`.
 
         Raises
         ------
         Exception
-            The first error of a callback, after all others were called; further errors are logged.
+            The first exception of a callback, after all others were called; further exceptions are logged.
         """
         count = self._completed_count()
         waiting, self._pending = deque(self._pending[:count]), self._pending[count:]
@@ -120,7 +132,7 @@ class Commits:
                     commit.on_commit(commit.offsets, None if failure is None else self._commit_failed(failure))
                 except Exception as error:
                     raised.append(error)
-        finally:  # also at Ctrl-C; callbacks may have committed, too
+        finally:  # also after Ctrl-C; callbacks may have added commits
             self._pending = [*pending, *waiting, *self._pending]
         for other in raised[1:]:
             log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
@@ -128,7 +140,7 @@ class Commits:
             raise raised[0]
 
     def _completed_count(self) -> int:
-        """Number of commits, from the oldest on, that may have been answered or have run out of time."""
+        """Return the number of the oldest commits that may be complete or are out of time."""
         if not self._pending:
             return 0
         before, self._seen_changes = self._seen_changes, self._required_manager().changes
@@ -139,7 +151,7 @@ class Commits:
 
     @property
     def auto_commit_due(self) -> bool:
-        """Whether it is time to commit without being asked; once every interval."""
+        """Return True once per interval of automatic commits."""
         now_s = self._client.clock.now_s()
         if not self.auto or now_s < self._auto_commit_due_s:
             return False
@@ -147,13 +159,13 @@ class Commits:
         return True
 
     def close(self) -> None:
-        """Ends without another commit."""
+        """End the thread without another commit."""
         if self._manager is not None:
             self._manager.close()
 
     def _required_manager(self) -> OffsetManager:
         if self._manager is None:
-            raise UsageError("offsets are committed for a group: set group.id", settings=("group.id",))
+            raise UsageError("a commit needs a group: set group.id", settings=("group.id",))
         return self._manager
 
     def _commit_failed(self, why: KafkaError) -> CommitFailed:

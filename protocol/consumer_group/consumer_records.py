@@ -1,4 +1,4 @@
-"""What one `poll` brings: Arrow record batches by partition, and single messages as a thin view of them."""
+"""The result of one `KafkaConsumer.poll`: Arrow record batches by partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from protocol.kafka_terms import TopicPartition
 
 
 class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
-    """Immutable. Java's `ConsumerRecords`, in columns; false when there is nothing."""
+    """Record batches by partition, in offset order; false if empty. Immutable.
+
+    The counterpart of Java's `ConsumerRecords`, in columns.
+    """
 
     def __init__(self, batches: Mapping[TopicPartition, list[pa.RecordBatch]]) -> None:
         self._batches = batches
@@ -27,10 +30,11 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
 
     @property
     def num_rows(self) -> int:
+        """Return the number of records."""
         return sum(batch.num_rows for batches in self._batches.values() for batch in batches)
 
     def messages(self) -> Iterator[ConsumerMessage]:
-        """All records, one by one. Makes Python objects: for convenience, not for many records."""
+        """Yield all records as Python objects, by partition. Slow: use the record batches for many records."""
         for (topic, partition), batches in self._batches.items():
             for batch in batches:
                 yield from messages_of(topic, partition, batch)

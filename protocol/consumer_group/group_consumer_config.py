@@ -1,6 +1,6 @@
-"""What a consumer that is in a group, or polls, has to know beside `ConsumerConfig`: where it begins, when it commits.
+"""The configuration of consumers in a group: `ConsumerConfig`, the offset reset, and automatic commits.
 
-Its properties have other meanings for who commits by itself (a Spark query refuses them), so they are read here.
+These properties are parsed here because a Spark query refuses them: the query commits its own offsets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.config import ConsumerConfig, OffsetReset, parse_consumer
 from protocol.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind
 from protocol.secret import hide_variables
 
-# As Java's Duration.parse has it.
+# The syntax of Java's Duration.parse.
 _DURATION = re.compile(
     r"P(?:(?P<days>\d+)D)?(?P<time>T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:[.,]\d*)?)S)?)?",
     re.IGNORECASE,
@@ -41,7 +41,19 @@ _RESET = Kind("earliest, latest, none, by_duration:PnDTnHnMn.nS", _reset)
 
 @dataclass(frozen=True)
 class GroupConsumerConfig:
-    """`auto_offset_reset`: a duration is so long before now (KIP-1106)."""
+    """The configuration of a consumer in a group, or one that polls.
+
+    Attributes
+    ----------
+    consumer
+        The common configuration of consumers.
+    auto_offset_reset
+        The start offset of partitions without a committed offset. A duration means that time before now (KIP-1106).
+    enable_auto_commit
+        Commit positions automatically.
+    auto_commit_interval_ms
+        Interval of automatic commits.
+    """
 
     consumer: ConsumerConfig
     auto_offset_reset: OffsetReset | timedelta = "latest"
@@ -58,8 +70,14 @@ _OWN: Mapping[str, Kind] = {
 
 @hide_variables
 def parse_group_consumer(properties: Mapping[str, object]) -> GroupConsumerConfig:
-    """As `parse_consumer`. As in Java's consumer, who names a group is a member of it by the classic protocol, and
-    commits every five seconds, unless it says something else. Raises `ConfigurationError`.
+    """Parse the properties of a consumer in a group.
+
+    As in Java, the defaults are the classic protocol if `group.id` is set, and automatic commits every five seconds.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is unknown or invalid.
     """
     rest = {name: value for name, value in properties.items() if name not in _OWN}
     own = {

@@ -1,8 +1,8 @@
-"""The partitions that one member (or one consumer with partitions of its choice) reads, each begun where it must be.
+"""The partitions that one consumer reads, and their start offsets.
 
-Owns the streams, from when a partition is added until it is dropped. What a log has lost is answered here, as
-`auto.offset.reset` says. A partition without a leader begins later, and the others do not wait for it. Adding,
-beginning and dropping is for one thread; a stream is read by one thread at a time.
+Start offsets are the group's offsets, else those of `auto.offset.reset`, which also applies to positions that the log
+has lost. A partition without a leader starts later and does not delay others. Partitions are added, started and dropped
+in one thread; each stream is read by one thread at a time.
 """
 
 from __future__ import annotations
@@ -29,44 +29,65 @@ log = logging.getLogger(__name__)
 
 
 class GroupStreams:
-    """`columns`: as of `Consumer`."""
+    """The streams of the partitions that one consumer reads; not thread-safe.
+
+    Parameters
+    ----------
+    client
+        The client of the cluster.
+    config
+        The configuration of the consumer.
+    columns
+        Names of columns to decode, see `Consumer`.
+    """
 
     def __init__(self, client: Client, config: GroupConsumerConfig, columns: Collection[str]) -> None:
         self._client = client
         self._config = config
         self._consumer = Consumer(client, config.consumer, columns=columns)
         self._streams: dict[TopicPartition, PartitionConsumer] = {}
-        # Partitions that are not read yet, with the offset that `seek` has set.
+        # Partitions that have not started, with the offset set by `seek`.
         self._not_started: dict[TopicPartition, int | None] = {}
         # Of these, the partitions without a committed offset, and the paused ones.
         self._without_commit: set[TopicPartition] = set()
         self._paused_not_started: set[TopicPartition] = set()
-        # Partitions whose position the log has lost, until `auto.offset.reset` gives them another one.
+        # Partitions whose position is not in the log, until the offset reset is known.
         self._lost: dict[TopicPartition, DataLoss] = {}
         settings = client.config
         self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         self._retry_at_s = 0.0
         self._failing_since_s = 0.0
-        # The group's offsets, as fetched when a partition began, or handed on to be committed since.
+        # Committed offsets: fetched at the start, or committed by this consumer since.
         self._committed: dict[TopicPartition, int] = {}
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
+        """Return all added partitions."""
         return frozenset(self._streams.keys() | self._not_started.keys())
 
     def __len__(self) -> int:
         return len(self._streams) + len(self._not_started)
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
-        """They begin with the next `start_added`."""
+        """Add partitions; the next `start_added` starts them."""
         self._not_started.update(dict.fromkeys(partitions))
         self._retry_at_s = 0.0
 
     def start_added(self, deadline: Deadline) -> None:
-        """Begin to read the added partitions that have a leader. A later call tries the others, after a back-off.
+        """Start to read the added partitions that have a leader; a later call retries the others, after a back-off.
 
-        Raises `NoOffset` or `BrokerError` after the other partitions have begun; `DeadlineExceeded` if the coordinator
-        does not answer by `deadline`, and after each `default.api.timeout.ms` without an offset of some partition.
+        Parameters
+        ----------
+        deadline
+            Time limit of all requests.
+
+        Raises
+        ------
+        NoOffset, BrokerError
+            A partition cannot start; the others have started.
+        DeadlineExceeded
+            The coordinator does not respond by `deadline`, or the start offset of a partition is unknown for
+            `default.api.timeout.ms`; raised again after each such period.
         """
         if not (self._not_started or self._lost) or self._client.clock.now_s() < self._retry_at_s:
             return
@@ -88,7 +109,7 @@ class GroupStreams:
         self._retry_later(failure or failure_of_reset)
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
-        """Call `start_added` until this partition has begun. Raises what `start_added` does, and `DeadlineExceeded`."""
+        """Call `start_added` until this partition has started; raise its errors, and `DeadlineExceeded`."""
         while key in self._not_started:
             try:
                 self.start_added(deadline)
@@ -101,12 +122,12 @@ class GroupStreams:
     def _wait_to_retry(self, key: TopicPartition, deadline: Deadline) -> None:
         if key in self._not_started:
             if deadline.passed:
-                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no offset to begin at yet: its leader does not answer")
+                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: its leader does not respond")
             wait_s = self._retry_at_s - self._client.clock.now_s()
             self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
 
     def _fetch_committed(self, deadline: Deadline) -> dict[TopicPartition, CommittedOffset]:
-        """Fetch the group's offsets, once for each partition: the retries are about leaders."""
+        """Fetch the group's offsets once per partition; retries are for leaders only."""
         asked = [key for key, offset in self._not_started.items() if offset is None and key not in self._without_commit]
         found = fetch_group_offsets(self._client, self._config, asked, deadline)
         self._without_commit.update(set(asked) - found.keys())
@@ -123,7 +144,7 @@ class GroupStreams:
             return
         self._streams.update(self._consumer.consume_partitions(offsets, deadline, epochs=epochs))
         for key in offsets:
-            if key in self._paused_not_started:  # look after `_streams` has it: another thread may call `pause`
+            if key in self._paused_not_started:  # checked after the insertion, since another thread may call `pause`
                 self._streams[key].pause()
             self._remove_not_started(key)
 
@@ -140,16 +161,16 @@ class GroupStreams:
         if not self._backoff.tries:
             self._failing_since_s = now_s
         self._retry_at_s = now_s + self._backoff.next_s()
-        log.debug("%d partition(s) begin later: %s", len(self._not_started) + len(self._lost), failure)
+        log.debug("%d partition(s) start later: %s", len(self._not_started) + len(self._lost), failure)
         if not isinstance(failure, DeadlineExceeded):
             raise failure
         timeout_s = self._client.config.default_api_timeout_ms / 1000
         if now_s - self._failing_since_s >= timeout_s:
             self._failing_since_s = now_s
-            raise DeadlineExceeded(f"no offset to begin at for {timeout_s:.0f} s: {failure}") from failure
+            raise DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {failure}") from failure
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Ends reading them; iterations over them end."""
+        """Stop reading partitions; iterations over them end."""
         for key in partitions:
             self._remove_not_started(key)
             self._lost.pop(key, None)
@@ -163,7 +184,7 @@ class GroupStreams:
         return self._streams[key]
 
     def seek(self, key: TopicPartition, offset: int) -> None:
-        """Also of one that has not begun; there `EARLIEST` and `LATEST` are understood, too."""
+        """Set the position. `EARLIEST` and `LATEST` are allowed before the partition has started."""
         if key in self._not_started:
             self._not_started[key] = offset
             self._retry_at_s = 0.0
@@ -172,7 +193,7 @@ class GroupStreams:
             self._lost.pop(key, None)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
-        """Positions of the partitions that have begun; with `moved` those that may differ from the group's offsets."""
+        """Return positions of started partitions; with `moved` only those that may differ from the group's offsets."""
         return {
             key: CommittedOffset(stream.position, stream.last_epoch)
             for key, stream in self._streams.items()
@@ -180,11 +201,14 @@ class GroupStreams:
         }
 
     def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """These are handed on to be committed."""
+        """Record offsets that are being committed."""
         self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._streams)
 
     def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
-        """As `Consumer.poll`; None also for lost data: `start_added` finds where reading continues."""
+        """Return the next record batch of any partition, see `Consumer.poll`.
+
+        None also means lost data: the next `start_added` finds the offset to continue at.
+        """
         try:
             read = self._consumer.poll(timeout_ms)
         except DataLoss as loss:
@@ -198,9 +222,9 @@ class GroupStreams:
         return None if read is None else ((read[0].topic, read[0].partition), read[1])
 
     def recover(self, loss: DataLoss) -> None:
-        """Go on where the log is still the one that was read, else where `auto.offset.reset` says; or raise.
+        """Seek after lost data: to the last common offset, else by `auto.offset.reset`.
 
-        Waits for the leader: for the thread that reads this partition.
+        Raises the loss if the reset is `none`. Waits for the leader. Called in the thread that reads the partition.
         """
         key = self._check_reset(loss)
         if isinstance(loss, LogTruncated):
@@ -218,11 +242,12 @@ class GroupStreams:
         return loss.context["topic"], loss.context["partition"]
 
     def _resume_at(self, loss: DataLoss, offset: int) -> None:
-        log.warning("%s; reading goes on at offset %d", loss, offset)
+        log.warning("%s; reading continues at offset %d", loss, offset)
         if (stream := self._streams.get((loss.context["topic"], loss.context["partition"]))) is not None:
             stream.seek(offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Pause partitions, also before they have started."""
         for key in partitions:
             if key in self._not_started:
                 self._paused_not_started.add(key)
@@ -230,6 +255,7 @@ class GroupStreams:
                 self[key].pause()
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Resume partitions."""
         for key in partitions:
             self._paused_not_started.discard(key)
             if key not in self._not_started:
@@ -237,26 +263,35 @@ class GroupStreams:
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
+        """Return the paused partitions."""
         return frozenset(key for key, stream in self._streams.items() if stream.paused) | self._paused_not_started
 
     @property
     def streams(self) -> Mapping[TopicPartition, PartitionConsumer]:
+        """Return the streams of started partitions."""
         return self._streams
 
     def close(self, deadline: Deadline | None = None) -> None:
+        """Close the streams and end the fetches."""
         self._consumer.close(deadline)
 
 
 _NO_RECORD = -1
 
 Listed = tuple[dict[TopicPartition, int], KafkaError | None]
-"""The offsets that leaders named, and one failure of the other partitions."""
+"""Offsets by partition, and one error of the other partitions."""
 
 
 def fetch_group_offsets(
     client: Client, config: GroupConsumerConfig, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
-    """The group's, of those that have one. Raises `BrokerError` or `DeadlineExceeded`."""
+    """Return the group's offsets of partitions that have one; empty without a group.
+
+    Raises
+    ------
+    BrokerError, DeadlineExceeded
+        See `fetch_offsets`.
+    """
     group = config.consumer.group_id
     return fetch_offsets(client, group, partitions, deadline) if group and partitions else {}
 
@@ -269,13 +304,13 @@ def list_reset_offsets(
     *,
     max_attempts: int | None = None,
 ) -> Listed:
-    """Look up the offsets that `auto.offset.reset` names. Raises `NoOffset` if that is `none`."""
+    """Return the offsets that `auto.offset.reset` selects; raise `NoOffset` if that is `none`."""
     if not partitions:
         return {}, None
     reset = config.auto_offset_reset
     if reset == "none":
         names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
-        what = f"{names}: there is no offset to begin at, and auto.offset.reset is none; seek, or set it"
+        what = f"{names}: no start offset, and auto.offset.reset is none; call seek, or set auto.offset.reset"
         raise NoOffset(what, settings=("auto.offset.reset",))
 
     def listed(time: int, of: Collection[TopicPartition]) -> Listed:
@@ -298,7 +333,21 @@ def try_list_offsets(
     *,
     max_attempts: int | None = None,
 ) -> Listed:
-    """Look up offsets by time, as far as leaders answer in `max_attempts` and by `deadline`."""
+    """Return offsets by time for the partitions whose leaders respond.
+
+    Parameters
+    ----------
+    client
+        The client of the cluster.
+    config
+        The configuration of the consumer.
+    times
+        Timestamps in milliseconds by partition, or `EARLIEST` or `LATEST`.
+    deadline
+        Time limit.
+    max_attempts
+        Maximum number of requests per leader; None: until `deadline`.
+    """
     found: dict[TopicPartition, ListedOffset] = {}
     failure: KafkaError | None = None
     if times:

@@ -1,4 +1,4 @@
-"""What a `KafkaConsumer` tells its user of rebalances: Java's `ConsumerRebalanceListener`."""
+"""The callbacks of `KafkaConsumer` for rebalances: Java's `ConsumerRebalanceListener`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from protocol.kafka_terms import TopicPartition
 
 
 class ConsumerRebalanceListener:
-    """Called within `poll`, in its thread; override the methods of interest.
+    """Callbacks for rebalances; override those of interest.
 
-    A rebalance goes on when a method raises an exception: the partitions are revoked or assigned, and then `poll` (or
-    `unsubscribe`, `enforce_rebalance`, `close`) raises the first exception of that rebalance, once.
+    Called within `poll`, `unsubscribe`, `enforce_rebalance` and `close`, in the caller's thread. An exception does not
+    stop the rebalance: the call raises the first exception once, after the partitions are revoked or assigned.
     """
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """They are still this member's, and what is committed now is seen by the next one that has them."""
+        """Handle revoked partitions before they are released.
+
+        Offsets committed here are the start offsets of the next owner.
+        """
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """They are new. `seek` says where to begin, if not at the group's offset."""
+        """Handle new partitions before they are read; `seek` changes the start offset."""
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """They are another member's by now, and nothing can be committed."""
+        """Handle partitions that other members may own already; commits are refused. Calls `on_partitions_revoked`."""
         self.on_partitions_revoked(partitions)

@@ -93,7 +93,7 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
         with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
             send_offsets(producer, consumer.group_metadata())
         producer.abort_transaction()
-        with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
+        with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
             consumer.commit_sync({FIRST: CommittedOffset(END)})
         assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {}
 
@@ -111,7 +111,7 @@ def test_offsets_are_refused_after_the_consumer_has_left(
         with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
             send_offsets(producer, consumer.group_metadata())
         producer.abort_transaction()
-        with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
+        with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
             consumer.commit_sync({FIRST: CommittedOffset(END)})
         if ends == "unsubscribe":
             consumer.assign([FIRST])

@@ -373,7 +373,7 @@ def test_consumer_over_max_poll_interval_loses_its_partitions(orders: str, new_c
     membership = ours._membership
     assert membership is not None
     wait_until(lambda: not membership.member.is_in_group)
-    with pytest.raises(CommitFailed, match="claims under which they were read have ended"):
+    with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
         ours.commit_sync()
     ours.poll(0)
     assert listener.calls[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
