@@ -167,12 +167,7 @@ PROPERTIES: tuple[Property, ...] = (
     applies(_PRODUCER, "compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
     applies(_PRODUCER, "compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
     applies(_PRODUCER, "compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
-    applies(
-        _PRODUCER,
-        "linger.ms",
-        MILLISECONDS,
-        "wait for a record batch to fill; by default a sink's task waits until its last row",
-    ),
+    applies(_PRODUCER, "linger.ms", MILLISECONDS, "wait for a record batch to fill"),
     applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
     applies(
         _PRODUCER,
@@ -247,7 +242,7 @@ PROPERTIES: tuple[Property, ...] = (
         _PRODUCER,
         "buffer.memory",
         integer(1, MAX_INT64),
-        "approximate limit of the bytes that a task buffers or has in flight; a full buffer blocks further rows",
+        "approximate limit of the bytes that wait or are in flight; a full buffer blocks further sends",
         field="buffer_memory_bytes",
     ),
     applies(

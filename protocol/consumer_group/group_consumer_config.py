@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from protocol.config import ConsumerConfig, OffsetReset, parse_consumer
-from protocol.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind
+from protocol.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind, Role, applies
 from protocol.secret import hide_variables
 
 # The syntax of Java's Duration.parse.
@@ -61,11 +61,18 @@ class GroupConsumerConfig:
     auto_commit_interval_ms: int = 5_000
 
 
-_OWN: Mapping[str, Kind] = {
-    "auto.offset.reset": _RESET,
-    "enable.auto.commit": BOOLEAN,
-    "auto.commit.interval.ms": POSITIVE_MILLISECONDS,
-}
+GROUP_PROPERTIES = (
+    applies(
+        Role.CONSUMER,
+        "auto.offset.reset",
+        _RESET,
+        "the start in a partition without a committed offset; none: an error. A duration is counted back from now "
+        "(KIP-1106)",
+    ),
+    applies(Role.CONSUMER, "enable.auto.commit", BOOLEAN, "commit the positions of processed records at intervals"),
+    applies(Role.CONSUMER, "auto.commit.interval.ms", POSITIVE_MILLISECONDS, "the interval of these commits"),
+)
+"""Properties that mean something else to clients that commit on their own, such as a Spark query."""
 
 
 @hide_variables
@@ -79,11 +86,10 @@ def parse_group_consumer(properties: Mapping[str, object]) -> GroupConsumerConfi
     ConfigurationError
         A property is unknown or invalid.
     """
-    rest = {name: value for name, value in properties.items() if name not in _OWN}
+    rows = {row.name: row for row in GROUP_PROPERTIES}
+    rest = {name: value for name, value in properties.items() if name not in rows}
     own = {
-        name.replace(".", "_"): kind.read(name, str(properties[name]))
-        for name, kind in _OWN.items()
-        if name in properties
+        row.field: row.kind.read(name, str(properties[name]), name) for name, row in rows.items() if name in properties
     }
     membership = {"group.protocol": "classic"} if "group.id" in properties else {}
     return GroupConsumerConfig(parse_consumer({**membership, **rest}), **own)

@@ -7,16 +7,15 @@ dataclasses, and the overrides in `parsing`. Used by `python -m spark_kafka_sour
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
 from protocol.properties import PROPERTIES
-from protocol.property_kinds import Effect, Property, Role
+from protocol.property_kinds import Effect, Role
+from protocol.property_page import default_text, defaults, property_table, table
 from protocol.sasl.config import SASL_PROPERTIES, SaslConfig
 from protocol.security.tls_config import TLS_PROPERTIES, TLSConfig
 from spark_kafka_source.options.java_regex import DIFFERENCES
-from spark_kafka_source.options.parsing import FORBIDDEN, TRANSACTION_TIMEOUT_MS
+from spark_kafka_source.options.parsing import FORBIDDEN, SINK_MEANINGS, TRANSACTION_TIMEOUT_MS
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, Use
 
@@ -75,63 +74,41 @@ def markdown() -> str:
         "## Writing",
         _options([row for row in OPTIONS if row.use & Use.WRITE and row.effect is Effect.APPLIES], queries=False),
         "## Accepted, without effect",
-        _table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
+        table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
         _PROPERTIES,
     ]
     rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES and row.name not in FORBIDDEN]
     of_clients = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
-    parts += ["### Of every client", _applying(of_clients, _defaults(ClientConfig))]
+    parts += ["### Of every client", property_table(of_clients, defaults(ClientConfig))]
     parts += [
         "### Of TLS",
         _TLS,
-        _applying([row for row in TLS_PROPERTIES if row in rows], _defaults(TLSConfig, "ssl_")),
+        property_table([row for row in TLS_PROPERTIES if row in rows], defaults(TLSConfig, "ssl_")),
         "### Of SASL",
         _SASL,
-        _applying([row for row in SASL_PROPERTIES if row in rows], _defaults(SaslConfig, "sasl_")),
+        property_table([row for row in SASL_PROPERTIES if row in rows], defaults(SaslConfig, "sasl_")),
     ]
     of_consumers = [row for row in rows if row.role is Role.CONSUMER]
-    parts += ["### Of consumers (source)", _applying(of_consumers, _defaults(ConsumerConfig)), _RACK]
-    of_producers = [row for row in rows if row.role is Role.PRODUCER]
-    of_sinks = {**_defaults(ProducerConfig), "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS}
-    parts += ["### Of producers (sink)", _applying(of_producers, of_sinks)]
-    parts += ["### The others", _table(("property", "here", "why"), _others())]
+    parts += ["### Of consumers (source)", property_table(of_consumers, defaults(ConsumerConfig)), _RACK]
+    of_producers = [
+        dataclasses.replace(row, doc=SINK_MEANINGS.get(row.name, row.doc)) for row in rows if row.role is Role.PRODUCER
+    ]
+    of_sinks = {**defaults(ProducerConfig), "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS, "linger_ms": None}
+    parts += ["### Of producers (sink)", property_table(of_producers, of_sinks)]
+    parts += ["### The others", table(("property", "here", "why"), _others())]
     return "\n\n".join(parts)
 
 
-def _defaults(config: type[Any], prefix: str = "") -> dict[str, object]:
-    return {prefix + field.name: field.default for field in dataclasses.fields(config)}
-
-
 def _options(rows: list[Option], *, queries: bool) -> str:
-    table = []
+    cells = []
     for row in rows:
-        default = row.default_text or _default(row.default)
+        default = row.default_text or default_text(row.default)
         uses = ", ".join(word.split()[0] for use, word in USE_WORDS.items() if use & row.use & READ)
-        table.append((f"`{row.name}`", row.doc, row.kind.allowed, default, *([uses] if queries else [])))
-    return _table(("option", "meaning", "values", "default", *(["queries"] if queries else [])), table)
-
-
-def _applying(rows: list[Property], defaults: dict[str, object]) -> str:
-    table = []
-    for row in rows:
-        table.append((f"`{row.name}`", row.doc, row.kind.allowed, _default(defaults.get(row.field))))
-    return _table(("property", "meaning", "values", "default"), table)
+        cells.append((f"`{row.name}`", row.doc, row.kind.allowed, default, *([uses] if queries else [])))
+    return table(("option", "meaning", "values", "default", *(["queries"] if queries else [])), cells)
 
 
 def _others() -> list[tuple[str, ...]]:
     rows = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
     rows |= {name: (Effect.FORBIDDEN.value, why) for name, why in FORBIDDEN.items()}
     return [(f"`{name}`", *row) for name, row in sorted(rows.items())]
-
-
-def _default(value: object) -> str:
-    if value is None or value is dataclasses.MISSING:
-        return ""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -43,6 +43,13 @@ FORBIDDEN = {
     "interceptor.classes": "JVM classes that may change records cannot run here; change columns in the query",
 }
 
+# What differs in a sink from the client's own meaning.
+SINK_MEANINGS = {
+    "linger.ms": "wait for a record batch to fill; by default a task waits until its last row",
+    "buffer.memory": "approximate limit of the bytes that a task buffers or has in flight; a full buffer blocks "
+    "further rows",
+}
+
 _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 # The brokers' default maximum (transaction.max.timeout.ms). A transaction is open from a task's first row until all
 # other tasks are complete, so its timeout must exceed the longest batch.

@@ -57,6 +57,10 @@ PYTHON = {
     ("migrating.md", "def enrich("): "tests/spark/test_migrating.py::"
     "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
+    (
+        "properties.md",
+        "consumer = KafkaConsumer(",
+    ): "tests/protocol/test_property_page.py::test_example_of_the_page_runs",
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
     "test_records_are_copied_once_while_copiers_join_and_leave",
     **{
@@ -106,6 +110,8 @@ COMMANDS: dict[str, str] = {
     "make bench": HERE + "test_what_is_measured_can_be_measured",
     "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
+    "python -m protocol.property_page > docs/properties.md": "tests/protocol/test_property_page.py::"
+    "test_docs_page_of_properties_is_current",
     "pip install .": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[spark]'": HERE + "test_the_wheel_holds_what_is_needed",
     "pip install '.[tls]'": HERE + "test_the_wheel_holds_what_is_needed",

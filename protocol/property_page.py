@@ -1,0 +1,114 @@
+"""The reference of the client's properties as Markdown; a test keeps docs/properties.md equal to this text.
+
+The sources are the table `protocol.properties.PROPERTIES` and the defaults of the dataclasses. Spark's page of options
+uses the same tables with the prefix of its options, and its own rules.
+
+    python -m protocol.property_page > docs/properties.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
+from protocol.consumer_group.group_consumer_config import GROUP_PROPERTIES, GroupConsumerConfig
+from protocol.properties import PROPERTIES
+from protocol.property_kinds import Effect, Property, Role
+from protocol.sasl.config import SASL_PROPERTIES, SaslConfig
+from protocol.security.tls_config import TLS_PROPERTIES, TLSConfig
+
+_INTRODUCTION = """\
+# Client properties
+
+This page is made by `python -m protocol.property_page > docs/properties.md`. It is the reference of `protocol`, the
+client without Spark; [options.md](options.md) is that of the Spark format.
+
+Every class takes a dict of these properties, keyword arguments with `_` for `.`, or a shared `Client`:
+
+```python
+from protocol import KafkaConsumer
+
+consumer = KafkaConsumer({"bootstrap.servers": "broker-1:9092", "group.id": "etl"}, auto_offset_reset="earliest")
+```
+
+* A wrong value is an error, as is a property that is forbidden or not supported yet (below).
+* A misspelled property (`grop.id`) is an error that names the right one.
+* A property without effect, or one that Kafka does not have, is a warning, logged once."""
+
+_SASL = """\
+They apply with `security.protocol` SASL_PLAINTEXT or SASL_SSL. [security.md](security.md) has examples for common
+clusters. References `${env:NAME}`, `${file:PATH:KEY}` and `${dir:PATH:FILE}` in a value are resolved when a connection
+is opened."""
+
+_TLS = "They apply with `security.protocol` SSL or SASL_SSL: see [security.md](security.md)."
+
+_CONSUMERS = """\
+`KafkaConsumer` and `ConsumerGroup` commit as below. `Consumer` reads given partitions: it is in no group and commits
+nothing."""
+
+
+def markdown() -> str:
+    """Return the page."""
+    of_groups = {row.name for row in GROUP_PROPERTIES}
+    rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES and row.name not in of_groups]
+    of_clients = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
+    of_consumers = [*(row for row in rows if row.role is Role.CONSUMER), *GROUP_PROPERTIES]
+    of_producers = [row for row in rows if row.role is Role.PRODUCER]
+    others = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
+    parts = [
+        _INTRODUCTION,
+        "## Of every client",
+        property_table(of_clients, defaults(ClientConfig)),
+        "## Of TLS",
+        _TLS,
+        property_table([row for row in TLS_PROPERTIES if row in rows], defaults(TLSConfig, "ssl_")),
+        "## Of SASL",
+        _SASL,
+        property_table([row for row in SASL_PROPERTIES if row in rows], defaults(SaslConfig, "sasl_")),
+        "## Of consumers",
+        _CONSUMERS,
+        property_table(
+            sorted(of_consumers, key=lambda row: row.name),
+            {**defaults(ConsumerConfig), **defaults(GroupConsumerConfig), "group_protocol": "classic with `group.id`"},
+        ),
+        "## Of producers",
+        property_table(of_producers, defaults(ProducerConfig)),
+        "## The others",
+        table(
+            ("property", "here", "why"),
+            [(f"`{name}`", *row) for name, row in sorted(others.items()) if name not in of_groups],
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def defaults(config: type[Any], prefix: str = "") -> dict[str, object]:
+    """Return the defaults of a dataclass by field, whose names get a prefix."""
+    return {prefix + field.name: field.default for field in dataclasses.fields(config)}
+
+
+def property_table(rows: Iterable[Property], values: Mapping[str, object]) -> str:
+    """Format properties with their meaning, allowed values and default."""
+    cells = [(f"`{row.name}`", row.doc, row.kind.allowed, default_text(values.get(row.field))) for row in rows]
+    return table(("property", "meaning", "values", "default"), cells)
+
+
+def default_text(value: object) -> str:
+    """Format a default; "" for None or a required field."""
+    if value is None or value is dataclasses.MISSING:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Format a table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(markdown())
