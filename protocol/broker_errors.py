@@ -66,6 +66,7 @@ class ErrorCode(IntEnum):
     _row: dict[str, Any]
 
     def __new__(cls, code: int, text: str, row: dict[str, Any] = _NOTHING) -> ErrorCode:
+        """Make a member that is the code as an int."""
         member = int.__new__(cls, code)
         member._value_ = code
         member._row = {"text": text, **row}

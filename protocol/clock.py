@@ -46,12 +46,15 @@ class PausableClock(Clock):
         self._stands_from_s = float("inf")
 
     def now_s(self) -> float:
+        """Return the monotonic time."""
         return min(self._clock.now_s(), self._stands_from_s) - self._missed_s
 
     def wall_ms(self) -> int:
+        """Return the time since 1970."""
         return self._clock.wall_ms()
 
     def sleep_s(self, seconds: float) -> None:
+        """Wait."""
         self._clock.sleep_s(seconds)
 
     def pause(self) -> None:
@@ -81,12 +84,15 @@ class StoppableClock(Clock):
         self.stopped = False
 
     def now_s(self) -> float:
+        """Return the monotonic time; infinity once stopped."""
         return float("inf") if self.stopped else self._clock.now_s()
 
     def wall_ms(self) -> int:
+        """Return the time since 1970."""
         return self._clock.wall_ms()
 
     def sleep_s(self, seconds: float) -> None:
+        """Wait, unless stopped."""
         if not self.stopped:
             self._clock.sleep_s(seconds)
 

@@ -217,10 +217,12 @@ class AdminFailed(KafkaError):
 
     @property
     def errors(self) -> dict[Any, KafkaError]:
+        """Return the error of each failed resource."""
         return dict(self.context["errors"])
 
     @property
     def results(self) -> dict[Any, Any]:
+        """Return the results of the other resources."""
         return dict(self.context["results"])
 
 

@@ -188,8 +188,10 @@ class Connection:
                 self._authenticate(self._authenticator, deadline)
 
     def _authenticate(self, authenticator: Authenticator, deadline: Deadline) -> None:
-        """Authenticate, or reauthenticate (KIP-368). The caller holds `_sending`: the broker accepts no other request
-        until the end of the exchange, but still replies to those in flight."""
+        """Authenticate, or reauthenticate (KIP-368). The caller holds `_sending`.
+
+        The broker accepts no other request until the end of the exchange, but still replies to those in flight.
+        """
         with self._closed_when_broken():
             self._session = authenticator.authenticate(self.address, self._ask, deadline, self._session)
         after_s = self._session.renewed_after_s

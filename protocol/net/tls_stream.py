@@ -116,7 +116,7 @@ class TLSStream(ByteStream):
         return True
 
     def close(self) -> None:
-        # Send close_notify if possible without blocking.
+        """Close the socket, after `close_notify` if it can be sent without blocking."""
         with self._lock, contextlib.suppress(OSError):
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()

@@ -88,10 +88,10 @@ class ProducerSession(Protocol):
         """
 
     def before_produce(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Called before records are sent to these partitions; a transaction adds the new ones."""
+        """Prepare to send records to these partitions; a transaction adds the new ones."""
 
     def failed(self, error: KafkaError) -> None:
-        """Called when a write has failed; a transaction can then only be aborted."""
+        """Take note that a write has failed; a transaction can then only be aborted."""
 
 
 class AnonymousSession:

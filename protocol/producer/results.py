@@ -185,8 +185,10 @@ class SentColumns:
         return dict(sorted(found.items()))
 
     def columns(self, deadline: Deadline | None = None) -> pa.RecordBatch:
-        """Wait, and return the columns of `result`, with offset -1 for rows that were not written (partition -1 for
-        rows too large to send)."""
+        """Wait, and return the columns of `result`, with offset -1 for rows that were not written.
+
+        Rows too large to send have the partition -1.
+        """
         self._wait(deadline)
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()

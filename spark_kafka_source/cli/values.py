@@ -19,6 +19,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert the text, as click requires."""
         try:
             return self._parse(value)
         except ValueError as error:

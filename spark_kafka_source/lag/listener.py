@@ -125,17 +125,19 @@ class LagListener(StreamingQueryListener):
             return {query: lag for query, (_, lag) in self._latest.items()}
 
     def onQueryStarted(self, event: Any) -> None:
-        pass
+        """Do nothing; Spark requires the method."""
 
     def onQueryIdle(self, event: Any) -> None:
-        pass
+        """Do nothing; Spark requires the method."""
 
     def onQueryTerminated(self, event: Any) -> None:
+        """Forget the query."""
         with self._lock:
             self._running.pop(str(event.id), None)
             self._forget_ended()
 
     def onQueryProgress(self, event: Any) -> None:
+        """Report the lag after a batch. Runs in Spark's listener thread."""
         try:
             progress = json.loads(event.progress.json)
         except Exception:
