@@ -1,8 +1,7 @@
-"""A consumer that polls, for who comes from Java's `KafkaConsumer`: `subscribe` or `assign`, then `poll` in a loop.
+"""A consumer that polls, after Java's `KafkaConsumer`: `subscribe` or `assign`, then call `poll` in a loop.
 
-Not thread-safe, except `wakeup`: a call raises `UsageError` while another thread is in one. It fetches, keeps its place
-in the group and commits in threads of its own; rebalances are taken up, and listeners and callbacks called, only within
-`poll`, `commit_sync` and `close`.
+Fetches, heartbeats and commits run in background threads. Rebalances, listeners and callbacks run only in calls of the
+user, in the user's thread.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from protocol.records.decode import ALL_COLUMNS
 
 log = logging.getLogger(__name__)
 
-# A poll that waits looks so often for rebalances, wake-ups and answers to commits.
+# Interval at which a waiting poll checks for rebalances, wake-ups and completed commits.
 _CHECK_INTERVAL_MS = 50
 _MAX_POLL_ROWS = 500
 
@@ -49,7 +48,7 @@ Batches = dict[TopicPartition, list[pa.RecordBatch]]
 
 
 def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
-    """Raises `UsageError` after `close`, and while another thread uses the consumer."""
+    """Raise `UsageError` after `close`, and while another thread uses the consumer."""
 
     @wraps(method)
     def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
@@ -62,7 +61,34 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
 
 
 class KafkaConsumer:
-    """`columns`: as of `Consumer`. Raises `KafkaError` in `poll` when it cannot be a member of its group for good."""
+    """A consumer that reads topics as a member of a group, or assigned partitions.
+
+    Not thread-safe, except `wakeup`: a call raises `UsageError` while another thread is in a call. Also a context
+    manager that calls `close`.
+
+    Parameters
+    ----------
+    client : Client or mapping, optional
+        A `Client`, which stays open after `close`; or its properties in Kafka's names, such as `bootstrap.servers`.
+    config : GroupConsumerConfig or mapping, optional
+        A `GroupConsumerConfig`, or consumer properties such as `group.id` and `auto.offset.reset`.
+    columns : collection of str
+        Names of the columns to decode; fewer columns are faster. By default all:
+        `key`, `value`, `offset`, `timestamp_ms`, `timestamp_type`, `headers`.
+    **properties
+        More properties, with `_` for `.`; see `open_client`.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is unknown or invalid.
+
+    Notes
+    -----
+    Errors that end the membership, such as missing ACLs, are raised by `poll`. With `enable.auto.commit` (the default)
+    the positions of the last `poll` are committed every `auto.commit.interval.ms`, before partitions are revoked, and
+    by `unsubscribe` and `close`.
+    """
 
     def __init__(
         self,
@@ -81,7 +107,7 @@ class KafkaConsumer:
         self._listener = ConsumerRebalanceListener()
         self._subscription = TopicSubscription()
         self._woken = threading.Event()
-        # What was wrong behind the records of the last poll.
+        # An error of a partition, which the next poll raises, since this one returns records.
         self._error: KafkaError | None = None
         # The first exception of the user's listener or callbacks that no call has raised yet.
         self._user_error: Exception | None = None
@@ -104,9 +130,22 @@ class KafkaConsumer:
         *,
         re2: str | None = None,
     ) -> None:
-        """To topics by name, or to all whose whole name matches. Joins the group with the next `poll`.
+        """Subscribe to topics instead of any former ones; the next `poll` joins the group.
 
-        `re2`: the pattern as brokers match it (Java's `SubscriptionPattern`), with `group.protocol=consumer`.
+        Parameters
+        ----------
+        topics : collection of str or re.Pattern
+            Names of topics, or a pattern that matches whole names; internal topics never match.
+        listener : ConsumerRebalanceListener, optional
+            Called when partitions are assigned, revoked or lost.
+        re2 : str, optional
+            The pattern in RE2 syntax, to be matched by brokers (Java's `SubscriptionPattern`), with
+            `group.protocol=consumer`.
+
+        Raises
+        ------
+        UsageError
+            Partitions are assigned by `assign`, or `group.id` is not set.
         """
         if isinstance(topics, re.Pattern):
             self._subscription = TopicSubscription(pattern=topics, re2=re2)
@@ -116,15 +155,28 @@ class KafkaConsumer:
             self._membership.subscribe(self._subscription)
         else:
             if self._streams.partitions:
-                raise UsageError("partitions are assigned by hand; unsubscribe first")
+                raise UsageError("partitions are assigned with assign; call unsubscribe first")
             self._join()
         self._listener = listener or ConsumerRebalanceListener()
 
     @_single_threaded
     def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Reads exactly these, without a group that shares them. Those that are read already go on."""
+        """Read exactly these partitions, without group membership.
+
+        Partitions that were assigned before continue at their positions.
+
+        Parameters
+        ----------
+        partitions : collection of (str, int)
+            Pairs of topic and partition number.
+
+        Raises
+        ------
+        UsageError
+            Topics are subscribed.
+        """
         if self._membership is not None:
-            raise UsageError("topics are subscribed to; unsubscribe first")
+            raise UsageError("topics are subscribed; call unsubscribe first")
         self._member = NO_MEMBER
         before = self._streams.partitions
         self._streams.drop(before - set(partitions))
@@ -132,7 +184,13 @@ class KafkaConsumer:
 
     @_single_threaded
     def unsubscribe(self) -> None:
-        """From everything; leaves the group. What was polled is committed before, with `enable.auto.commit`."""
+        """Commit with `enable.auto.commit`, leave the group, and drop all partitions.
+
+        Raises
+        ------
+        Exception
+            The first exception of the listener or a callback.
+        """
         self._leave()
         self._subscription = TopicSubscription()
         self._raise_user_error()
@@ -140,24 +198,50 @@ class KafkaConsumer:
     @property
     @_single_threaded
     def subscription(self) -> TopicSubscription:
+        """Return the subscription; without names and pattern if there is none."""
         return self._subscription
 
     @property
     @_single_threaded
     def assignment(self) -> frozenset[TopicPartition]:
+        """Return the assigned partitions."""
         return self._streams.partitions
 
     # -- reading ------------------------------------------------------------------------------
 
     @_single_threaded
     def poll(self, timeout_ms: float) -> ConsumerRecords:
-        """Records of the assigned partitions, at most a few thousand; none when none came in time.
+        """Return records of the assigned partitions.
 
-        Takes longer where partitions begin to be read, or a listener does. A partition without a leader begins in a
-        later call, and holds up no other. Raises `WakeUp`, what reading a partition
-        raises (once; the others go on), the first exception of a listener (once, after the rebalance: the member goes
-        on), and, once, which topics nobody can be assigned since this member leads its group and has no right to know
-        of them.
+        Parameters
+        ----------
+        timeout_ms : float
+            Maximum wait for records. Starts of partitions and listeners may take longer.
+
+        Returns
+        -------
+        ConsumerRecords
+            Record batches by partition, a few thousand records at most; empty after the timeout.
+
+        Raises
+        ------
+        WakeUp
+            `wakeup` was called.
+        BrokerError
+            A partition cannot be read, or this member leads the group and has no Describe ACL for a subscribed topic.
+            Raised once; other partitions continue.
+        DataLoss
+            The position of a partition is not in the log, and `auto.offset.reset` is `none`.
+        NoOffset
+            A partition has no committed offset, and `auto.offset.reset` is `none`.
+        KafkaError
+            The consumer cannot be a member of the group.
+        Exception
+            The first exception of the listener or a callback in a rebalance; the consumer stays a member.
+
+        Notes
+        -----
+        A partition without a leader starts in a later call, and does not delay other partitions.
         """
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -170,7 +254,7 @@ class KafkaConsumer:
             try:
                 if self._still_owned():
                     self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
-                # This process may have slept, and the partitions may be another member's.
+                # The process may have been suspended, and the partitions assigned to another member.
                 if batches and self._still_owned():
                     return ConsumerRecords(batches)
             except BaseException:  # such as Ctrl-C
@@ -181,7 +265,7 @@ class KafkaConsumer:
                 return ConsumerRecords({})
 
     def _update_assignment(self, deadline: Deadline) -> None:
-        """With the group: what has to be given up, what is new; commits that are due."""
+        """Handle rebalances and completed commits, and start automatic commits."""
         if (error := self._error) is not None:
             self._error = None
             raise error
@@ -190,7 +274,7 @@ class KafkaConsumer:
             membership.progress()
             if (authorization_error := membership.take_authorization_error()) is not None:
                 raise authorization_error
-            # An interrupt may have come when the member had taken partitions, and before they were added here.
+            # The second condition: an interrupt may have prevented partitions of the membership from being added here.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._streams):
                 assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
                 if assignment.member.is_in_group:
@@ -209,7 +293,7 @@ class KafkaConsumer:
             self._user_error = self._user_error or error
 
     def _raise_user_error(self) -> None:
-        """Raises what `_call_user_code` has kept, once."""
+        """Raise the first exception that `_call_user_code` has caught, once."""
         if (raised := self._user_error) is not None:
             self._user_error = None
             raise raised
@@ -231,25 +315,29 @@ class KafkaConsumer:
             rows += batch.num_rows
 
     def _rewind(self, batches: Batches) -> None:
-        """Has them read again: the position of records that no `poll` returned must not be committed."""
+        """Seek back to records that `poll` does not return: their offsets must not be committed."""
         for key, (first, *_) in batches.items():
             self._streams.seek(key, first.column("offset")[0].as_py())
 
     def _still_owned(self) -> bool:
-        """Not while only the coordinator knows (KIP-848): after a long sleep the member asks it."""
+        """Return True if the partitions are surely this member's.
+
+        In the consumer protocol only the coordinator knows after a long pause (KIP-848); then this is false until it
+        responds.
+        """
         if self._membership is None:
             return True
         self._membership.progress()
         return self._membership.assignment_lost is None and self._membership.member.keeps_assignment_of(self._member)
 
     def wakeup(self) -> None:
-        """From any thread: `poll`, this one or the next, raises `WakeUp`."""
+        """Make the present or the next `poll` raise `WakeUp`. Thread-safe."""
         self._woken.set()
 
     # -- rebalances ---------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """With the next `poll`."""
+        """Create a member, which joins with the next `poll`."""
         self._membership = Membership(self._client, self._config.consumer, self._subscription, self._commits.set_member)
 
     def _on_revocation(self, revocation: Revocation) -> None:
@@ -267,7 +355,7 @@ class KafkaConsumer:
             self._call_user_code(self._listener.on_partitions_assigned, added)
 
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Before they are given up: the last commits, also those that the listener does not wait for."""
+        """Commit positions, call the listener, and wait for commits in flight, before partitions are released."""
         limit_ms = self._client.config.request_timeout_ms
         self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
         if partitions and self._membership is not None:
@@ -275,7 +363,7 @@ class KafkaConsumer:
         self._call_user_code(self._commits.await_pending, deadline.at_most_ms(limit_ms))
 
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """If commits are automatic; others that are under way end, too."""
+        """Commit positions if commits are automatic; wait for commits in flight."""
         if self._commits.auto:
             moved = self._streams.positions(moved=True)
             try:
@@ -287,7 +375,7 @@ class KafkaConsumer:
 
     @_single_threaded
     def enforce_rebalance(self) -> None:
-        """Leaves the group at once, as `unsubscribe` does, and joins again with the next `poll`: it assigns anew."""
+        """Leave the group as `unsubscribe` does; the next `poll` rejoins, which causes a new assignment."""
         if self._membership is not None:
             self._leave(for_good=True)
             self._join()
@@ -295,14 +383,22 @@ class KafkaConsumer:
 
     @_single_threaded
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Return the member that has fetched what `poll` returned, for `send_offsets_to_transaction`.
+        """Return the member that has fetched the records, for `send_offsets_to_transaction`.
 
-        After the member has lost its partitions, this stays the old generation or epoch until it has joined again, and
-        the coordinator refuses the offsets.
+        Returns
+        -------
+        ConsumerGroupMetadata
+            After a loss of the partitions the generation or epoch is the old one until the member has rejoined, so that
+            the coordinator refuses the offsets.
+
+        Raises
+        ------
+        UsageError
+            `group.id` is not set.
         """
         group = self._config.consumer.group_id
         if group is None:
-            raise UsageError("there is no group: set group.id", settings=("group.id",))
+            raise UsageError("this consumer has no group: set group.id", settings=("group.id",))
         member = self._member if self._membership is None else self._member.updated_to(self._membership.member)
         return ConsumerGroupMetadata(group, member)
 
@@ -310,7 +406,15 @@ class KafkaConsumer:
 
     @_single_threaded
     def position(self, partition: TopicPartition) -> int:
-        """Offset of the next record that `poll` gives of it."""
+        """Return the offset of the next record that `poll` returns; wait for the start of the partition.
+
+        Raises
+        ------
+        UsageError
+            The partition is not assigned.
+        NoOffset, BrokerError, DeadlineExceeded
+            The start offset is not known.
+        """
         return self._stream(partition).position
 
     def _stream(self, partition: TopicPartition) -> PartitionConsumer:
@@ -319,7 +423,13 @@ class KafkaConsumer:
 
     @_single_threaded
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """The next record is the one at `offset`, or the first after it."""
+        """Set the position; the next record is that at `offset` or the first after it.
+
+        Raises
+        ------
+        UsageError
+            The partition is not assigned.
+        """
         about = self._error.context if self._error is not None else {}
         if (about.get("topic"), about.get("partition")) == partition:
             self._error = None
@@ -327,12 +437,26 @@ class KafkaConsumer:
 
     @_single_threaded
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
-        """None given: of all that are assigned."""
+        """Seek to the log start offsets of these partitions, by default all assigned ones.
+
+        Raises
+        ------
+        BrokerError, DeadlineExceeded
+            An offset is not known.
+        """
         self._seek_all(self.beginning_offsets(partitions or self.assignment))
 
     @_single_threaded
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
-        """None given: of all that are assigned. With `read_committed`, to the last stable offset."""
+        """Seek to the log end offsets of these partitions, by default all assigned ones.
+
+        With `isolation.level=read_committed` the last stable offsets are used.
+
+        Raises
+        ------
+        BrokerError, DeadlineExceeded
+            An offset is not known.
+        """
         self._seek_all(self.end_offsets(partitions or self.assignment))
 
     def _seek_all(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -341,19 +465,50 @@ class KafkaConsumer:
 
     @_single_threaded
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the log start offsets.
+
+        Raises
+        ------
+        BrokerError, DeadlineExceeded
+            An offset is not known.
+        """
         return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
 
     @_single_threaded
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """With `read_committed` the last stable offsets."""
+        """Return the high watermarks; with `isolation.level=read_committed` the last stable offsets.
+
+        Raises
+        ------
+        BrokerError, DeadlineExceeded
+            An offset is not known.
+        """
         return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, LATEST)).items()}
 
     @_single_threaded
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
-        """The first record at or after a time, since 1970; None where there is none."""
+        """Return the first offset at or after a timestamp of each partition.
+
+        Parameters
+        ----------
+        times_ms : mapping of (str, int) to int
+            Milliseconds since 1970 by partition.
+
+        Returns
+        -------
+        dict of (str, int) to ListedOffset or None
+            None if there is no such record.
+
+        Raises
+        ------
+        UsageError
+            A timestamp is negative.
+        BrokerError, DeadlineExceeded
+            An offset is not known.
+        """
         for (topic, partition), time_ms in times_ms.items():
             if time_ms < 0:
-                raise UsageError(f"{topic}-{partition}: {time_ms} is no time")
+                raise UsageError(f"{topic}-{partition}: {time_ms} is not a timestamp")
         return {key: each if each.offset >= 0 else None for key, each in self._list(times_ms).items()}
 
     def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
@@ -361,52 +516,81 @@ class KafkaConsumer:
 
     @_single_threaded
     def current_lag(self, partition: TopicPartition) -> int | None:
-        """How many offsets its position is behind what can be read; None before the first reply."""
+        """Return the offsets between the position and the end of readable data; None before the first fetch."""
         return self._stream(partition).lag
 
     @_single_threaded
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """`poll` gives nothing of these until `resume`."""
+        """Stop fetching these partitions until `resume`; raise `UsageError` if one is not assigned."""
         self._streams.pause(partitions)
 
     @_single_threaded
     def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Fetch paused partitions again; raise `UsageError` if one is not assigned."""
         self._streams.resume(partitions)
 
     @property
     @_single_threaded
     def paused(self) -> frozenset[TopicPartition]:
+        """Return the paused partitions."""
         return self._streams.paused
 
     # -- commits ------------------------------------------------------------------------------
 
     @_single_threaded
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
-        """The group's offsets; None where there is none."""
+        """Return the group's committed offset of each partition; None if it has none.
+
+        Raises
+        ------
+        UsageError
+            `group.id` is not set.
+        BrokerError, DeadlineExceeded
+            The offsets could not be fetched.
+        """
         self.group_metadata()
         found = fetch_group_offsets(self._client, self._config, partitions, self._client.deadline())
         return {key: found.get(key) for key in partitions}
 
     @_single_threaded
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
-        """Commit these offsets, None: the positions of all partitions, and wait. Always asks the coordinator.
+        """Commit offsets and wait. A request is sent also for unchanged offsets.
+
+        Parameters
+        ----------
+        offsets : mapping of (str, int) to CommittedOffset, optional
+            `CommittedOffset` by partition; None: the positions of all partitions.
+        timeout_ms : float, optional
+            Maximum wait; None: `default.api.timeout.ms`.
 
         Raises
         ------
         CommitFailed
-            The partitions are another member's now, or the coordinator refuses an offset or does not answer in time.
-            An unknown topic is refused after ten seconds. The other offsets are committed.
+            The partitions are assigned to another member, or an offset was refused or not committed in time. An unknown
+            topic is refused after 10 s. Other offsets are committed.
+        UsageError
+            `group.id` is not set.
         """
         self._commit(self._streams.positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
         self._commits.run_callbacks()
 
     @_single_threaded
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
-        """Do the same without waiting.
+        """Commit offsets in the background.
 
-        `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`; with an error also if the
-        coordinator has not answered within `request.timeout.ms`. The commit is retried after that, too, until a later
-        commit replaces it.
+        Parameters
+        ----------
+        offsets : mapping of (str, int) to CommittedOffset, optional
+            `CommittedOffset` by partition; None: the positions of all partitions.
+        callback : callable, optional
+            `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`. `error` is None or
+            `CommitFailed`, also if the coordinator has not responded within `request.timeout.ms`; the commit is retried
+            nevertheless, until a later commit replaces it.
+
+        Raises
+        ------
+        UsageError
+            `group.id` is not set.
         """
         offsets = self._streams.positions() if offsets is None else offsets
         try:
@@ -419,8 +603,11 @@ class KafkaConsumer:
                 self._commits.add_callback(offsets, callback)
 
     def _commit_in_background(self) -> None:
-        """As a member only what has moved. Brokers forget the offsets of a group without members in time."""
-        with suppress(CommitFailed):  # the next `poll` tells of the lost partitions
+        """Commit the changed positions of a member, or all positions without membership.
+
+        Brokers delete the offsets of a group without members in time, so these are repeated.
+        """
+        with suppress(CommitFailed):  # the next `poll` reports lost partitions
             self._commit_async(self._streams.positions(moved=self._membership is not None))
 
     def _commit(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
@@ -429,16 +616,24 @@ class KafkaConsumer:
 
     def _commit_async(self, offsets: Offsets) -> None:
         if self._membership is not None:
-            self._membership.progress()  # also finds out whether this process has slept for too long
+            self._membership.progress()  # also detects that this process was suspended
         self._commits.commit_async(offsets, self._member)
         self._streams.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Commits with `enable.auto.commit`, leaves the group, and ends all threads. May be called again.
+        """Commit with `enable.auto.commit`, leave the group, and end all threads. Further calls have no effect.
 
-        timeout_ms : how long brokers may take to answer; None: `default.api.timeout.ms`.
+        Parameters
+        ----------
+        timeout_ms : float, optional
+            Maximum wait for brokers; None: `default.api.timeout.ms`.
+
+        Raises
+        ------
+        Exception
+            The first exception of the listener or a callback, after everything is closed.
         """
         if self._closing:
             return
@@ -446,7 +641,7 @@ class KafkaConsumer:
         with self._acquire():
             self._closing = True
             try:
-                self._leave(deadline=deadline)  # while it is open yet: the listener may commit
+                self._leave(deadline=deadline)  # still open, since the listener may commit
             finally:
                 self._closed = True
                 self._streams.close(deadline)
@@ -458,16 +653,16 @@ class KafkaConsumer:
 
     @contextmanager
     def _acquire(self) -> Iterator[None]:
-        """By one thread at a time: else what a poll reads might be committed before anybody has seen it."""
+        """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
         if not self._in_use.acquire(blocking=False):
-            raise UsageError("another thread uses this consumer: it is for one thread, except wakeup")
+            raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
         try:
             yield
         finally:
             self._in_use.release()
 
     def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
-        """`for_good`: None: a static member's partitions wait for it."""
+        """Revoke all partitions and leave the group; see `Membership.close` for `for_good`."""
         deadline = deadline or self._client.deadline()
         partitions = self._streams.partitions
         try:
@@ -476,6 +671,6 @@ class KafkaConsumer:
             self._streams.drop(partitions)
             if self._membership is not None:
                 self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
-            # `_member` stays: what was fetched under it is not to be committed as no member.
+            # `_member` stays: records fetched as a member must not be committed without one.
             self._membership = None
             self._commits.set_member(NO_MEMBER)

@@ -101,7 +101,7 @@ def test_offsets_by_timestamp_equal_librdkafkas(
     assert found is not None
     assert (found.offset, found.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
     assert (ours[orders, 1], none.offset) == (None, other.OFFSET_END)
-    with pytest.raises(UsageError, match="no time"):
+    with pytest.raises(UsageError, match="not a timestamp"):
         new_consumer().offsets_for_times({(orders, 0): -1})
 
 

@@ -154,7 +154,7 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
     monkeypatch.setattr(GroupStreams, "poll", seen_by_another_thread)
     ours.poll(0)
     assert len(told) >= 20
-    assert set(told.values()) == {"another thread uses this consumer: it is for one thread, except wakeup"}, told
+    assert set(told.values()) == {"another thread uses this consumer, which is not thread-safe except wakeup"}, told
 
 
 def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewConsumer) -> None:
