@@ -1,7 +1,7 @@
-"""A member of a group that calls a handler for each partition it is given: sarama's `ConsumerGroup`.
+"""A member of a group that calls a handler for each assigned partition: sarama's `ConsumerGroup`.
 
-`consume` runs one session in the caller's thread: it goes along with the group's rebalances and commits what handlers
-have marked. Each claim has a thread of its own, in which the handler reads it.
+`consume` runs one session in the caller's thread: it handles rebalances, and commits marked offsets. Each claim has a
+thread, in which the handler reads it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ Handles = Callable[[KafkaError], None]
 
 
 class ConsumerGroupHandler(Protocol):
-    """What the user gives. Whatever it raises ends the session, and is raised by `consume`."""
+    """The user's part of a session. An exception of any method ends the session, and is raised by `consume`."""
 
     def setup(self, session: ConsumerGroupSession) -> None:
-        """Before any claim is read. `session.reset_offset` says where to begin instead."""
+        """Prepare a session, before any claim is read, in the thread of `consume`.
+
+        `session.reset_offset` sets start offsets.
+        """
 
     def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-        """Reads one claim until that ends, in a thread of its own. To return earlier ends the session."""
+        """Read one claim until it ends, in the thread of this claim. An earlier return ends the session."""
 
     def cleanup(self, session: ConsumerGroupSession) -> None:
-        """After all claims have ended, and before what is marked is committed for the last time."""
+        """Finish a session in the thread of `consume`, after the end of all claims and before the last commit."""
 
 
 def _log(error: KafkaError) -> None:
@@ -53,12 +56,32 @@ def _log(error: KafkaError) -> None:
 
 
 class ConsumerGroup:
-    """One member of `config.consumer.group_id`.
+    """A member of the group `group.id` that reads partitions in threads.
 
-    `columns`: as of `Consumer`. `on_error` hears what goes wrong and ends nothing, such as a commit that is refused, or
-    topics that nobody can be assigned since this member leads and may not know of them (sarama's `Errors`), in any of
-    the threads; by default it is logged. `close`, `pause` and `resume` may be called from any thread, `close`
-    also in a signal handler.
+    Also a context manager that calls `close`. `close`, `pause` and `resume` are thread-safe, and `close` may be called
+    in a signal handler; the other methods are for one thread.
+
+    Parameters
+    ----------
+    client : Client or mapping, optional
+        A `Client`, which stays open after `close`; or its properties in Kafka's names, such as `bootstrap.servers`.
+    config : GroupConsumerConfig or mapping, optional
+        A `GroupConsumerConfig`, or consumer properties such as `group.id`.
+    columns : collection of str
+        Names of the columns to decode, see `KafkaConsumer`.
+    on_error : callable
+        Called with errors that do not end the session (sarama's `Errors`), in the thread in which they occur: refused
+        commits, lasting failures of brokers, and subscribed topics without a Describe ACL if this member leads the
+        group. By default they are logged.
+    **properties
+        More properties, with `_` for `.`; see `open_client`.
+
+    Raises
+    ------
+    UsageError
+        `group.id` is not set.
+    ConfigurationError
+        A property is unknown or invalid.
     """
 
     def __init__(
@@ -80,7 +103,7 @@ class ConsumerGroup:
         self._subscription: TopicSubscription | None = None
         self._membership: Membership | None = None
         self._closed = False
-        # Reentrant, for a signal handler that calls `close` in the thread of `consume` or of another `close`.
+        # Reentrant, since a signal handler may call `close` in the thread of `consume` or of another `close`.
         self._in_use = threading.RLock()
         self._acquired = self._releasing = False
         self._thread_local = threading.local()
@@ -92,16 +115,34 @@ class ConsumerGroup:
         self.close()
 
     def consume(self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler) -> EndReason:
-        """Joins, waits for claims, and runs one session; why that has ended. The caller calls it again until `closed`.
+        """Join the group, wait for claims, and run one session. Call it repeatedly until `closed`.
 
-        A pattern is matched with whole names of topics. Raises what the handler raises, and `KafkaError` when this
-        cannot be a member of the group for good.
+        Parameters
+        ----------
+        topics : collection of str or re.Pattern
+            Names of topics, or a pattern that matches whole names.
+        handler : ConsumerGroupHandler
+            Called for the session and its claims.
+
+        Returns
+        -------
+        EndReason
+            The reason why the session has ended.
+
+        Raises
+        ------
+        UsageError
+            This object is closed, or another call of `consume` is running.
+        KafkaError
+            The consumer cannot be a member of the group.
+        Exception
+            The first exception of the handler.
         """
         if self.closed:
             raise UsageError("this ConsumerGroup is closed")
         with self._acquire(wait=False) as free:
             if not free:
-                raise UsageError("this ConsumerGroup is consuming already")
+                raise UsageError("another call of consume is running")
             try:
                 membership = self._subscribed(topics)
                 while not self.closed:
@@ -133,41 +174,44 @@ class ConsumerGroup:
             self._on_error(authorization_error)
 
     def _on_revocation_between_sessions(self, revocation: Revocation) -> None:
-        """Between two sessions nothing is read; what could not be committed by now is for others to read again."""
+        """Drop uncommitted offsets: the next owner reads these records again."""
         assert self._membership is not None
         self._commits.retain(self._membership.owned - revocation.partitions)
 
     # -- steering -----------------------------------------------------------------------------
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Nothing of these claims is read or fetched until `resume`, or until they are claimed anew."""
+        """Stop fetching these partitions until `resume` or the next assignment. Thread-safe."""
         self._streams.pause(partitions)
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Fetch paused partitions again. Thread-safe."""
         self._streams.resume(partitions)
 
     def pause_all(self) -> None:
+        """Pause all claims. Thread-safe."""
         for key in self._streams.partitions:
             with suppress(UsageError):  # a rebalance may drop some meanwhile
                 self._streams.pause([key])
 
     def resume_all(self) -> None:
+        """Resume all claims. Thread-safe."""
         for key in self._streams.partitions:
             with suppress(UsageError):
                 self._streams.resume([key])
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return True if `close` was called."""
         return self._closed
 
     def close(self) -> None:
-        """End the session, wait for its handlers, commit, and leave the group. May be called again.
+        """End the session, wait for its handlers, commit, and leave the group. Further calls have no effect.
 
         Notes
         -----
-        In a handler's thread, or in a signal handler that interrupts `consume`, this call cannot wait: `consume` does
-        all of it before it returns.
+        In a thread of a handler, or in a signal handler that interrupts `consume`, this call does not wait: `consume`
+        completes the work before it returns.
         """
         self._closed = True
         if not getattr(self._thread_local, "is_handler", False):
@@ -176,19 +220,19 @@ class ConsumerGroup:
 
     @contextmanager
     def _acquire(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold this group for one call; whether it was free. The call that ends after `close` releases everything."""
+        """Yield True if no other call holds this object. The call that ends after `close` releases all resources."""
         if not self._in_use.acquire(blocking=wait):
             yield False
             return
         try:
-            if self._acquired:  # by this thread: a signal handler runs within another call
+            if self._acquired:  # by this thread: a signal handler has interrupted a call
                 yield False
                 return
             self._acquired = True
             try:
                 yield True
             finally:
-                self._acquired = False  # before the look at `closed`: a later `close` does not rely on this call
+                self._acquired = False  # before `closed` is checked: a later `close` releases resources
                 if self.closed and not self._releasing:
                     self._release()
         finally:
@@ -208,7 +252,7 @@ class ConsumerGroup:
 
 
 class _SessionRun:
-    """One session, from `setup` to `cleanup`, in the thread of `consume`; each claim has one of its own."""
+    """One session from `setup` to `cleanup`, in the thread of `consume`; each claim has its own thread."""
 
     def __init__(
         self, owner: ConsumerGroup, membership: Membership, handler: ConsumerGroupHandler, assignment: Assignment
@@ -233,20 +277,20 @@ class _SessionRun:
             while not session.ended.wait(_CHECK_INTERVAL_S):
                 self._check()
         finally:
-            self._end(EndReason("it was interrupted"))
+            self._end(EndReason("the session was interrupted"))
         if self._raised:
             raise self._raised[0]
         assert session.end_reason is not None
         return session.end_reason
 
     def _check(self) -> None:
-        """What there is to do from time to time."""
+        """Run the periodic work: callbacks, rebalances, automatic commits, starts of partitions."""
         self._commits.run_callbacks()
         self._owner._report_authorization_error(self._membership)
         if self._owner.closed:
             return self._session.end(EndReason("this ConsumerGroup was closed"))
         if not self._threads:
-            self._membership.progress()  # there is nobody else to say so
+            self._membership.progress()  # no handler does it
         if self._membership.rebalance_pending is not None:
             assignment = self._membership.poll_rebalance(self._client.deadline(0), self._on_revocation)
             if not self._session.ended.is_set():
@@ -257,7 +301,7 @@ class _SessionRun:
             self._begin()
 
     def _add_assigned(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
-        """Add claims. Each gets a thread when it begins."""
+        """Add claims. Each gets a thread when it starts."""
         if not partitions:
             return
         self._session.add_claims(partitions, member)
@@ -268,7 +312,7 @@ class _SessionRun:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin to read the claims that have a leader, each in a thread; the others do so later."""
+        """Start claims whose partitions have a leader, each in a thread; others start later."""
         try:
             self._streams.start_added(self._client.deadline())
         except DeadlineExceeded as error:
@@ -302,7 +346,7 @@ class _SessionRun:
     # -- the end of claims --------------------------------------------------------------------
 
     def _on_revocation(self, revocation: Revocation) -> None:
-        """Claims end, and what is marked of them is committed while they are this member's."""
+        """End claims, and commit their marked offsets before the partitions are released."""
         if revocation.lost or revocation.partitions >= self._streams.partitions:
             self._end(revocation.reason, lost=revocation.lost)
         else:
@@ -312,7 +356,7 @@ class _SessionRun:
         self._commits.retain(self._membership.owned - revocation.partitions)
 
     def _end(self, reason: EndReason, *, lost: bool = False) -> None:
-        """Of the whole session: handlers return, `cleanup`, the last commit."""
+        """End the session: handlers return, `cleanup` is called, and marked offsets are committed."""
         if self._cleaned:
             return
         self._cleaned = True
@@ -333,8 +377,8 @@ class _SessionRun:
             thread.join(deadline.remaining_s())
             if thread.is_alive():
                 log.warning(
-                    "the handler of %s goes on %g s after its claim has ended (%s): the group goes on without this "
-                    "member, and what is marked from now on is not committed; return sooner, or raise "
+                    "the handler of %s has not returned %g s after the end of its claim (%s): the group continues "
+                    "without this member, and offsets marked from now on are not committed; return sooner, or raise "
                     "max.poll.interval.ms",
                     thread.name,
                     limit_ms / 1000,
@@ -343,7 +387,7 @@ class _SessionRun:
                 thread.join()
 
     def _commit_marked(self) -> None:
-        """Unless that is for the handler to do."""
+        """Commit marked offsets if commits are automatic."""
         if not self._commits.auto:
             return
         try:

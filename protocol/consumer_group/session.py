@@ -1,6 +1,6 @@
-"""A session of a consumer group, and its claims: what a handler sees. sarama's `ConsumerGroupSession` and `-Claim`.
+"""Sessions, claims and marked offsets of a consumer group: sarama's `ConsumerGroupSession` and `ConsumerGroupClaim`.
 
-Made by `consumer_group`; a handler's threads call it.
+Created by `consumer_group`, and used in the threads of a handler.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 
-# A claim that waits for records says so often that its member is alive.
+# Interval at which a waiting claim restarts `max.poll.interval.ms`.
 _MAX_WAIT_MS = 500
 _CHECK_INTERVAL_S = 0.05
 
 
 class ConsumerGroupSession:
-    """From when this member has got claims until a rebalance takes all of them away, or something else ends it.
+    """The time from the first claims of a member until all are revoked, an error occurs, or the group is closed.
 
-    A cooperative rebalance that leaves it some claims does not end it: those go on without a pause.
+    A cooperative rebalance that leaves some claims does not end the session: those claims continue. Thread-safe.
 
     Attributes
     ----------
-    ended : set when it is over, and handlers are to return (sarama's context). `end_reason`: why; None before.
+    ended : Event
+        Set when the session ends: handlers must return (sarama's context).
+    end_reason : EndReason or None
+        The reason of the end; None before.
     """
 
     def __init__(self, client: Client, membership: Membership, commits: Commits, assignment: Assignment) -> None:
@@ -51,7 +54,7 @@ class ConsumerGroupSession:
 
     @property
     def claims(self) -> dict[str, list[int]]:
-        """Partitions by topic."""
+        """Return the claimed partition numbers by topic."""
         by_topic: dict[str, list[int]] = {}
         for topic, partition in sorted(self._claimed_partitions):
             by_topic.setdefault(topic, []).append(partition)
@@ -59,37 +62,80 @@ class ConsumerGroupSession:
 
     @property
     def member(self) -> GroupMember:
-        """The member that has these claims: in its present generation or epoch, or in the last one that had them."""
+        """Return the member with these claims, in its latest generation or epoch that had them."""
         return self._member.updated_to(self._membership.member)
 
     @property
     def member_id(self) -> str:
+        """Return the member id."""
         return self.member.member_id
 
     @property
     def generation_id(self) -> int:
-        """Generation of the classic protocol, else the member's epoch. Moves on while the session lasts."""
+        """Return the generation of the classic protocol, or the member epoch; it may increase within a session."""
         return self.member.generation_id_or_member_epoch
 
     # -- offsets ------------------------------------------------------------------------------
 
     def mark_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
-        """All before `offset` is handled. Only forward: an earlier offset than before changes nothing.
+        """Mark all records before `offset` as processed; a lower offset than before has no effect.
 
-        It is committed within `auto.commit.interval.ms`, before the partition is revoked, and by `commit`.
+        Marked offsets are committed every `auto.commit.interval.ms`, before the partition is revoked, and by `commit`.
+
+        Parameters
+        ----------
+        topic, partition : str, int
+            A claimed partition.
+        offset : int
+            Offset of the next record to process.
+        metadata : str
+            Free text, committed with the offset.
+
+        Raises
+        ------
+        UsageError
+            The partition is not claimed in this session.
         """
         self._mark((topic, partition), CommittedOffset(offset, metadata=metadata), self._marked.mark)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
-        """As `mark_offset`, only backward. In `setup` it also says where the claim begins."""
+        """Mark an offset that is lower than before; a higher one has no effect.
+
+        In `ConsumerGroupHandler.setup` it sets the start offset of the claim.
+
+        Parameters
+        ----------
+        topic, partition : str, int
+            A claimed partition.
+        offset : int
+            Offset of the next record to process.
+        metadata : str
+            Free text, committed with the offset.
+
+        Raises
+        ------
+        UsageError
+            The partition is not claimed in this session.
+        """
         self._mark((topic, partition), CommittedOffset(offset, metadata=metadata), self._marked.reset)
 
     def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
-        """This record and all before it are handled."""
+        """Mark this record and all before it as processed; see `mark_offset`."""
         self.mark_offset(message.topic, message.partition, message.offset + 1, metadata)
 
     def commit(self, deadline: Deadline | None = None) -> None:
-        """Commits what is marked, and waits for it. Raises `CommitFailed`."""
+        """Commit marked offsets and wait.
+
+        Parameters
+        ----------
+        deadline : Deadline, optional
+            Time limit; by default `default.api.timeout.ms` from now.
+
+        Raises
+        ------
+        CommitFailed
+            An offset was refused or not committed in time.
+        """
         self.commit_marked(deadline or self._client.deadline())
 
     def _mark(
@@ -104,19 +150,25 @@ class ConsumerGroupSession:
     # -- for `consumer_group` and the claims ----------------------------------------------------
 
     def commit_marked(self, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
-        """As `commit`. `partition_timeout_s`: how long to wait for a partition that fails alone."""
+        """Commit as `commit` does; see `OffsetManager.flush` for `partition_timeout_s`."""
         with self._lock:
             refused = self._commits.refused(self._marked.taken)
         self.commit_async()
         with self._lock:
-            marked = self._marked.taken  # what was handed on earlier may not be committed yet
+            marked = self._marked.taken  # earlier offsets may still be in flight
             again = {key: to for key, to in refused.items() if marked.get(key) == to}
             self._commits.commit_async(again, self._member)
         self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
 
     def commit_async(self) -> dict[TopicPartition, CommittedOffset]:
-        """What was marked since the last time, which is committed now. Raises `CommitFailed` when claims have ended."""
-        self._membership.progress()  # also finds out whether this process has slept for too long
+        """Commit newly marked offsets in the background, and return them.
+
+        Raises
+        ------
+        CommitFailed
+            The claims are lost.
+        """
+        self._membership.progress()  # also detects that this process was suspended
         with self._lock:
             marked = self._marked.take()
             self._commits.commit_async(marked, self._member)
@@ -132,7 +184,7 @@ class ConsumerGroupSession:
             self._marked.set_start_offset(key, offset)
 
     def add_claims(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
-        """`member`: whose they are. Who had none before may have left and joined again, and nobody had to know."""
+        """Add claims of `member`, which may differ from the former member if that owned nothing and rejoined."""
         with self._lock:
             self._member = member
             self._claimed_partitions |= set(partitions)
@@ -148,21 +200,30 @@ class ConsumerGroupSession:
         self.ended.set()
 
     def keeps_claims(self) -> bool:
-        """Whether its claims have not ended; looks at the clock."""
+        """Return True if the claims are still assigned, also by the session timeout."""
         self._membership.progress()
         return self._membership.member.keeps_assignment_of(self._member)
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether only the coordinator knows if the claims hold (KIP-848): after a long sleep the member asks it."""
+        """Return True if only the coordinator knows if the claims are valid, after a long pause (KIP-848)."""
         return self._membership.assignment_lost is not None
 
 
 class ConsumerGroupClaim:
-    """One partition of a session. Iterating yields `pyarrow.RecordBatch`es until it is revoked or the session ends.
+    """One claimed partition of a session.
 
-    Errors that do not pass are raised, as of `PartitionConsumer`; what the log has lost goes by `auto.offset.reset`,
-    and while brokers fail for long, `on_error` is told.
+    Iteration yields `pyarrow.RecordBatch` objects until the partition is revoked or the session ends. Use each claim in
+    one thread. Lost data are handled by `auto.offset.reset`; lasting failures of brokers are reported to `on_error`.
+
+    Attributes
+    ----------
+    topic : str
+        The topic.
+    partition : int
+        The partition number.
+    initial_offset : int
+        The start offset.
     """
 
     def __init__(
@@ -179,16 +240,17 @@ class ConsumerGroupClaim:
         self._stream = stream
         self._recover = recover
         self._on_error = on_error
-        # Read while only the coordinator knew whether the partition is still this member's.
+        # A batch read while the assignment was unconfirmed.
         self._withheld: pa.RecordBatch | None = None
 
     @property
     def high_water_mark(self) -> int:
-        """The offset after the last record that is replicated, as of the last reply; -1 before the first."""
+        """Return the high watermark of the last fetch response; -1 before the first one."""
         return self._stream.high_water_mark
 
     @property
     def revoked(self) -> bool:
+        """Return True if the claim has ended."""
         return self._stream.closed
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -196,7 +258,7 @@ class ConsumerGroupClaim:
             yield batch
 
     def messages(self) -> Iterator[ConsumerMessage]:
-        """The same, record by record; ends between two of them when the claim does. Slower."""
+        """Yield records as Python objects until the claim ends. Slower than record batches."""
         for batch in self:
             for message in messages_of(self.topic, self.partition, batch):
                 if self.revoked:
@@ -204,7 +266,18 @@ class ConsumerGroupClaim:
                 yield message
 
     def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
-        """The next record batch; None when none came in time (None: no limit), or the claim has ended."""
+        """Return the next record batch; None after the timeout, or if the claim has ended.
+
+        Parameters
+        ----------
+        timeout_ms : float, optional
+            Maximum wait; None: no limit.
+
+        Raises
+        ------
+        KafkaError
+            The partition cannot be read.
+        """
         session = self._session
         deadline = session._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
         while not self.revoked and session.keeps_claims():
@@ -213,7 +286,7 @@ class ConsumerGroupClaim:
                     self._withheld = self._read(min(deadline.remaining_s() * 1000, _MAX_WAIT_MS))
                 except DeadlineExceeded as error:
                     self._on_error(error)
-            # This process may have slept, and the partition may be another member's.
+            # The process may have been suspended, and the partition assigned to another member.
             if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
                 batch, self._withheld = self._withheld, None
                 return batch
@@ -232,7 +305,10 @@ class ConsumerGroupClaim:
 
 
 class MarkedOffsets:
-    """Who calls it has a lock. What is not dirty is not handed on."""
+    """Offsets that handlers have marked, by sarama's rules; dirty ones are not committed yet.
+
+    The caller holds a lock.
+    """
 
     def __init__(self) -> None:
         self._marked: dict[TopicPartition, CommittedOffset] = {}
@@ -240,16 +316,16 @@ class MarkedOffsets:
         self._taken: set[TopicPartition] = set()
 
     def set_start_offset(self, key: TopicPartition, offset: int) -> None:
-        """Where it is read from; nothing before that is marked, unless by `reset`."""
+        """Set the start offset; lower offsets are accepted by `reset` only."""
         self._marked.setdefault(key, CommittedOffset(offset))
 
     def mark(self, key: TopicPartition, to: CommittedOffset) -> None:
-        """Only forward."""
+        """Set a higher offset."""
         if key not in self._marked or to.offset > self._marked[key].offset:
             self._set(key, to)
 
     def reset(self, key: TopicPartition, to: CommittedOffset) -> None:
-        """Only backward, or to the same offset."""
+        """Set a lower or the same offset."""
         if key not in self._marked or to.offset <= self._marked[key].offset:
             self._set(key, to)
 
@@ -260,10 +336,11 @@ class MarkedOffsets:
 
     @property
     def dirty(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return offsets marked since the last `take`."""
         return {key: self._marked[key] for key in self._dirty}
 
     def take(self) -> dict[TopicPartition, CommittedOffset]:
-        """What was marked since the last time."""
+        """Return the dirty offsets, and clear them."""
         new = self.dirty
         self._dirty.clear()
         self._taken |= new.keys()
@@ -271,11 +348,11 @@ class MarkedOffsets:
 
     @property
     def taken(self) -> dict[TopicPartition, CommittedOffset]:
-        """All that was marked by the last `take`, also if an earlier one has had it."""
+        """Return all offsets returned by any `take` that have not changed since."""
         return {key: self._marked[key] for key in self._taken - self._dirty}
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """They are not this session's any more."""
+        """Remove revoked partitions."""
         for key in partitions:
             self._marked.pop(key, None)
             self._dirty.discard(key)

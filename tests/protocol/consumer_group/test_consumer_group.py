@@ -222,7 +222,7 @@ def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
         resume.set()
         ending.join(20)
         assert not ending.is_alive()
-        assert f"the handler of claim {orders}-0 goes on" in caplog.text
+        assert f"the handler of claim {orders}-0 has not returned" in caplog.text
         assert len(refused) == 1
         assert slow.cleaned == 1
     other.join(20)
