@@ -176,10 +176,12 @@ class ConsumerGroupSession:
 
     @property
     def marked(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the marked offsets that are not being committed yet."""
         with self._lock:
             return self._marked.dirty
 
     def set_start_offset(self, key: TopicPartition, offset: int) -> None:
+        """Set the start offset of a claim."""
         with self._lock:
             self._marked.set_start_offset(key, offset)
 
@@ -190,11 +192,13 @@ class ConsumerGroupSession:
             self._claimed_partitions |= set(partitions)
 
     def remove_claims(self, partitions: Collection[TopicPartition]) -> None:
+        """Remove revoked claims and their marked offsets."""
         with self._lock:
             self._claimed_partitions -= set(partitions)
             self._marked.drop(partitions)
 
     def end(self, reason: EndReason) -> None:
+        """End the session; the first reason is kept."""
         with self._lock:
             self.end_reason = self.end_reason or reason
         self.ended.set()
