@@ -15,9 +15,9 @@ from typing import Protocol
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
+from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
@@ -98,7 +98,7 @@ class ConsumerGroup:
             raise UsageError("a consumer group needs group.id", settings=("group.id",))
         self._config = settings
         self._on_error = on_error
-        self._streams = GroupStreams(self._client, settings, columns)
+        self._partitions = AssignedPartitions(self._client, settings, columns)
         self._commits = Commits(self._client, settings)
         self._subscription: TopicSubscription | None = None
         self._membership: Membership | None = None
@@ -146,7 +146,7 @@ class ConsumerGroup:
             try:
                 membership = self._subscribed(topics)
                 while not self.closed:
-                    self._streams.drop(self._streams.partitions)
+                    self._partitions.drop(self._partitions.assigned)
                     assignment = membership.poll_rebalance(
                         self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
                     )
@@ -155,7 +155,7 @@ class ConsumerGroup:
                         return _SessionRun(self, membership, handler, assignment).run()
                 return EndReason("this ConsumerGroup was closed")
             finally:
-                self._streams.drop(self._streams.partitions)
+                self._partitions.drop(self._partitions.assigned)
 
     def _subscribed(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
         if isinstance(topics, re.Pattern):
@@ -182,23 +182,23 @@ class ConsumerGroup:
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Stop fetching these partitions until `resume` or the next assignment. Thread-safe."""
-        self._streams.pause(partitions)
+        self._partitions.pause(partitions)
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Fetch paused partitions again. Thread-safe."""
-        self._streams.resume(partitions)
+        self._partitions.resume(partitions)
 
     def pause_all(self) -> None:
         """Pause all claims. Thread-safe."""
-        for key in self._streams.partitions:
+        for key in self._partitions.assigned:
             with suppress(UsageError):  # a rebalance may drop some meanwhile
-                self._streams.pause([key])
+                self._partitions.pause([key])
 
     def resume_all(self) -> None:
         """Resume all claims. Thread-safe."""
-        for key in self._streams.partitions:
+        for key in self._partitions.assigned:
             with suppress(UsageError):
-                self._streams.resume([key])
+                self._partitions.resume([key])
 
     @property
     def closed(self) -> bool:
@@ -243,7 +243,7 @@ class ConsumerGroup:
         try:
             if self._membership is not None:
                 self._membership.close()
-            self._streams.close()
+            self._partitions.close()
             self._commits.close()
             if self._owns_client:
                 self._client.close()
@@ -260,7 +260,7 @@ class _SessionRun:
         self._owner = owner
         self._membership = membership
         self._handler = handler
-        self._streams = owner._streams
+        self._partitions = owner._partitions
         self._commits = owner._commits
         self._client = owner._client
         self._session = ConsumerGroupSession(owner._client, membership, owner._commits, assignment)
@@ -294,7 +294,7 @@ class _SessionRun:
         if self._membership.rebalance_pending is not None:
             assignment = self._membership.poll_rebalance(self._client.deadline(0), self._on_revocation)
             if not self._session.ended.is_set():
-                self._add_assigned(assignment.owned - self._streams.partitions, assignment.member)
+                self._add_assigned(assignment.owned - self._partitions.assigned, assignment.member)
         elif self._commits.auto_commit_due:
             self._commit_in_background()
         if not self._session.ended.is_set():
@@ -305,29 +305,29 @@ class _SessionRun:
         if not partitions:
             return
         self._session.add_claims(partitions, member)
-        self._streams.add(partitions)
+        self._partitions.add(partitions)
         for key, to in self._session.marked.items():
             if key in partitions:
-                self._streams.seek(key, to.offset)
+                self._partitions.seek(key, to.offset)
         self._begin()
 
     def _begin(self) -> None:
         """Start claims whose partitions have a leader, each in a thread; others start later."""
         try:
-            self._streams.start_added(self._client.deadline())
+            self._partitions.start_added(self._client.deadline())
         except DeadlineExceeded as error:
             self._owner._on_error(error)
         finally:
             self._start_threads()
 
     def _start_threads(self) -> None:
-        if len(self._threads) == len(self._streams.streams):
+        if len(self._threads) == len(self._partitions.consumers):
             return
-        for key in sorted(self._streams.streams.keys() - self._threads.keys()):
-            stream = self._streams[key]
-            self._session.set_start_offset(key, stream.position)
-            claim = ConsumerGroupClaim(self._session, stream, self._streams.recover, self._owner._on_error)
-            thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {stream.name}", daemon=True)
+        for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
+            consumer = self._partitions[key]
+            self._session.set_start_offset(key, consumer.position)
+            claim = ConsumerGroupClaim(self._session, consumer, self._partitions.recover, self._owner._on_error)
+            thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
             self._threads[key] = thread
             thread.start()
 
@@ -347,7 +347,7 @@ class _SessionRun:
 
     def _on_revocation(self, revocation: Revocation) -> None:
         """End claims, and commit their marked offsets before the partitions are released."""
-        if revocation.lost or revocation.partitions >= self._streams.partitions:
+        if revocation.lost or revocation.partitions >= self._partitions.assigned:
             self._end(revocation.reason, lost=revocation.lost)
         else:
             self._stop(revocation.partitions, revocation.reason)
@@ -361,7 +361,7 @@ class _SessionRun:
             return
         self._cleaned = True
         self._session.end(reason)
-        self._stop(self._streams.partitions, reason)
+        self._stop(self._partitions.assigned, reason)
         try:
             self._handler.cleanup(self._session)
         finally:
@@ -369,7 +369,7 @@ class _SessionRun:
                 self._commit_marked()
 
     def _stop(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
-        self._streams.drop(partitions)
+        self._partitions.drop(partitions)
         threads = [self._threads.pop(key) for key in partitions if key in self._threads]
         limit_ms = self._owner._config.consumer.max_poll_interval_ms
         deadline = Deadline.after_ms(limit_ms, self._client.clock)

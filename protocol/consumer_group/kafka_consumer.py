@@ -22,10 +22,10 @@ from protocol.cluster.client import Client, open_client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer_group.assigned_partitions import AssignedPartitions, fetch_group_offsets
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.consumer_group.group_streams import GroupStreams, fetch_group_offsets
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
@@ -100,7 +100,7 @@ class KafkaConsumer:
     ) -> None:
         self._client, self._owns_client, settings = open_client(client, config, properties, parse_group_consumer)
         self._config = settings
-        self._streams = GroupStreams(self._client, settings, columns)
+        self._partitions = AssignedPartitions(self._client, settings, columns)
         self._commits = Commits(self._client, settings)
         self._membership: Membership | None = None
         self._member = NO_MEMBER
@@ -154,7 +154,7 @@ class KafkaConsumer:
         if self._membership is not None:
             self._membership.subscribe(self._subscription)
         else:
-            if self._streams.partitions:
+            if self._partitions.assigned:
                 raise UsageError("partitions are assigned with assign; call unsubscribe first")
             self._join()
         self._listener = listener or ConsumerRebalanceListener()
@@ -178,9 +178,9 @@ class KafkaConsumer:
         if self._membership is not None:
             raise UsageError("topics are subscribed; call unsubscribe first")
         self._member = NO_MEMBER
-        before = self._streams.partitions
-        self._streams.drop(before - set(partitions))
-        self._streams.add(set(partitions) - before)
+        before = self._partitions.assigned
+        self._partitions.drop(before - set(partitions))
+        self._partitions.add(set(partitions) - before)
 
     @_single_threaded
     def unsubscribe(self) -> None:
@@ -205,7 +205,7 @@ class KafkaConsumer:
     @_single_threaded
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the assigned partitions."""
-        return self._streams.partitions
+        return self._partitions.assigned
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class KafkaConsumer:
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
-            self._streams.start_added(self._client.deadline())
+            self._partitions.start_added(self._client.deadline())
             batches: Batches = {}
             try:
                 if self._still_owned():
@@ -275,11 +275,11 @@ class KafkaConsumer:
             if (authorization_error := membership.take_authorization_error()) is not None:
                 raise authorization_error
             # The second condition: an interrupt may have prevented partitions of the membership from being added here.
-            if membership.rebalance_pending is not None or len(membership.owned) != len(self._streams):
+            if membership.rebalance_pending is not None or len(membership.owned) != len(self._partitions):
                 assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
                 if assignment.member.is_in_group:
                     self._member = assignment.member
-                self._add_assigned(assignment.owned - self._streams.partitions)
+                self._add_assigned(assignment.owned - self._partitions.assigned)
                 self._raise_user_error()
         if self._commits.auto_commit_due:
             self._commit_in_background()
@@ -302,7 +302,7 @@ class KafkaConsumer:
         rows = 0
         while rows < _MAX_POLL_ROWS:
             try:
-                read = self._streams.poll(0 if rows else timeout_ms)
+                read = self._partitions.poll(0 if rows else timeout_ms)
             except KafkaError as error:
                 if not rows:
                     raise
@@ -317,7 +317,7 @@ class KafkaConsumer:
     def _rewind(self, batches: Batches) -> None:
         """Seek back to records that `poll` does not return: their offsets must not be committed."""
         for key, (first, *_) in batches.items():
-            self._streams.seek(key, first.column("offset")[0].as_py())
+            self._partitions.seek(key, first.column("offset")[0].as_py())
 
     def _still_owned(self) -> bool:
         """Return True if the partitions are surely this member's.
@@ -346,12 +346,12 @@ class KafkaConsumer:
             self._call_user_code(self._listener.on_partitions_lost, partitions)
         else:
             self._revoke(partitions, self._client.deadline())
-        self._streams.drop(partitions)
-        self._call_user_code(self._commits.retain, self._streams.partitions)
+        self._partitions.drop(partitions)
+        self._call_user_code(self._commits.retain, self._partitions.assigned)
 
     def _add_assigned(self, added: Collection[TopicPartition]) -> None:
         if added:
-            self._streams.add(added)
+            self._partitions.add(added)
             self._call_user_code(self._listener.on_partitions_assigned, added)
 
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
@@ -365,7 +365,7 @@ class KafkaConsumer:
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Commit positions if commits are automatic; wait for commits in flight."""
         if self._commits.auto:
-            moved = self._streams.positions(moved=True)
+            moved = self._partitions.positions(moved=True)
             try:
                 offsets = {key: moved[key] for key in partitions if key in moved}
                 self._commit(offsets, deadline, partition_timeout_s=DELETED_TOPIC_S)
@@ -415,11 +415,11 @@ class KafkaConsumer:
         NoOffset, BrokerError, DeadlineExceeded
             The start offset is not known.
         """
-        return self._stream(partition).position
+        return self._consumer(partition).position
 
-    def _stream(self, partition: TopicPartition) -> PartitionConsumer:
-        self._streams.await_position(partition, self._client.deadline())
-        return self._streams[partition]
+    def _consumer(self, partition: TopicPartition) -> PartitionConsumer:
+        self._partitions.await_position(partition, self._client.deadline())
+        return self._partitions[partition]
 
     @_single_threaded
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -433,7 +433,7 @@ class KafkaConsumer:
         about = self._error.context if self._error is not None else {}
         if (about.get("topic"), about.get("partition")) == partition:
             self._error = None
-        self._streams.seek(partition, offset)
+        self._partitions.seek(partition, offset)
 
     @_single_threaded
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
@@ -517,23 +517,23 @@ class KafkaConsumer:
     @_single_threaded
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return the offsets between the position and the end of readable data; None before the first fetch."""
-        return self._stream(partition).lag
+        return self._consumer(partition).lag
 
     @_single_threaded
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Stop fetching these partitions until `resume`; raise `UsageError` if one is not assigned."""
-        self._streams.pause(partitions)
+        self._partitions.pause(partitions)
 
     @_single_threaded
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Fetch paused partitions again; raise `UsageError` if one is not assigned."""
-        self._streams.resume(partitions)
+        self._partitions.resume(partitions)
 
     @property
     @_single_threaded
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
-        return self._streams.paused
+        return self._partitions.paused
 
     # -- commits ------------------------------------------------------------------------------
 
@@ -571,7 +571,7 @@ class KafkaConsumer:
         UsageError
             `group.id` is not set.
         """
-        self._commit(self._streams.positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
+        self._commit(self._partitions.positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
         self._commits.run_callbacks()
 
     @_single_threaded
@@ -592,7 +592,7 @@ class KafkaConsumer:
         UsageError
             `group.id` is not set.
         """
-        offsets = self._streams.positions() if offsets is None else offsets
+        offsets = self._partitions.positions() if offsets is None else offsets
         try:
             self._commit_async(offsets)
         except CommitFailed as error:
@@ -608,7 +608,7 @@ class KafkaConsumer:
         Brokers delete the offsets of a group without members in time, so these are repeated.
         """
         with suppress(CommitFailed):  # the next `poll` reports lost partitions
-            self._commit_async(self._streams.positions(moved=self._membership is not None))
+            self._commit_async(self._partitions.positions(moved=self._membership is not None))
 
     def _commit(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         self._commit_async(offsets)
@@ -618,7 +618,7 @@ class KafkaConsumer:
         if self._membership is not None:
             self._membership.progress()  # also detects that this process was suspended
         self._commits.commit_async(offsets, self._member)
-        self._streams.committed(offsets)
+        self._partitions.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -644,7 +644,7 @@ class KafkaConsumer:
                 self._leave(deadline=deadline)  # still open, since the listener may commit
             finally:
                 self._closed = True
-                self._streams.close(deadline)
+                self._partitions.close(deadline)
                 self._commits.close()
                 if self._owns_client:
                     self._client.close()
@@ -664,11 +664,11 @@ class KafkaConsumer:
     def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
         """Revoke all partitions and leave the group; see `Membership.close` for `for_good`."""
         deadline = deadline or self._client.deadline()
-        partitions = self._streams.partitions
+        partitions = self._partitions.assigned
         try:
             self._revoke(partitions, deadline)
         finally:
-            self._streams.drop(partitions)
+            self._partitions.drop(partitions)
             if self._membership is not None:
                 self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
             # `_member` stays: records fetched as a member must not be committed without one.

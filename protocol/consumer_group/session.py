@@ -233,15 +233,15 @@ class ConsumerGroupClaim:
     def __init__(
         self,
         session: ConsumerGroupSession,
-        stream: PartitionConsumer,
+        consumer: PartitionConsumer,
         recover: Callable[[DataLoss], None],
         on_error: Callable[[KafkaError], None],
     ) -> None:
-        self.topic = stream.topic
-        self.partition = stream.partition
-        self.initial_offset = stream.position
+        self.topic = consumer.topic
+        self.partition = consumer.partition
+        self.initial_offset = consumer.position
         self._session = session
-        self._stream = stream
+        self._consumer = consumer
         self._recover = recover
         self._on_error = on_error
         # A batch read while the assignment was unconfirmed.
@@ -250,12 +250,12 @@ class ConsumerGroupClaim:
     @property
     def high_water_mark(self) -> int:
         """Return the high watermark of the last fetch response; -1 before the first one."""
-        return self._stream.high_water_mark
+        return self._consumer.high_water_mark
 
     @property
     def revoked(self) -> bool:
         """Return True if the claim has ended."""
-        return self._stream.closed
+        return self._consumer.closed
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while (batch := self.poll()) is not None:
@@ -302,7 +302,7 @@ class ConsumerGroupClaim:
 
     def _read(self, timeout_ms: float) -> pa.RecordBatch | None:
         try:
-            return self._stream.poll(timeout_ms)
+            return self._consumer.poll(timeout_ms)
         except DataLoss as loss:
             self._recover(loss)
         return None

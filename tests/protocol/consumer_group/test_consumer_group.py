@@ -315,14 +315,14 @@ def test_claim_lost_during_a_long_sleep_yields_no_records(
 ) -> None:
     class Asleep(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            poll = claim._stream.poll
+            poll = claim._consumer.poll
 
             def asleep(timeout_ms: float) -> pa.RecordBatch | None:
                 batch = poll(timeout_ms)
                 wait_until(lambda: not session._membership.member.keeps_assignment_of(session.member))
                 return batch
 
-            monkeypatch.setattr(claim._stream, "poll", asleep)
+            monkeypatch.setattr(claim._consumer, "poll", asleep)
             self.batches = [*getattr(self, "batches", []), *claim]
 
     handler = Asleep()

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.group.membership.assignment import Assignment, EndReason
@@ -88,19 +88,19 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
     with consumer_of(client, KIP_848) as consumer:
         consumer.subscribe(["orders"])
         wait_until(lambda: consumer.poll(0) or len(consumer.assignment) == 2)
-        membership, answer, poll = consumer._membership, list[Callable[[], None]](), GroupStreams.poll
+        membership, answer, poll = consumer._membership, list[Callable[[], None]](), AssignedPartitions.poll
         assert membership is not None
         consumer.seek_to_beginning()
         if when == "before the poll":
             answer.append(sleep(fake, membership))
 
-        def asleep(streams: GroupStreams, timeout_ms: float) -> Read:
-            read = poll(streams, timeout_ms)
+        def asleep(partitions: AssignedPartitions, timeout_ms: float) -> Read:
+            read = poll(partitions, timeout_ms)
             if read is not None and not answer:
                 answer.append(sleep(fake, membership))
             return read
 
-        monkeypatch.setattr(GroupStreams, "poll", asleep)
+        monkeypatch.setattr(AssignedPartitions, "poll", asleep)
         assert not consumer.poll(1_000)
         assert membership.assignment_lost is not None
         answer[0]()
@@ -147,12 +147,12 @@ def test_pausing_all_claims_in_a_rebalance_succeeds(
     member = Member(client, "etl", "orders", **KIP_848)
     try:
         wait_until(lambda: len(member.claimed) == 2)
-        streams = member.group._streams
-        first = next(iter(streams.streams.values()))
+        partitions = member.group._partitions
+        first = next(iter(partitions.consumers.values()))
         pause = first.pause
 
         def dropped_meanwhile() -> None:
-            streams.drop(BOTH)
+            partitions.drop(BOTH)
             pause()
 
         monkeypatch.setattr(first, "pause", dropped_meanwhile)

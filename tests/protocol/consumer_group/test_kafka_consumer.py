@@ -433,8 +433,8 @@ def test_records_fetched_before_a_long_sleep_are_dropped(
     """The process pauses within `poll`, and another member may own the partitions when it resumes."""
     listener, ours = RecordingListener(), new_consumer(**SLEEPY)
     ours.subscribe([orders], listener)
-    streams, slept = ours._streams, threading.Event()
-    poll = streams.poll
+    partitions, slept = ours._partitions, threading.Event()
+    poll = partitions.poll
 
     def asleep(timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
         read = poll(timeout_ms)
@@ -445,6 +445,6 @@ def test_records_fetched_before_a_long_sleep_are_dropped(
             wait_until(lambda: not membership.member.is_in_group)
         return read
 
-    monkeypatch.setattr(streams, "poll", asleep)
+    monkeypatch.setattr(partitions, "poll", asleep)
     assert len(set(read(ours, 2 * COUNT - DELETED))) == 2 * COUNT - DELETED  # each once
     assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]

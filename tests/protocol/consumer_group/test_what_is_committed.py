@@ -13,9 +13,9 @@ import pytest
 from protocol.clock import Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
+from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.group_streams import GroupStreams
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, UsageError
@@ -61,7 +61,7 @@ def test_records_of_an_interrupted_poll_are_not_committed(
     """Ctrl-C may arrive after a read whose records were not returned."""
     ours = new_consumer(**{"enable.auto.commit": True})
     ours.assign([key])
-    monkeypatch.setattr(ours._streams, "poll", interrupted_after_a_batch(ours._streams.poll))
+    monkeypatch.setattr(ours._partitions, "poll", interrupted_after_a_batch(ours._partitions.poll))
     with pytest.raises(KeyboardInterrupt):
         ours.poll(30_000)
     monkeypatch.undo()
@@ -141,17 +141,17 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
     key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would commit records that the poll has not returned, or close partitions that it starts to read."""
-    ours, poll, told = new_consumer(), GroupStreams.poll, dict[str, str]()
+    ours, poll, told = new_consumer(), AssignedPartitions.poll, dict[str, str]()
 
-    def seen_by_another_thread(streams: GroupStreams, timeout_ms: float) -> Read:
-        read = poll(streams, timeout_ms)
+    def seen_by_another_thread(partitions: AssignedPartitions, timeout_ms: float) -> Read:
+        read = poll(partitions, timeout_ms)
         for name, call in {**all_calls(ours, key), "close": ours.close}.items():
             with ThreadPoolExecutor() as threads:
                 told[name] = str(threads.submit(call).exception())
         return read
 
     ours.assign([key])
-    monkeypatch.setattr(GroupStreams, "poll", seen_by_another_thread)
+    monkeypatch.setattr(AssignedPartitions, "poll", seen_by_another_thread)
     ours.poll(0)
     assert len(told) >= 20
     assert set(told.values()) == {"another thread uses this consumer, which is not thread-safe except wakeup"}, told
@@ -246,7 +246,7 @@ def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
         ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
         ours.assign([("orders", 0)])
         read(ours, END)
-        arrival = ours._streams._consumer._arrival
+        arrival = ours._partitions._reader._arrival
         give_up = arrival._release_save  # type: ignore[attr-defined]
         monkeypatch.setattr(arrival, "_release_save", interrupted)
         with pytest.raises(KeyboardInterrupt):

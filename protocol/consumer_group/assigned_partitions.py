@@ -2,7 +2,7 @@
 
 Start offsets are the group's offsets, else those of `auto.offset.reset`, which also applies to positions that the log
 has lost. A partition without a leader starts later and does not delay others. Partitions are added, started and dropped
-in one thread; each stream is read by one thread at a time.
+in one thread; each partition is read by one thread at a time.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 log = logging.getLogger(__name__)
 
 
-class GroupStreams:
-    """The streams of the partitions that one consumer reads; not thread-safe.
+class AssignedPartitions:
+    """The partitions that one consumer reads; not thread-safe.
 
     Parameters
     ----------
-    client
+    client : Client
         The client of the cluster.
-    config
+    config : GroupConsumerConfig
         The configuration of the consumer.
-    columns
-        Names of columns to decode, see `Consumer`.
+    columns : collection of str
+        Names of columns to decode, see `KafkaConsumer`.
     """
 
     def __init__(self, client: Client, config: GroupConsumerConfig, columns: Collection[str]) -> None:
         self._client = client
         self._config = config
-        self._consumer = Consumer(client, config.consumer, columns=columns)
-        self._streams: dict[TopicPartition, PartitionConsumer] = {}
+        self._reader = Consumer(client, config.consumer, columns=columns)
+        self._consumers: dict[TopicPartition, PartitionConsumer] = {}
         # Partitions that have not started, with the offset set by `seek`.
         self._not_started: dict[TopicPartition, int | None] = {}
         # Of these, the partitions without a committed offset, and the paused ones.
@@ -61,12 +61,12 @@ class GroupStreams:
         self._committed: dict[TopicPartition, int] = {}
 
     @property
-    def partitions(self) -> frozenset[TopicPartition]:
+    def assigned(self) -> frozenset[TopicPartition]:
         """Return all added partitions."""
-        return frozenset(self._streams.keys() | self._not_started.keys())
+        return frozenset(self._consumers.keys() | self._not_started.keys())
 
     def __len__(self) -> int:
-        return len(self._streams) + len(self._not_started)
+        return len(self._consumers) + len(self._not_started)
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
         """Add partitions; the next `start_added` starts them."""
@@ -98,14 +98,14 @@ class GroupStreams:
         plain = {key: offset for key, offset in sought.items() if offset >= 0}
         offsets = {key: each.offset for key, each in committed.items()} | plain
         epochs = {key: each.leader_epoch for key, each in committed.items()}
-        self._start_streams(offsets, deadline, epochs)
+        self._start_consumers(offsets, deadline, epochs)
         listed, failure = try_list_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
-        self._start_streams(listed, deadline)
+        self._start_consumers(listed, deadline)
         without = [*missing, *self._lost]
         reset, failure_of_reset = list_reset_offsets(self._client, self._config, without, deadline, max_attempts=1)
         for key in reset.keys() & self._lost.keys():
             self._resume_at(self._lost.pop(key), reset.pop(key))
-        self._start_streams(reset, deadline)
+        self._start_consumers(reset, deadline)
         self._retry_later(failure or failure_of_reset)
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
@@ -134,7 +134,7 @@ class GroupStreams:
         self._committed.update((key, each.offset) for key, each in found.items())
         return found
 
-    def _start_streams(
+    def _start_consumers(
         self,
         offsets: Mapping[TopicPartition, int],
         deadline: Deadline,
@@ -142,10 +142,10 @@ class GroupStreams:
     ) -> None:
         if not offsets:
             return
-        self._streams.update(self._consumer.consume_partitions(offsets, deadline, epochs=epochs))
+        self._consumers.update(self._reader.consume_partitions(offsets, deadline, epochs=epochs))
         for key in offsets:
             if key in self._paused_not_started:  # checked after the insertion, since another thread may call `pause`
-                self._streams[key].pause()
+                self._consumers[key].pause()
             self._remove_not_started(key)
 
     def _remove_not_started(self, key: TopicPartition) -> None:
@@ -175,13 +175,13 @@ class GroupStreams:
             self._remove_not_started(key)
             self._lost.pop(key, None)
             self._committed.pop(key, None)
-            if (stream := self._streams.pop(key, None)) is not None:
-                stream.close()
+            if (consumer := self._consumers.pop(key, None)) is not None:
+                consumer.close()
 
     def __getitem__(self, key: TopicPartition) -> PartitionConsumer:
-        if key not in self._streams:
+        if key not in self._consumers:
             raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
-        return self._streams[key]
+        return self._consumers[key]
 
     def seek(self, key: TopicPartition, offset: int) -> None:
         """Set the position. `EARLIEST` and `LATEST` are allowed before the partition has started."""
@@ -195,14 +195,14 @@ class GroupStreams:
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
         """Return positions of started partitions; with `moved` only those that may differ from the group's offsets."""
         return {
-            key: CommittedOffset(stream.position, stream.last_epoch)
-            for key, stream in self._streams.items()
-            if not moved or self._committed.get(key) != stream.position
+            key: CommittedOffset(consumer.position, consumer.last_epoch)
+            for key, consumer in self._consumers.items()
+            if not moved or self._committed.get(key) != consumer.position
         }
 
     def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Record offsets that are being committed."""
-        self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._streams)
+        self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._consumers)
 
     def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
         """Return the next record batch of any partition, see `Consumer.poll`.
@@ -210,7 +210,7 @@ class GroupStreams:
         None also means lost data: the next `start_added` finds the offset to continue at.
         """
         try:
-            read = self._consumer.poll(timeout_ms)
+            read = self._reader.poll(timeout_ms)
         except DataLoss as loss:
             key = self._check_reset(loss)
             if isinstance(loss, LogTruncated):
@@ -243,15 +243,15 @@ class GroupStreams:
 
     def _resume_at(self, loss: DataLoss, offset: int) -> None:
         log.warning("%s; reading continues at offset %d", loss, offset)
-        if (stream := self._streams.get((loss.context["topic"], loss.context["partition"]))) is not None:
-            stream.seek(offset)
+        if (consumer := self._consumers.get((loss.context["topic"], loss.context["partition"]))) is not None:
+            consumer.seek(offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Pause partitions, also before they have started."""
         for key in partitions:
             if key in self._not_started:
                 self._paused_not_started.add(key)
-            if key in self._streams or key not in self._not_started:
+            if key in self._consumers or key not in self._not_started:
                 self[key].pause()
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
@@ -264,16 +264,16 @@ class GroupStreams:
     @property
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
-        return frozenset(key for key, stream in self._streams.items() if stream.paused) | self._paused_not_started
+        return frozenset(key for key, consumer in self._consumers.items() if consumer.paused) | self._paused_not_started
 
     @property
-    def streams(self) -> Mapping[TopicPartition, PartitionConsumer]:
-        """Return the streams of started partitions."""
-        return self._streams
+    def consumers(self) -> Mapping[TopicPartition, PartitionConsumer]:
+        """Return the consumers of started partitions."""
+        return self._consumers
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Close the streams and end the fetches."""
-        self._consumer.close(deadline)
+        """Stop reading, and end the fetches."""
+        self._reader.close(deadline)
 
 
 _NO_RECORD = -1
