@@ -11,30 +11,19 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode, Refresh
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
-from protocol.consumer import fetch_failures
-from protocol.consumer.fetch_failures import InvalidPosition, is_about_the_log, is_retriable_fetch, log_retry
+from protocol.consumer.fetch_failures import InvalidPosition, Retry, log_retry, poll_timed_out, topic_deleted
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
-from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
-from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
+from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult, requests_by_broker
+from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.log_offsets import Range
-from protocol.errors import (
-    BrokerError,
-    DataLoss,
-    DeadlineExceeded,
-    KafkaError,
-    LogTruncated,
-    TopicRecreated,
-    TopicUnknown,
-    TransportError,
-)
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
+from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
@@ -109,7 +98,7 @@ def raise_loss(loss: DataLoss, skipped: Range) -> None:
 
 @dataclass(frozen=True)
 class _InFlight:
-    consumer: FetchRequestBuilder
+    request: FetchRequest[_Reading]
     reply: Reply
     deadline: Deadline
 
@@ -162,7 +151,7 @@ class BoundedReader:
         self._columns = columns
         self._poll_timeout_s = poll_timeout_ms / 1000
         self._on_loss = on_loss
-        self._brokers: dict[Broker, FetchRequestBuilder] = {}
+        self._builders: dict[Broker, FetchRequestBuilder] = {}
         self._in_flight: list[_InFlight] = []
         self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
         self._waiting: list[_Reading] = []  # ranges without a request in flight, longest wait first
@@ -192,12 +181,11 @@ class BoundedReader:
             result = self._take_reply()
             if result is None:
                 continue
-            fetched = [(_reading(partition), each) for partition, each in result.fetched]
-            for reading, _ in fetched:
+            for reading, _ in result.completed:
                 reading.served()
-            if fetched:
+            if result.completed:
                 self._send_due()
-                return fetched
+                return result.completed
         return []
 
     def _send_due(self) -> None:
@@ -205,34 +193,15 @@ class BoundedReader:
         if not self._waiting:
             return
         now_s = self._client.clock.now_s()
-        busy = {each.consumer.broker for each in self._in_flight}
-        requests: dict[Broker, list[_Reading]] = {}
-        room: dict[Broker, int] = {}
-        waiting, self._waiting = self._waiting, []
-        self._resolve_leaders([_reading(each) for each in due_for_leaders(waiting, now_s)])
-        for reading in waiting:
-            broker = None if reading.retry_at_s > now_s else reading.broker
-            if reading.done:
-                # Skipped completely.
-                continue
-            if broker is None or broker in busy or not self._fits(reading, requests.setdefault(broker, []), room):
-                self._waiting.append(reading)
+        self._resolve_leaders(due_for_leaders(self._waiting, now_s))
+        busy = {each.request.broker for each in self._in_flight}
+        requests = requests_by_broker(self._waiting, busy, now_s, self._config.max_partition_fetch_bytes)
+        asked = {reading for readings in requests.values() for reading in readings}
+        self._waiting = [each for each in self._waiting if each not in asked]
+        for reading in asked:
+            self._begin_asking(reading)
         for broker, readings in requests.items():
-            if readings:
-                self._send(broker, readings)
-
-    def _fits(self, reading: _Reading, request: list[_Reading], room: dict[Broker, int]) -> bool:
-        """Add a range to a request if the reply stays within the limit of a single range."""
-        assert reading.broker is not None
-        left = room.get(reading.broker, self._config.max_partition_fetch_bytes)
-        fetch_bytes = reading.fetch_bytes()
-        # A request contains each partition once, and two ranges may be of the same partition.
-        if request and (fetch_bytes > left or any(each.name == reading.name for each in request)):
-            return False
-        room[reading.broker] = left - fetch_bytes
-        request.append(reading)
-        self._begin_asking(reading)
-        return True
+            self._send(broker, readings)
 
     def _begin_asking(self, reading: _Reading) -> None:
         if reading.asked_at_s is None:
@@ -248,7 +217,7 @@ class BoundedReader:
                 continue
             self._begin_asking(reading)
             if reading.unknown.expired or self._is_deleted(reading):
-                self._reset_position(reading, fetch_failures.topic_deleted(reading), error)
+                self._reset_position(reading, topic_deleted(reading, error))
             else:
                 self._handle_failure(reading, error)
 
@@ -258,37 +227,30 @@ class BoundedReader:
             return False
         return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
 
-    def _find_brokers(self, readings: list[_Reading]) -> dict[FetchPosition, KafkaError]:
+    def _find_brokers(self, readings: list[_Reading]) -> dict[_Reading, KafkaError]:
         """Resolve brokers with one request; return the failures."""
         return resolve_leaders(self._client, readings, self._first_deadline(readings)) if readings else {}
 
     def _send(self, broker: Broker, readings: list[_Reading]) -> None:
-        consumer = self._brokers.get(broker)
-        if consumer is None:
+        builder = self._builders.get(broker)
+        if builder is None:
             # Every range moves with every reply, so a fetch session would save nothing.
-            consumer = self._brokers[broker] = FetchRequestBuilder(broker, self._config, sessions=False)
+            builder = self._builders[broker] = FetchRequestBuilder(broker, self._config, sessions=False)
         deadline = self._first_deadline(readings)
+        limits = self._config.fetch_max_bytes, self._config.fetch_max_wait_ms
+        request = builder.build(readings, max_bytes=limits[0], max_wait_ms=limits[1])
         try:
-            reply = send_fetch(
-                self._client,
-                consumer,
-                readings,
-                deadline,
-                max_bytes=self._config.fetch_max_bytes,
-                max_wait_ms=self._config.fetch_max_wait_ms,
-            )
+            reply = send_fetch(self._client, request, deadline)
         except KafkaError as error:
-            consumer.lost()
             self._waiting += readings
-            for reading in readings:
-                self._handle_failure(reading, error)
+            self._handle_failures(request.handle_loss(error))
             return
         # Let a live broker without data send its empty reply first, so that the error can say so.
         patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms + _ANSWER_MS
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
-        self._in_flight.append(_InFlight(consumer, reply, Deadline.after_ms(patience_ms, self._clock)))
+        self._in_flight.append(_InFlight(request, reply, Deadline.after_ms(patience_ms, self._clock)))
 
-    def _take_reply(self) -> FetchResult | None:
+    def _take_reply(self) -> FetchResult[_Reading] | None:
         """Wait for a reply and handle it; return None without a request in flight, or if no reply arrived."""
         if not self._in_flight:
             self._sleep()
@@ -298,39 +260,36 @@ class BoundedReader:
             return None
         self._in_flight.remove(taken)
         self.fetches += 1
-        asked = [_reading(each) for each in taken.consumer.asked]
+        request = taken.request
         try:
-            result = taken.consumer.handle_response(taken.reply.result(taken.deadline))
+            result = request.handle_response(taken.reply.result(taken.deadline))
         except TransportError as error:
-            taken.consumer.lost()
-            result = FetchResult(failed=[(reading, error) for reading in asked])
-        if not taken.consumer.by_id:
+            result = request.handle_loss(error)
+        if not request.by_id:
             self._confirm(result)
-        self._waiting += [reading for reading in asked if not reading.done]
-        for partition, failure in result.failed:
-            self._handle_failure(_reading(partition), failure)
-        served = [partition for partition, _ in result.fetched]
-        for reading in asked:
+        self._waiting += [reading for reading in request.partitions if not reading.done]
+        self._handle_failures(result)
+        served = {reading for reading, _ in result.completed}
+        for reading in request.partitions:
             if reading not in served:
                 self._check_patience(reading)
         return result
 
     def _waits_for_one_broker(self) -> bool:
         """Return True if the one request in flight is to the broker of all waiting ranges."""
-        broker = self._in_flight[0].consumer.broker
+        broker = self._in_flight[0].request.broker
         return len(self._in_flight) == 1 and all(each.broker == broker for each in self._waiting)
 
-    def _confirm(self, result: FetchResult) -> None:
+    def _confirm(self, result: FetchResult[_Reading]) -> None:
         """Drop records that may be of a recreated topic: before Kafka 3.1, requests contain only the topic name."""
-        fetched = [(_reading(partition), each) for partition, each in result.fetched]
-        with_ids = [reading for reading, _ in fetched if reading.topic_id != NO_TOPIC_ID]
+        with_ids = [reading for reading, _ in result.completed if reading.topic_id != NO_TOPIC_ID]
         self._client.expire_metadata({reading.topic for reading in with_ids})
         failures = self._find_brokers(with_ids)
-        result.fetched = [(reading, each) for reading, each in fetched if reading not in failures]
-        for reading, each in fetched:
+        for reading, each in result.completed:
             if reading in failures:
                 reading.seek(each.position)
                 reading.last_epoch = each.epoch_before
+        result.completed = [(reading, each) for reading, each in result.completed if reading not in failures]
         result.failed += failures.items()
 
     def _first_to_come(self) -> _InFlight | None:
@@ -368,79 +327,47 @@ class BoundedReader:
         if reading.done or reading.asked_at_s is None or reading.failure is not None:
             return
         if self._deadline(reading).passed:
-            raise fetch_failures.poll_timed_out(reading)
+            raise poll_timed_out(reading)
+
+    def _handle_failures(self, result: FetchResult[_Reading]) -> None:
+        for reading, error in result.failed:
+            self._handle_failure(reading, error)
 
     def _handle_failure(self, reading: _Reading, error: KafkaError) -> None:
-        """Back off after a retriable error; raise other errors."""
-        if is_about_the_log(error) and reading.preferred_replica != NO_REPLICA:
-            # A follower may be behind: the leader decides.
-            reading.postpone(error, self._client.clock.now_s())
-            return
-        outcome = self._validate(reading, error)
-        if isinstance(outcome, InvalidPosition):
-            self._reset_position(reading, outcome, error)
-            return
-        error = outcome
-        if isinstance(error, DeadlineExceeded) or not is_retriable_fetch(error):
-            raise error
-        log_retry(reading, error)
+        """Back off after a retriable error, skip lost records, raise other errors."""
+        action = decide_with_leader(self._client, reading, error, self._deadline(reading))
+        if isinstance(action, InvalidPosition):
+            self._reset_position(reading, action)
+        elif isinstance(action, Retry) and not isinstance(action.error, DeadlineExceeded):
+            self._retry(reading, action)
+        else:
+            raise action.error
+
+    def _retry(self, reading: _Reading, retry: Retry) -> None:
+        log_retry(reading, retry.error)
         now_s = self._client.clock.now_s()
-        reading.postpone(error, now_s)
+        reading.postpone(retry.error, now_s)
         reading.retry_at_s = now_s + reading.unknown.wait_s(reading.retry_at_s - now_s)
-        if what_to_refresh(error) is Refresh.METADATA:
+        if retry.refresh_metadata:
             self._client.expire_metadata([reading.topic])
         if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():
             spent_s = self._clock.now_s() - self._began_s(reading)
             raise DeadlineExceeded(
                 f"Fetch of {reading.name} at offset {reading.position} did not succeed in "
-                f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {error}",
+                f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {retry.error}",
                 attempts=reading.attempts,
-            ) from error
+            ) from retry.error
 
-    def _validate(self, reading: _Reading, error: KafkaError) -> InvalidPosition | KafkaError:
-        """Convert a failure to lost records, or to an error that may be retriable."""
-        if isinstance(error, TopicRecreated):
-            return fetch_failures.topic_recreated(reading, error)
-        if not is_about_the_log(error):
-            return error
-        try:
-            outcome = self._validate_position(reading, error)
-            if isinstance(outcome, InvalidPosition):
-                # Requested by name, a broker may have replied for a recreated topic.
-                self._client.expire_metadata([reading.topic])
-                for failure in self._find_brokers([reading]).values():
-                    raise failure
-            return outcome
-        except TopicRecreated as recreated:
-            return fetch_failures.topic_recreated(reading, recreated)
-        except TopicUnknown as unknown:
-            # The metadata will tell if it was deleted.
-            return unknown.answer
-        except BrokerError as passing:
-            return passing
-
-    def _validate_position(self, reading: _Reading, error: KafkaError) -> InvalidPosition | BrokerError:
-        if isinstance(error, LogTruncated):
-            # If nothing was read before the range, records before it are not part of it.
-            return fetch_failures.log_truncated(
-                error, 0 if reading.wanted.from_epoch != NO_LEADER_EPOCH else reading.wanted.from_offset
-            )
-        return fetch_failures.validate_position(
-            reading, look_up_log_bounds(self._client, reading, self._deadline(reading))
-        )
-
-    def _reset_position(self, reading: _Reading, lost: InvalidPosition, cause: KafkaError) -> None:
-        skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, lost.resume))
+    def _reset_position(self, reading: _Reading, lost: InvalidPosition) -> None:
+        # If nothing was read before the range, records before it are not part of it.
+        first_offset = 0 if reading.wanted.from_epoch != NO_LEADER_EPOCH else reading.wanted.from_offset
+        resume = max(lost.resume, first_offset)
+        skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, resume))
         loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
-        loss.__cause__ = cause
+        loss.__cause__ = lost.cause
         self._on_loss(loss, skipped)
         if skipped.size:
             self.skipped.append(skipped)
-        reading.seek(lost.resume)
+        reading.seek(resume)
         if reading.done and reading in self._waiting:
             self._waiting.remove(reading)
-
-
-def _reading(partition: FetchPosition) -> _Reading:
-    assert isinstance(partition, _Reading)
-    return partition

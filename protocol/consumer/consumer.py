@@ -15,22 +15,20 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from protocol.broker_errors import Refresh
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.condition import Condition
 from protocol.config import ConsumerConfig, parse_consumer
-from protocol.consumer.fetch_failures import is_about_the_log, is_retriable_fetch, log_retry, validate_position
-from protocol.consumer.fetch_position import FetchPosition, due_for_leaders
+from protocol.consumer.fetch_failures import Action, Fail, InvalidPosition, Retry, decide, log_retry
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
 from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
 from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
-from protocol.consumer.leaders import look_up_log_bounds, resolve_leaders, send_fetch
+from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.partition_consumer import PartitionConsumer
-from protocol.errors import BrokerError, ConnectionLost, DataLoss, KafkaError, UsageError
-from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, TopicPartition
+from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 from protocol.net.connection import Connection
 from protocol.records.decode import ALL_COLUMNS
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
@@ -41,6 +39,8 @@ BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 _CLOSE_SESSION_MS = 1_000
 _LOOK_FOR_LATE_S = 1.0
 _LONGEST_WAIT_S = 60.0
+
+Failed = Iterable[tuple[FetchPosition, Action]]
 
 _numbers = itertools.count()
 
@@ -183,7 +183,7 @@ class Consumer:
     def fetches(self) -> int:
         """Number of Fetch requests sent by the current threads."""
         with self._lock:
-            return sum(thread.consumer.requests for thread in self._threads.values())
+            return sum(thread.builder.requests for thread in self._threads.values())
 
     # -- one thread for all streams -----------------------------------------------------------
 
@@ -323,30 +323,30 @@ class Consumer:
         self._schedule.wanted = False
         self._arrival.notify()
 
-    def _deliver(self, result: FetchResult, asked: Asked) -> None:
+    def _deliver(self, completed: Iterable[tuple[FetchPosition, CompletedFetch]], failed: Failed, asked: Asked) -> None:
         with self._lock:
-            for partition, fetched in result.fetched:
+            for partition, fetched in completed:
                 if (stream := asked[partition]).source is partition:
                     self._schedule.put(stream, fetched, self._client.clock.now_s())
                     self._announce(stream)
-            self._handle_failures(result.failed, asked)
+            self._handle_failures(failed, asked)
             if any(partition.broker is None for partition in asked):
                 self._unrouted.notify()
 
-    def _handle_failures(self, failed: Iterable[tuple[FetchPosition, KafkaError]], asked: Asked) -> None:
+    def _handle_failures(self, failed: Failed, asked: Asked) -> None:
         """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
-        for partition, error in failed:
+        for partition, action in failed:
             if (stream := asked[partition]).source is not partition:
                 continue
-            # A follower may be behind: the leader decides.
-            behind = partition.preferred_replica != NO_REPLICA and is_about_the_log(error)
-            if behind or is_retriable_fetch(error):
-                log_retry(partition, error)
-                stream.postpone(error, self._client.clock.now_s())
-                if not behind and what_to_refresh(error) is Refresh.METADATA:
+            if isinstance(action, Retry):
+                log_retry(partition, action.error)
+                stream.postpone(action.error, self._client.clock.now_s())
+                if action.refresh_metadata:
                     self._client.expire_metadata([stream.topic])
+            elif isinstance(action, InvalidPosition):
+                self._stop(stream, _data_loss(partition, action))
             else:
-                self._stop(stream, error, retry=not isinstance(error, DataLoss))
+                self._stop(stream, action.error, retry=True)
 
     def _stop(self, stream: PartitionConsumer, error: KafkaError, *, retry: bool = False) -> None:
         stream.stop(error, retry=retry)
@@ -383,7 +383,7 @@ class Consumer:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
             failures = resolve_leaders(self._client, streams.keys(), deadline)
             with self._lock:
-                self._handle_failures(failures.items(), streams)
+                self._handle_failures([(each, decide(each, error)) for each, error in failures.items()], streams)
                 for stream in streams.values():
                     self._schedule.route(stream)
                 for broker in {stream.source.broker for stream in streams.values()}:
@@ -409,7 +409,7 @@ class _BrokerThread(threading.Thread):
 
     def __init__(self, owner: Consumer, broker: Broker) -> None:
         super().__init__(name=f"{owner._purpose}-{broker.node_id}", daemon=True)
-        self.consumer = FetchRequestBuilder(broker, owner._config, sessions=True)
+        self.builder = FetchRequestBuilder(broker, owner._config, sessions=True)
         self.work = Condition(owner._lock)
         self.state = BrokerState(broker)
         self._owner = owner
@@ -420,8 +420,8 @@ class _BrokerThread(threading.Thread):
         try:
             while (fetch := self._next_fetch()) is not None:
                 result = self._ask(fetch)
-                result.failed = [(partition, self._validated(partition, error)) for partition, error in result.failed]
-                self._owner._deliver(result, fetch.asked)
+                failed = [(partition, self._decide(partition, error)) for partition, error in result.failed]
+                self._owner._deliver(result.completed, failed, fetch.asked)
         except Exception as error:
             # An internal error. Streams without a thread would wait forever.
             log.exception("%s: reading from %s has failed", self.name, self.state.broker)
@@ -456,53 +456,43 @@ class _BrokerThread(threading.Thread):
                 self.work.wait(decision)
         return None
 
-    def _ask(self, fetch: Fetch) -> FetchResult:
+    def _ask(self, fetch: Fetch) -> FetchResult[FetchPosition]:
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        request = self.builder.build(list(fetch.asked), max_bytes=fetch.max_bytes, max_wait_ms=fetch.max_wait_ms)
         try:
             connection = self._client.connection(self.state.broker, self._owner._purpose, deadline)
             with self._owner._lock:
                 self._connection = connection
                 if self._owner._closed:
                     raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
-            reply = send_fetch(
-                self._client,
-                self.consumer,
-                list(fetch.asked),
-                deadline,
-                max_bytes=fetch.max_bytes,
-                max_wait_ms=fetch.max_wait_ms,
-                purpose=self._owner._purpose,
-            )
-            result = self.consumer.handle_response(reply.result(deadline))
+            reply = send_fetch(self._client, request, deadline, purpose=self._owner._purpose)
+            result = request.handle_response(reply.result(deadline))
             self.state.answered(result.throttle_ms, self._client.clock.now_s())
         except KafkaError as error:
-            self.consumer.lost()
-            result = FetchResult(failed=[(partition, error) for partition in fetch.asked])
+            result = request.handle_loss(error)
         return result
 
-    def _validated(self, partition: FetchPosition, error: KafkaError) -> KafkaError:
-        """Convert a leader's refusal of an offset. Sends requests, so it must not hold the lock."""
-        refused = isinstance(error, BrokerError) and is_about_the_log(error)
-        if not refused or partition.preferred_replica != NO_REPLICA:
-            return error
-        try:
-            deadline = self._client.deadline(self._client.config.request_timeout_ms)
-            seen = look_up_log_bounds(self._client, partition, deadline)
-        except KafkaError as failure:
-            return failure
-        if isinstance(outcome := validate_position(partition, seen), BrokerError):
-            return outcome
-        where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.position}
-        there = {"log_start_offset": seen.start, "log_end_offset": seen.latest.offset}
-        return DataLoss(f"{outcome.reason}. Call `seek` to continue", **where, **there)
+    def _decide(self, partition: FetchPosition, error: KafkaError) -> Retry | InvalidPosition | Fail:
+        """Decide what a failure means. May send requests, so it must not hold the lock."""
+        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        return decide_with_leader(self._client, partition, error, deadline)
 
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._client.disconnect(self._connection)
         try:
             # On another connection, since the broker may hold back the last Fetch on this one.
-            if (body := self.consumer.close()) is not None:
+            if (body := self.builder.close()) is not None:
                 broker, deadline = self.state.broker, self._client.deadline(_CLOSE_SESSION_MS)
                 self._client.ask(broker, FETCH, body, deadline, at_least=FIRST_WITH_SESSIONS)
         except KafkaError as error:
             log.debug("%s: the fetch session was not closed: %s", self.state.broker, error)
+
+
+def _data_loss(partition: FetchPosition, lost: InvalidPosition) -> DataLoss:
+    if isinstance(lost.cause, DataLoss):
+        return lost.cause
+    where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.position}
+    if lost.log is not None:
+        where |= {"log_start_offset": lost.log.start, "log_end_offset": lost.log.latest.offset}
+    return lost.kind(f"{lost.reason}. Call `seek` to continue", **where)

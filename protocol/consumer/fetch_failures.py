@@ -1,7 +1,7 @@
-"""Decide what the failure of a Fetch means: retry, or lost records and the offset to resume from. Sans-IO.
+"""Decide what the failure of a Fetch means: retry, check the log, lost records, or a final error. Sans-IO.
 
-Compares a `FetchPosition` with its leader's log (`leaders.look_up_log_bounds`). Used by `bounded_reader`, which may
-skip lost records, and by `consumer`, whose user decides.
+`decide` returns an action, which `bounded_reader`, `consumer` and `log_samples` carry out. `leaders.decide_with_leader`
+carries out `CheckLog`: it compares the position with its leader's log.
 """
 
 from __future__ import annotations
@@ -9,52 +9,152 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from protocol.broker_errors import ErrorCode, broker_error
-from protocol.cluster.dispatch import is_retriable
+from protocol.broker_errors import ErrorCode, Refresh, broker_error
+from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import LogBounds, stale_leader
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated
+from protocol.kafka_terms import NO_REPLICA
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class InvalidPosition:
-    """The log has lost the position. Records between it and `resume` can only be skipped; `kind` is the error class."""
+class Retry:
+    """Fetch again from the leader, after a back-off. `refresh_metadata`: cached metadata may be the cause."""
 
+    error: KafkaError
+    refresh_metadata: bool
+
+
+@dataclass(frozen=True)
+class CheckLog:
+    """The leader's log seems to lack the position: query it."""
+
+    error: LogTruncated | BrokerError
+
+
+@dataclass(frozen=True)
+class InvalidPosition:
+    """The log has lost the position.
+
+    Attributes
+    ----------
+    cause : KafkaError
+    resume : int
+        Records between the position and this offset can only be skipped; below the position if the log was truncated.
+    reason : str
+        Text for an error of class `kind`.
+    kind : type of DataLoss
+    log : LogBounds or None
+        The log, if it was queried.
+    """
+
+    cause: KafkaError
     resume: int
     reason: str
     kind: type[DataLoss] = DataLoss
+    log: LogBounds | None = None
 
 
-def validate_position(partition: FetchPosition, log: LogBounds) -> InvalidPosition | BrokerError:
-    """Return why the leader refused the position (OFFSET_OUT_OF_RANGE); a retriable error if only the leader lagged."""
+@dataclass(frozen=True)
+class Fail:
+    """No retry makes this Fetch succeed."""
+
+    error: KafkaError
+
+
+Action = Retry | CheckLog | InvalidPosition | Fail
+
+
+def decide(partition: FetchPosition, error: KafkaError) -> Action:
+    """Return what to do after `partition` could not be fetched, or has no leader."""
+    if isinstance(error, TopicRecreated):
+        return _topic_recreated(partition, error)
+    if _is_about_the_log(error):
+        if partition.preferred_replica != NO_REPLICA:
+            # A follower may be behind: the leader decides.
+            return Retry(error, refresh_metadata=False)
+        assert isinstance(error, LogTruncated | BrokerError)
+        return CheckLog(error)
+    if is_retriable(error) or _is_unknown_server_error(error):
+        return Retry(error, refresh_metadata=what_to_refresh(error) is Refresh.METADATA)
+    return Fail(error)
+
+
+def _is_about_the_log(error: KafkaError) -> bool:
+    return isinstance(error, LogTruncated) or (
+        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    )
+
+
+def _is_unknown_server_error(error: KafkaError) -> bool:
+    """Return True for UNKNOWN_SERVER_ERROR, which is retried as in Java's consumer.
+
+    A temporary failure of a disk or of remote storage causes it.
+    """
+    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def log_retry(partition: FetchPosition, error: KafkaError) -> None:
+    """Log a failed Fetch that is retried; as a warning, once, if only the broker's own log has the cause."""
+    warns = _is_unknown_server_error(error) and partition.failure is None
+    log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
+
+
+def validate_position(partition: FetchPosition, seen: LogBounds, refused: KafkaError) -> Action:
+    """Return why the leader has refused the position (OFFSET_OUT_OF_RANGE); `Retry` if only the leader lagged."""
     position, until = partition.position, partition.until_offset
-    if log.latest.is_stale(partition.known_epoch):
-        return stale_leader(partition.name, log.latest, partition.known_epoch)
-    if log.start <= position <= log.latest.offset and not log.lacks_epoch:
-        what = f"Fetch of {partition.name} at offset {position}, which exists: its leader lagged behind for a moment"
-        return broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, what)
-    if log.lacks_epoch:
+    there = f"[{seen.start}, {seen.latest.offset})"
+    if seen.latest.is_stale(partition.known_epoch):
+        return decide(partition, stale_leader(partition.name, seen.latest, partition.known_epoch))
+    if seen.lacks_epoch:
         return InvalidPosition(
+            refused,
             position,
             f"{partition.name}: the log was truncated below offset {position}, or the topic was created again: its "
             f"leader does not know leader epoch {partition.last_epoch} of the records before that offset; the "
-            f"broker has [{log.start}, {log.latest.offset})",
+            f"broker has {there}",
+            log=seen,
         )
-    if position < log.start:
-        resume = min(log.start, until)
+    if seen.start <= position <= seen.latest.offset:
+        what = f"Fetch of {partition.name} at offset {position}, which exists: its leader lagged behind for a moment"
+        return decide(partition, broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, what))
+    if position < seen.start:
+        resume = min(seen.start, until)
         cause = "retention or DeleteRecords has removed them"
     else:
         resume = until
         cause = "the log was truncated (unclean leader election) or the topic was created again"
     missing = f"offset {position} is" if until == UNBOUNDED else f"offsets {position} to {resume} are"
     wanted = "" if until == UNBOUNDED else f"wanted [{position}, {until}), "
-    return InvalidPosition(
-        resume,
-        f"{partition.name}: {missing} not in the log any more; {wanted}the broker has [{log.start}, "
-        f"{log.latest.offset}). Likely cause: {cause}",
+    reason = (
+        f"{partition.name}: {missing} not in the log any more; {wanted}the broker has {there}. Likely cause: {cause}"
     )
+    return InvalidPosition(refused, resume, reason, log=seen)
+
+
+def log_truncated(error: LogTruncated) -> InvalidPosition:
+    """Make the result for a truncated log: its records from the truncation on were not read yet."""
+    return InvalidPosition(error, error.context["end_offset"], str(error))
+
+
+def topic_deleted(partition: FetchPosition, error: KafkaError) -> InvalidPosition:
+    """Make the result for a topic or partition that brokers have not known for long."""
+    position, until = partition.position, partition.until_offset
+    return InvalidPosition(
+        error,
+        until,
+        f"{partition.name}: offsets {position} to {until} cannot be read: the brokers repeatedly reply that "
+        "they do not know it. Likely cause: the topic was deleted",
+    )
+
+
+def _topic_recreated(partition: FetchPosition, error: TopicRecreated) -> InvalidPosition:
+    """Make the result for a recreated topic, which has none of the wanted records at any offset."""
+    position, until = partition.position, partition.until_offset
+    reason = f"{error}: offsets {position} to {until} belonged to the old one"
+    return InvalidPosition(error, until, reason, TopicRecreated)
 
 
 def poll_timed_out(partition: FetchPosition) -> DeadlineExceeded:
@@ -72,50 +172,3 @@ def poll_timed_out(partition: FetchPosition) -> DeadlineExceeded:
         partition=partition.partition,
         settings=("poll_timeout_ms",),
     )
-
-
-def topic_deleted(partition: FetchPosition) -> InvalidPosition:
-    """Make the result for a topic or partition that brokers have not known for long."""
-    position, until = partition.position, partition.until_offset
-    return InvalidPosition(
-        until,
-        f"{partition.name}: offsets {position} to {until} cannot be read: the brokers repeatedly reply that "
-        "they do not know it. Likely cause: the topic was deleted",
-    )
-
-
-def topic_recreated(partition: FetchPosition, error: TopicRecreated) -> InvalidPosition:
-    """Make the result for a recreated topic, which has none of the wanted records at any offset."""
-    position, until = partition.position, partition.until_offset
-    return InvalidPosition(until, f"{error}: offsets {position} to {until} belonged to the old one", TopicRecreated)
-
-
-def log_truncated(error: LogTruncated, first_offset: int) -> InvalidPosition:
-    """Make the result for a truncated log: read again from the truncation, but not before `first_offset`."""
-    return InvalidPosition(max(error.context["end_offset"], first_offset), str(error))
-
-
-def is_about_the_log(error: KafkaError) -> bool:
-    """Return True if the broker's log lacks the position. Final from the leader, not from a follower."""
-    return isinstance(error, LogTruncated) or (
-        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
-    )
-
-
-def is_retriable_fetch(error: KafkaError) -> bool:
-    """Return True if the same Fetch may succeed later.
-
-    UNKNOWN_SERVER_ERROR counts as retriable, as in Java's consumer: a temporary failure of a disk or of remote storage
-    causes it.
-    """
-    return is_retriable(error) or _is_unknown_server_error(error)
-
-
-def log_retry(partition: FetchPosition, error: KafkaError) -> None:
-    """Log a failed Fetch that is retried; as a warning, once, if only the broker's own log has the cause."""
-    warns = _is_unknown_server_error(error) and partition.failure is None
-    log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
-
-
-def _is_unknown_server_error(error: KafkaError) -> bool:
-    return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_SERVER_ERROR

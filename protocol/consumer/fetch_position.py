@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -183,6 +183,14 @@ class FetchPosition:
             other.preferred_replica = NO_REPLICA
         return other
 
+    def route(self, broker: Broker, leader_epoch: int, topic_id: bytes, now_s: float) -> None:
+        """Handle that the broker was resolved."""
+        self.topic_id = topic_id
+        self.leader_epoch = leader_epoch
+        self.routed_at_s = now_s
+        # Set last: from now on the thread of that broker fetches the partition.
+        self.broker = broker
+
     def forget_topic(self) -> None:
         """Accept the topic that has the name now; its id comes from the next metadata."""
         self.topic_id, self.leader_epoch = NO_TOPIC_ID, NO_LEADER_EPOCH
@@ -297,7 +305,10 @@ class FetchPosition:
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
 
 
-def due_for_leaders(partitions: Iterable[FetchPosition], now_s: float) -> list[FetchPosition]:
+P = TypeVar("P", bound=FetchPosition)
+
+
+def due_for_leaders(partitions: Iterable[P], now_s: float) -> list[P]:
     """Return partitions due for a leader lookup, batched into one Metadata request.
 
     None are due before the back-off of the first is over; then all partitions that waited for half of their back-off.

@@ -1,24 +1,24 @@
 """Fetch requests to one broker for all partitions read from it, its fetch session, and its replies. Sans-IO.
 
-sarama's `brokerConsumer`, without goroutines. Used by `bounded_reader` (one thread for all brokers), `consumer` (one
-thread per broker) and `log_samples`; `leaders` sends the requests.
+Used by `bounded_reader` (one thread for all brokers), `consumer` (one thread per broker) and `log_samples`; `leaders`
+sends the requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.errors import KafkaError, TransportError
-from protocol.wire.messages.m01_fetch import (
-    FIRST_WITH_SESSIONS,
-    LAST_WITH_TOPIC_NAMES,
-)
+from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.wire.messages.m01_fetch import FIRST_WITH_SESSIONS, LAST_WITH_TOPIC_NAMES
+
+P = TypeVar("P", bound=FetchPosition)
 
 NO_SESSION = 0
 FINAL_EPOCH = -1
@@ -131,18 +131,23 @@ def keys_of(rows: Iterable[Mapping[str, Any]], by_id: bool) -> list[tuple[Key, M
 
 
 @dataclass
-class FetchResult:
+class FetchResult(Generic[P]):
     """The result of a reply: records, and failures of single partitions. A partition in neither had no new data."""
 
-    fetched: list[tuple[FetchPosition, CompletedFetch]] = field(default_factory=list)
-    failed: list[tuple[FetchPosition, KafkaError]] = field(default_factory=list)
+    completed: list[tuple[P, CompletedFetch]] = field(default_factory=list)
+    failed: list[tuple[P, KafkaError]] = field(default_factory=list)
     throttle_ms: int = 0
 
 
 class FetchRequestBuilder:
-    """Requests and replies of one broker, one request at a time.
+    """Builds the requests to one broker, one at a time.
 
     `sessions` enables incremental fetch sessions (KIP-227), which pay off for long-lived readers.
+
+    Attributes
+    ----------
+    requests : int
+        Number of requests built.
     """
 
     def __init__(self, broker: Broker, config: ConsumerConfig, *, sessions: bool) -> None:
@@ -150,65 +155,80 @@ class FetchRequestBuilder:
         self.requests = 0
         self._config = config
         self._session = FetchSession() if sessions else None
-        self._in_session = False
-        self._by_id = False
-        self._asked: dict[Key, FetchPosition] = {}
 
-    @property
-    def by_id(self) -> bool:
-        """True if the last request named topics by id (Fetch 13, Kafka 3.1): a recreated topic then cannot reply."""
-        return self._by_id
-
-    @property
-    def asked(self) -> Collection[FetchPosition]:
-        """Partitions of the request in flight."""
-        return self._asked.values()
-
-    def body(
-        self, partitions: Sequence[FetchPosition], *, max_bytes: int, max_wait_ms: int
-    ) -> Callable[[int], dict[str, Any]]:
-        """Return the Fetch request as a function of its version.
+    def build(self, partitions: Collection[P], *, max_bytes: int, max_wait_ms: int) -> FetchRequest[P]:
+        """Return the next request.
 
         Parameters
         ----------
-        partitions : sequence of FetchPosition
+        partitions : collection of FetchPosition
             Each at most once.
         max_bytes : int
             Limit of the whole reply; raised to the limit of the largest partition.
         max_wait_ms : int
         """
+        self.requests += 1
+        limits = {"max_wait_ms": max_wait_ms, "min_bytes": self._config.fetch_min_bytes, "max_bytes": max_bytes}
+        isolation = int(self._config.isolation_level == "read_committed")
+        fields = {**limits, "isolation_level": isolation, "rack_id": self._config.client_rack}
+        return FetchRequest(self.broker, fields, self._session, partitions)
 
-        def of_version(version: int) -> dict[str, Any]:
-            self.requests += 1
-            self._by_id = version > LAST_WITH_TOPIC_NAMES
-            rows: dict[Key, Row] = {}
-            self._asked = {}
-            for partition in partitions:
-                key = (partition.topic_id if self._by_id else partition.topic, partition.partition)
-                rows[key] = partition.request_row()
-                self._asked[key] = partition
-            largest = max((row["partition_max_bytes"] for row in rows.values()), default=0)
-            self._in_session = self._session is not None and version >= FIRST_WITH_SESSIONS
-            return {
-                "max_wait_ms": max_wait_ms,
-                "min_bytes": self._config.fetch_min_bytes,
-                "max_bytes": max(max_bytes, largest),
-                "isolation_level": int(self._config.isolation_level == "read_committed"),
-                "rack_id": self._config.client_rack,
-                **self._session_fields(_known_to(version, rows)),
-            }
+    def close(self) -> dict[str, Any] | None:
+        """Return the body of a request that closes the session; None if there is no session."""
+        fields = self._session.close() if self._session is not None else None
+        return {"max_wait_ms": 0, "min_bytes": 0, **fields} if fields else None
 
-        return of_version
+
+class FetchRequest(Generic[P]):
+    """One request, from its body to the reply or its loss.
+
+    Attributes
+    ----------
+    partitions : collection of FetchPosition
+    by_id : bool
+        True if the body names topics by id (Fetch 13, Kafka 3.1): a recreated topic then cannot reply.
+    """
+
+    def __init__(
+        self, broker: Broker, fields: Mapping[str, Any], session: FetchSession | None, partitions: Collection[P]
+    ) -> None:
+        self.broker = broker
+        self.partitions = partitions
+        self.by_id = False
+        self._fields = fields
+        self._session = session
+        self._in_session = False
+        self._asked: dict[Key, P] = {}
+
+    @property
+    def newest_version(self) -> int | None:
+        """The newest version of Fetch that can name these topics; None for any."""
+        by_name = any(each.topic_id == NO_TOPIC_ID for each in self.partitions)
+        return LAST_WITH_TOPIC_NAMES if by_name else None
+
+    def body(self, version: int) -> dict[str, Any]:
+        """Return the body in this version of Fetch."""
+        self.by_id = version > LAST_WITH_TOPIC_NAMES
+        rows: dict[Key, Row] = {}
+        self._asked = {}
+        for partition in self.partitions:
+            key = (partition.topic_id if self.by_id else partition.topic, partition.partition)
+            rows[key] = partition.request_row()
+            self._asked[key] = partition
+        largest = max((row["partition_max_bytes"] for row in rows.values()), default=0)
+        self._in_session = self._session is not None and version >= FIRST_WITH_SESSIONS
+        max_bytes = max(self._fields["max_bytes"], largest)
+        return {**self._fields, "max_bytes": max_bytes, **self._session_fields(_known_to(version, rows))}
 
     def _session_fields(self, rows: Mapping[Key, Row]) -> dict[str, Any]:
         if self._session is not None and self._in_session:
-            return self._session.request(rows, by_id=self._by_id)
-        return {"session_epoch": FINAL_EPOCH, "topics": topic_rows(rows, self._by_id)}
+            return self._session.request(rows, by_id=self.by_id)
+        return {"session_epoch": FINAL_EPOCH, "topics": topic_rows(rows, self.by_id)}
 
-    def handle_response(self, body: Mapping[str, Any]) -> FetchResult:
-        """Read the reply to the last request. Raises `ProtocolError` if the reply as a whole is invalid."""
-        result = FetchResult(throttle_ms=body["throttle_time_ms"])
-        asked, self._asked = self._asked, {}
+    def handle_response(self, body: Mapping[str, Any]) -> FetchResult[P]:
+        """Read the reply, and advance the positions. Raises `ProtocolError` if the reply as a whole is invalid."""
+        result: FetchResult[P] = FetchResult(throttle_ms=body["throttle_time_ms"])
+        asked = dict(self._asked)
         code = body["error_code"]
         complete = True
         if self._session is not None and self._in_session:
@@ -223,17 +243,17 @@ class FetchRequestBuilder:
                 for each in asked.values()
             ]
             return result
-        for key, row in keys_of(body["responses"], self._by_id):
+        for key, row in keys_of(body["responses"], self.by_id):
             partition = asked.pop(key, None)
             if partition is None:
                 continue
             try:
-                fetched = partition.handle_response(row, self.broker)
+                completed = partition.handle_response(row, self.broker)
             except KafkaError as error:
                 result.failed.append((partition, error))
             else:
-                if fetched is not None:
-                    result.fetched.append((partition, fetched))
+                if completed is not None:
+                    result.completed.append((partition, completed))
         # A throttling broker may omit all partitions, and a session's reply contains only changed ones.
         if asked and complete and not result.throttle_ms:
             result.failed += [
@@ -242,17 +262,36 @@ class FetchRequestBuilder:
             ]
         return result
 
-    def lost(self) -> list[FetchPosition]:
-        """Handle a missing reply: return its partitions, and restart the session, whose state is unknown."""
-        asked, self._asked = list(self._asked.values()), {}
+    def handle_loss(self, error: KafkaError) -> FetchResult[P]:
+        """Handle a missing reply: all partitions fail, and the session, whose state is unknown, is restarted."""
         if self._session is not None:
             self._session.restart()
-        return asked
+        return FetchResult(failed=[(each, error) for each in self.partitions])
 
-    def close(self) -> dict[str, Any] | None:
-        """Return the body of a request that closes the session; None if there is no session."""
-        fields = self._session.close() if self._session is not None else None
-        return {"max_wait_ms": 0, "min_bytes": 0, **fields} if fields else None
+
+def requests_by_broker(
+    partitions: Iterable[P], busy: Collection[Broker], now_s: float, max_bytes: int
+) -> dict[Broker, list[P]]:
+    """Return the partitions of the next request to each broker, in the given order.
+
+    Each partition is named once in a request, and all of a request fit into `max_bytes`, or it names only one. Brokers
+    in `busy` get none, and partitions without a leader or in their back-off are left out.
+    """
+    requests: dict[Broker, list[P]] = {}
+    names: dict[Broker, set[str]] = {}
+    room: dict[Broker, int] = {}
+    for partition in partitions:
+        broker = partition.broker
+        if broker is None or broker in busy or partition.retry_at_s > now_s:
+            continue
+        request = requests.setdefault(broker, [])
+        left, fetch_bytes = room.get(broker, max_bytes), partition.fetch_bytes()
+        if request and (fetch_bytes > left or partition.name in names[broker]):
+            continue
+        room[broker] = left - fetch_bytes
+        names.setdefault(broker, set()).add(partition.name)
+        request.append(partition)
+    return requests
 
 
 def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:

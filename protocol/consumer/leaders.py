@@ -5,60 +5,49 @@ Runs in the caller's thread; no retries. Used by `bounded_reader`, `consumer` an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from typing import TypeVar
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Metadata, is_another_topic, topic_id_text
-from protocol.consumer.fetch_position import FetchPosition
-from protocol.consumer.fetch_request import (
-    FetchRequestBuilder,
+from protocol.cluster.metadata import Broker, Metadata, is_another_topic, topic_id_text
+from protocol.consumer.fetch_failures import (
+    CheckLog,
+    Fail,
+    InvalidPosition,
+    Retry,
+    decide,
+    log_truncated,
+    validate_position,
 )
+from protocol.consumer.fetch_position import FetchPosition
+from protocol.consumer.fetch_request import FetchRequest
 from protocol.consumer.list_offsets import end_of_epoch, list_offsets
 from protocol.consumer.log_offsets import LogBounds
-from protocol.errors import BrokerError, KafkaError, TopicRecreated
-from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
+from protocol.errors import BrokerError, KafkaError, LogTruncated, TopicRecreated, TopicUnknown
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA
 from protocol.net.connection import Reply
-from protocol.wire.messages.m01_fetch import (
-    FETCH,
-    FIRST_WITH_ISOLATION_LEVEL,
-    LAST_WITH_TOPIC_NAMES,
-)
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
+
+P = TypeVar("P", bound=FetchPosition)
 
 
-def newest_version(partitions: Collection[FetchPosition]) -> int | None:
-    """Return the newest version of Fetch that can name these topics; None for any."""
-    by_name = any(each.topic_id == NO_TOPIC_ID for each in partitions)
-    return LAST_WITH_TOPIC_NAMES if by_name else None
-
-
-def send_fetch(
-    client: Client,
-    consumer: FetchRequestBuilder,
-    partitions: Sequence[FetchPosition],
-    deadline: Deadline,
-    *,
-    max_bytes: int,
-    max_wait_ms: int,
-    purpose: str = FETCH_PURPOSE,
-) -> Reply:
-    """Send the Fetch of `consumer.body`, in the newest version that can name the topics. Raises as `Client.send`."""
+def send_fetch(client: Client, request: FetchRequest[P], deadline: Deadline, *, purpose: str = FETCH_PURPOSE) -> Reply:
+    """Send a Fetch in the newest version that can name its topics. Raises as `Client.send`."""
     return client.send(
-        consumer.broker,
+        request.broker,
         FETCH,
-        consumer.body(partitions, max_bytes=max_bytes, max_wait_ms=max_wait_ms),
+        request.body,
         deadline,
         purpose=purpose,
         at_least=FIRST_WITH_ISOLATION_LEVEL,
-        at_most=newest_version(partitions),
+        at_most=request.newest_version,
     )
 
 
-def resolve_leaders(
-    client: Client, partitions: Collection[FetchPosition], deadline: Deadline
-) -> dict[FetchPosition, KafkaError]:
+def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
     """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.
 
     Returns
@@ -67,27 +56,35 @@ def resolve_leaders(
         Partitions without a broker: `BrokerError` (retriable) if there is no leader, `TopicRecreated` if the topic has
         another id than before, `DeadlineExceeded` if no broker replied.
     """
-    topics = {each.topic for each in partitions}
     try:
-        snapshot = client.snapshot(topics, deadline)
-        if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
-            # Cached metadata may be older than the plan of the range.
-            client.expire_metadata(another)
-            snapshot = client.snapshot(topics, deadline)
+        snapshot = _snapshot(client, partitions, deadline)
     except KafkaError as error:
         return dict.fromkeys(partitions, error)
-    failures: dict[FetchPosition, KafkaError] = {}
+    failures: dict[P, KafkaError] = {}
     now_s = client.clock.now_s()
     for partition in partitions:
         try:
-            _route(snapshot, partition, now_s)
+            broker, leader_epoch, topic_id = _leader(snapshot, partition)
         except KafkaError as error:
             failures[partition] = error
+        else:
+            partition.route(broker, leader_epoch, topic_id, now_s)
     client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
     return failures
 
 
-def _route(snapshot: Metadata, partition: FetchPosition, now_s: float) -> None:
+def _snapshot(client: Client, partitions: Collection[FetchPosition], deadline: Deadline) -> Metadata:
+    topics = {each.topic for each in partitions}
+    snapshot = client.snapshot(topics, deadline)
+    if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
+        # Cached metadata may be older than the plan of the range.
+        client.expire_metadata(another)
+        snapshot = client.snapshot(topics, deadline)
+    return snapshot
+
+
+def _leader(snapshot: Metadata, partition: FetchPosition) -> tuple[Broker, int, bytes]:
+    """Return the broker to fetch from, the leader epoch and the topic id. Raises as `resolve_leaders` returns."""
     known = snapshot.topic(partition.topic)
     if _is_another(snapshot, partition):
         raise TopicRecreated(
@@ -107,11 +104,7 @@ def _route(snapshot: Metadata, partition: FetchPosition, now_s: float) -> None:
                 partition=partition.partition,
             )
         broker = replica
-    partition.topic_id = known.topic_id
-    partition.leader_epoch = leadership.leader_epoch
-    partition.routed_at_s = now_s
-    # Set last: from now on the thread of that broker fetches the partition.
-    partition.broker = broker
+    return broker, leadership.leader_epoch, known.topic_id
 
 
 def _is_another(snapshot: Metadata, partition: FetchPosition) -> bool:
@@ -138,3 +131,28 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
         partition.last_epoch = NO_LEADER_EPOCH
         known = True
     return LogBounds(start, latest, lacks_epoch=not known)
+
+
+def decide_with_leader(
+    client: Client, partition: FetchPosition, error: KafkaError, deadline: Deadline
+) -> Retry | InvalidPosition | Fail:
+    """Decide what the failure of a Fetch means; query the leader if the log may have lost the position.
+
+    Sends requests only for such failures, and raises nothing.
+    """
+    action = decide(partition, error)
+    if not isinstance(action, CheckLog):
+        return action
+    try:
+        if isinstance(action.error, LogTruncated):
+            action = log_truncated(action.error)
+        else:
+            action = validate_position(partition, look_up_log_bounds(client, partition, deadline), action.error)
+        if isinstance(action, InvalidPosition):
+            # Requested by name, a broker may have replied for a recreated topic.
+            client.expire_metadata([partition.topic])
+            _leader(_snapshot(client, [partition], deadline), partition)
+    except KafkaError as failure:
+        # The metadata will tell if an unknown topic was deleted.
+        action = decide(partition, failure.answer if isinstance(failure, TopicUnknown) else failure)
+    return Fail(action.error) if isinstance(action, CheckLog) else action

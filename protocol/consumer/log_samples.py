@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from protocol.broker_errors import Refresh
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.cluster.dispatch import what_to_refresh
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_failures import Retry, decide
 from protocol.consumer.fetch_position import UNBOUNDED, CompletedFetch, FetchPosition
-from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
+from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult
 from protocol.consumer.leaders import resolve_leaders, send_fetch
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
@@ -64,29 +63,26 @@ def log_samples(
     # With a rack, a leader may name another replica instead of sending records.
     config = replace(config, max_partition_fetch_bytes=partition_max_bytes, client_rack="")
     waiting = _by_leader(client, config, offsets, deadline)
-    consumers = {broker: FetchRequestBuilder(broker, config, sessions=False) for broker in waiting}
+    builders = {broker: FetchRequestBuilder(broker, config, sessions=False) for broker in waiting}
     came_bytes = 0
     while waiting and came_bytes < most_bytes and not deadline.passed:
-        replies: dict[Broker, tuple[Reply, list[FetchPosition]]] = {}
+        in_flight: dict[Broker, tuple[FetchRequest[FetchPosition], Reply]] = {}
         for broker, queue in waiting.items():
             asked = [queue.popleft() for _ in range(min(partitions_per_request, len(queue)))]
-            max_bytes = partition_max_bytes * len(asked)
+            request = builders[broker].build(asked, max_bytes=partition_max_bytes * len(asked), max_wait_ms=0)
             try:
-                reply = send_fetch(client, consumers[broker], asked, deadline, max_bytes=max_bytes, max_wait_ms=0)
+                in_flight[broker] = request, send_fetch(client, request, deadline)
             except KafkaError as error:
                 log.debug("%s: the Fetch to sample %d log(s) was not sent: %s", broker, len(asked), error)
-            else:
-                replies[broker] = reply, asked
-        for broker, (reply, asked) in replies.items():
+        for broker, (request, reply) in in_flight.items():
+            asked = list(request.partitions)
             try:
-                result = consumers[broker].handle_response(
-                    reply.result(deadline.at_most_ms(client.config.request_timeout_ms))
-                )
+                result = request.handle_response(reply.result(deadline.at_most_ms(client.config.request_timeout_ms)))
             except KafkaError as error:
                 log.debug("%s: no reply to the Fetch that samples %d log(s): %s", broker, len(asked), error)
                 continue
             _note_failures(client, result)
-            for partition, fetched in result.fetched:
+            for partition, fetched in result.completed:
                 came_bytes += len(fetched.records.buffer)
                 yield (partition.topic, partition.partition), fetched
             waiting[broker].extend(_to_ask_again(asked, result))
@@ -107,14 +103,15 @@ def _by_leader(
     return waiting
 
 
-def _note_failures(client: Client, result: FetchResult) -> None:
+def _note_failures(client: Client, result: FetchResult[FetchPosition]) -> None:
     for partition, error in result.failed:
         log.debug("%s: its log is not sampled: %s", partition.name, error)
-        if what_to_refresh(error) is Refresh.METADATA:
+        action = decide(partition, error)
+        if isinstance(action, Retry) and action.refresh_metadata:
             client.expire_metadata([partition.topic])
 
 
-def _to_ask_again(asked: list[FetchPosition], result: FetchResult) -> list[FetchPosition]:
+def _to_ask_again(asked: list[FetchPosition], result: FetchResult[FetchPosition]) -> list[FetchPosition]:
     """Return partitions whose first record batch was larger than `partition_max_bytes`.
 
     A broker returns one complete batch of any size, but only for the first partition with data in a request (KIP-74).
@@ -123,7 +120,7 @@ def _to_ask_again(asked: list[FetchPosition], result: FetchResult) -> list[Fetch
     if result.throttle_ms:
         # The broker sends no records while it throttles.
         return []
-    done = {partition.name for partition, _ in (*result.fetched, *result.failed)}
+    done = {partition.name for partition, _ in (*result.completed, *result.failed)}
     return [partition for partition in asked[1:] if partition.name not in done]
 
 

@@ -404,7 +404,7 @@ class TestBadReplies:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr("protocol.consumer.fetch_request.FetchRequestBuilder.handle_response", fail)
+        monkeypatch.setattr("protocol.consumer.fetch_request.FetchRequest.handle_response", fail)
         self.answers(fake, lambda body: reply(reply_row(0)))
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)

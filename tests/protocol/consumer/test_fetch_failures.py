@@ -1,4 +1,4 @@
-"""Positions refused by a leader: data loss, or another error."""
+"""What a failed Fetch means: a retry, a query to the leader, data loss, or a final error."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import re
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.config import ConsumerConfig
-from protocol.consumer.fetch_failures import InvalidPosition, log_truncated, validate_position
+from protocol.consumer.fetch_failures import (
+    CheckLog,
+    Fail,
+    InvalidPosition,
+    Retry,
+    decide,
+    log_truncated,
+    validate_position,
+)
 from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import ListedOffset, LogBounds
-from protocol.errors import BrokerError, LogTruncated
+from protocol.errors import BrokerError, ConnectionLost, Corrupt, KafkaError, LogTruncated, TopicRecreated
 from tests.protocol.consumer.consuming import TOPIC_ID
+
+REFUSED = broker_error(ErrorCode.OFFSET_OUT_OF_RANGE, "Fetch of t-0")
 
 
 def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> LogBounds:
@@ -45,8 +55,9 @@ def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> Fet
 def test_invalid_position_has_resume_offset_and_reason(
     partition: FetchPosition, log: LogBounds, resume: int, reason: str
 ) -> None:
-    outcome = validate_position(partition, log)
+    outcome = validate_position(partition, log, REFUSED)
     assert isinstance(outcome, InvalidPosition)
+    assert (outcome.cause, outcome.log) == (REFUSED, log)
     assert outcome.resume == resume
     assert re.search(reason, outcome.reason)
 
@@ -62,12 +73,43 @@ def test_invalid_position_has_resume_offset_and_reason(
     ],
 )
 def test_position_refused_by_a_lagging_leader_is_a_retriable_error(log: LogBounds, code: ErrorCode) -> None:
-    outcome = validate_position(at(10, 30), log)
-    assert isinstance(outcome, BrokerError)
-    assert outcome.code == code
+    outcome = validate_position(at(10, 30), log, REFUSED)
+    assert isinstance(outcome, Retry)
+    assert isinstance(outcome.error, BrokerError)
+    assert outcome.error.code == code
 
 
-def test_truncated_log_resumes_at_the_divergence_within_the_range() -> None:
+def test_truncated_log_resumes_at_the_divergence() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
-    assert log_truncated(error, 0) == InvalidPosition(5, "t-0: the log was truncated")
-    assert log_truncated(error, 7) == InvalidPosition(7, "t-0: the log was truncated")
+    assert log_truncated(error) == InvalidPosition(error, 5, "t-0: the log was truncated")
+
+
+@pytest.mark.parametrize("error", [REFUSED, LogTruncated("t-0: the log was truncated", end_offset=5)])
+def test_leader_without_the_position_is_queried_but_not_a_follower(error: BrokerError | LogTruncated) -> None:
+    partition = at(10)
+    assert decide(partition, error) == CheckLog(error)
+    partition.preferred_replica = 3
+    assert decide(partition, error) == Retry(error, refresh_metadata=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [
+        (broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, "moved"), "refresh"),
+        (ConnectionLost("broken"), "refresh"),
+        (broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, "disk"), "retry"),
+        (broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, "lags"), "refresh"),
+        (broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "ACL"), "fail"),
+        (Corrupt("CRC"), "fail"),
+    ],
+)
+def test_error_is_retried_or_final(error: KafkaError, action: str) -> None:
+    expected = Fail(error) if action == "fail" else Retry(error, refresh_metadata=action == "refresh")
+    assert decide(at(10), error) == expected
+
+
+def test_recreated_topic_has_none_of_the_wanted_records() -> None:
+    error = TopicRecreated("t-0: the topic was deleted and created again")
+    action = decide(at(10, 30), error)
+    assert isinstance(action, InvalidPosition)
+    assert (action.cause, action.resume, action.kind) == (error, 30, TopicRecreated)

@@ -24,9 +24,9 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
     asked_bytes: list[int] = []
     send_fetch = bounded_reader.send_fetch  # type: ignore[attr-defined]
 
-    def noted(client: Any, consumer: Any, readings: Any, *more: Any, **options: Any) -> Any:
-        asked_bytes.append(sum(each.fetch_bytes() for each in readings))
-        return send_fetch(client, consumer, readings, *more, **options)
+    def noted(client: Any, request: Any, *more: Any, **options: Any) -> Any:
+        asked_bytes.append(sum(each.fetch_bytes() for each in request.partitions))
+        return send_fetch(client, request, *more, **options)
 
     monkeypatch.setattr(bounded_reader, "send_fetch", noted)
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
