@@ -16,6 +16,12 @@ class Condition(threading.Condition):
     def __init__(self, lock: threading.RLock | None = None) -> None:
         super().__init__(threading.RLock() if lock is None else lock)
 
+    @property
+    def waiting(self) -> bool:
+        """True if a thread waits."""
+        this: Any = self
+        return bool(this._waiters)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait as `threading.Condition.wait`; spurious wake-ups are possible."""
         this: Any = self

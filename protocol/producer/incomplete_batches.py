@@ -108,6 +108,11 @@ class IncompleteBatches:
         """True if every batch is complete."""
         return not self._batches
 
+    @property
+    def awaited(self) -> bool:
+        """True if a thread waits for batches or for memory."""
+        return self._changed.waiting
+
     def begin(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
         """Add batches; their memory replaces `freed_bytes`, held by their rows before."""
         with self._changed:

@@ -207,7 +207,7 @@ class Producer:
         return future
 
     def send_and_wait(
-        self, topic: str, value: bytes | str | None, *, deadline: Deadline | None = None, **fields: Any
+        self, topic: str, value: bytes | str | None, *, timeout_ms: float | None = None, **fields: Any
     ) -> RecordMetadata:
         """Send one message without waiting for `linger.ms`, and return where it was written.
 
@@ -215,7 +215,7 @@ class Producer:
         ----------
         topic, value, **fields
             As of `send`.
-        deadline : Deadline, optional
+        timeout_ms : float, optional
             By default as of `flush`.
 
         Raises
@@ -226,7 +226,7 @@ class Producer:
             It is not acknowledged in time, and may still be written.
         """
         self._require_caller("send_and_wait")
-        deadline = deadline or self._flush_deadline()
+        deadline = self._flush_deadline(timeout_ms)
         future = self.send(topic, value, **fields)
         self._assembler.drain()
         self._sender.wake()
@@ -238,6 +238,16 @@ class Producer:
     # -- results ------------------------------------------------------------------------------
 
     @property
+    def client(self) -> Client:
+        """The client, shared or this producer's own."""
+        return self._client
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of `buffer.memory` in use: approximately those of unacknowledged rows and messages."""
+        return self._incomplete.memory.held_bytes
+
+    @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
         """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
         return self._incomplete.acknowledged_now()
@@ -247,13 +257,13 @@ class Producer:
         """Number of Produce requests sent."""
         return self._sender.requests
 
-    def flush(self, deadline: Deadline | None = None) -> None:
+    def flush(self, timeout_ms: float | None = None) -> None:
         """Send all rows and messages, and wait until they are acknowledged.
 
         Parameters
         ----------
-        deadline : Deadline, optional
-            By default `delivery.timeout.ms` plus `request.timeout.ms` from now.
+        timeout_ms : float, optional
+            By default `delivery.timeout.ms` plus `request.timeout.ms`.
 
         Raises
         ------
@@ -263,15 +273,14 @@ class Producer:
         DeadlineExceeded
             Some rows are not acknowledged yet. They are still being written; `flush` may be called again.
         """
-        self._raise_if_unusable("flush")
-        self._flush(deadline)
+        self._flush(self._flush_deadline(timeout_ms))
 
-    def close(self, deadline: Deadline | None = None) -> None:
+    def close(self, timeout_ms: float | None = None) -> None:
         """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open. Idempotent."""
         self._require_caller("close")
         if not self._closed:
             try:
-                self._flush(deadline, despite_failures=True)
+                self._flush(self._flush_deadline(timeout_ms), despite_failures=True)
             finally:
                 self.abort()
 
@@ -301,9 +310,12 @@ class Producer:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _flush(self, deadline: Deadline | None, *, despite_failures: bool = False) -> None:
-        self._require_caller("flush")
-        self._require_alive()
+    def _flush(self, deadline: Deadline | None = None, *, despite_failures: bool = False) -> None:
+        if despite_failures:
+            self._require_caller("flush")
+            self._require_alive()
+        else:
+            self._raise_if_unusable("flush")
         self._begin_account()
         deadline = deadline or self._flush_deadline()
         self._assembler.drain()
@@ -317,9 +329,10 @@ class Producer:
         self._raise_if_unusable("flush")
         self._flushed = True
 
-    def _flush_deadline(self) -> Deadline:
+    def _flush_deadline(self, timeout_ms: float | None = None) -> Deadline:
         # A batch in flight may outlast delivery.timeout.ms by its request.
-        return self._client.deadline(self._config.delivery_timeout_ms + self._client.config.request_timeout_ms)
+        longest_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
+        return self._client.deadline(longest_ms if timeout_ms is None else timeout_ms)
 
     def _begin_account(self) -> None:
         if self._flushed:

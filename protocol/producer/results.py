@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Deadline
 from protocol.condition import Event
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.producer.partitioner import Partitions
@@ -148,12 +147,12 @@ class SentColumns:
         """True if every row is written or has failed."""
         return self._done.is_set()
 
-    def result(self, deadline: Deadline | None = None) -> pa.RecordBatch:
+    def result(self, timeout_ms: float | None = None) -> pa.RecordBatch:
         """Wait until all rows are acknowledged.
 
         Parameters
         ----------
-        deadline : Deadline, optional
+        timeout_ms : float, optional
             By default unlimited: rows fail after `delivery.timeout.ms`.
 
         Returns
@@ -167,13 +166,13 @@ class SentColumns:
             The error of the first row that was not written.
         DeadlineExceeded
         """
-        for error in self.errors(deadline).values():
+        for error in self.errors(timeout_ms).values():
             raise error
-        return self.columns(deadline)
+        return self.columns(timeout_ms)
 
-    def errors(self, deadline: Deadline | None = None) -> dict[int, KafkaError]:
+    def errors(self, timeout_ms: float | None = None) -> dict[int, KafkaError]:
         """Wait, and return the errors of rows that were not written, by row number."""
-        self._wait(deadline)
+        self._wait(timeout_ms)
         found = {
             int(row): result.error
             for partition, first, count, result in self._completed
@@ -184,12 +183,12 @@ class SentColumns:
             self._on_reported(error)
         return dict(sorted(found.items()))
 
-    def columns(self, deadline: Deadline | None = None) -> pa.RecordBatch:
+    def columns(self, timeout_ms: float | None = None) -> pa.RecordBatch:
         """Wait, and return the columns of `result`, with offset -1 for rows that were not written.
 
         Rows too large to send have the partition -1.
         """
-        self._wait(deadline)
+        self._wait(timeout_ms)
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()
         for partition, first, count, result in self._completed:
@@ -201,8 +200,8 @@ class SentColumns:
         arrays = (self._rows.partitions, offsets, timestamps_ms)
         return pa.RecordBatch.from_arrays([to_arrow(each) for each in arrays], schema=_SCHEMA)
 
-    def _wait(self, deadline: Deadline | None) -> None:
-        if not self._done.wait(None if deadline is None else deadline.remaining_s()):
+    def _wait(self, timeout_ms: float | None) -> None:
+        if not self._done.wait(None if timeout_ms is None else timeout_ms / 1000):
             raise DeadlineExceeded(
                 f"{self._left} of {len(self._timestamps_ms)} rows sent to {self.topic} are not acknowledged in time",
                 topic=self.topic,

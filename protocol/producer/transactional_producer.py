@@ -85,12 +85,13 @@ class TransactionalProducer(Producer):
 
     # -- transactions -------------------------------------------------------------------------
 
-    def init_transactions(self, deadline: Deadline | None = None, *, transactional_id: str | None = None) -> None:
+    def init_transactions(self, timeout_ms: float | None = None, *, transactional_id: str | None = None) -> None:
         """Fence all older producers of the transactional id, and wait until their open transaction is aborted.
 
         Parameters
         ----------
-        deadline : Deadline, optional
+        timeout_ms : float, optional
+            By default `default.api.timeout.ms`.
         transactional_id : str, optional
             Replaces this producer's transactional id. The transaction that was handed over remains open.
 
@@ -100,20 +101,21 @@ class TransactionalProducer(Producer):
             The call may be repeated.
         BrokerError
         """
-        self._session.init(deadline or self._client.deadline(), transactional_id)
+        self._session.init(self._client.deadline(timeout_ms), transactional_id)
 
-    def begin_transaction(self, deadline: Deadline | None = None) -> None:
+    def begin_transaction(self, timeout_ms: float | None = None) -> None:
         """Begin a transaction. The coordinator learns of it with the first record or offset.
 
         Waits for threads that are still sending to a previous, aborted transaction; their records are dropped.
         """
+        deadline = self._client.deadline(timeout_ms)
         self._session.require(_S.READY)
         self._wait_for_sends(deadline)
         if self._aborted:
             self.reset_sequences()
             self._aborted = False
         self._raise_if_unusable("begin_transaction")
-        self._session.begin(deadline or self._client.deadline(), self.reset_sequences)
+        self._session.begin(deadline, self.reset_sequences)
 
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
@@ -148,7 +150,7 @@ class TransactionalProducer(Producer):
                 self._sends -= 1
                 self._no_send.notify_all()
 
-    def _wait_for_sends(self, deadline: Deadline | None) -> None:
+    def _wait_for_sends(self, deadline: Deadline) -> None:
         """Wait for threads in `send`: records accepted later would belong to no transaction, or to the next one.
 
         Raises
@@ -159,7 +161,6 @@ class TransactionalProducer(Producer):
         """
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
-        deadline = deadline or self._client.deadline()
         with self._no_send:
             if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
                 raise DeadlineExceeded("another thread is still sending")
@@ -168,7 +169,7 @@ class TransactionalProducer(Producer):
         self,
         offsets: Mapping[TopicPartition, CommittedOffset],
         group_metadata: ConsumerGroupMetadata,
-        deadline: Deadline | None = None,
+        timeout_ms: float | None = None,
     ) -> None:
         """Commit a group's offsets together with this transaction.
 
@@ -178,13 +179,14 @@ class TransactionalProducer(Producer):
             Nothing is done if empty.
         group_metadata : ConsumerGroupMetadata
             From `KafkaConsumer.group_metadata()`. The group refuses the offsets of a member that it has fenced.
-        deadline : Deadline, optional
+        timeout_ms : float, optional
+            By default `default.api.timeout.ms`.
         """
         if offsets:
             with self._let_in():
-                self._session.send_offsets(offsets, group_metadata, deadline or self._client.deadline())
+                self._session.send_offsets(offsets, group_metadata, self._client.deadline(timeout_ms))
 
-    def commit_transaction(self, deadline: Deadline | None = None) -> None:
+    def commit_transaction(self, timeout_ms: float | None = None) -> None:
         """Flush and commit. Returns when the coordinator has confirmed the commit.
 
         Waits for threads that are sending; refuses sends that begin meanwhile.
@@ -198,22 +200,24 @@ class TransactionalProducer(Producer):
         OutcomeUnknown
             Repeat the call.
         """
+        deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
         if self._session.state is not _S.COMMITTING_TRANSACTION:
             with self._session.flushing():
-                self._wait_for_sends(deadline)
-                self.flush(deadline)
+                self._wait_for_sends(deadline or self._client.deadline())
+                self._flush(deadline)
         self._session.begin_to_end(commit=True)
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
-    def abort_transaction(self, deadline: Deadline | None = None) -> None:
+    def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drop unsent records and abort. Does not wait for threads that are sending; their sends fail."""
         self._require_caller("abort_transaction")
+        deadline = self._client.deadline(timeout_ms)
         self._session.begin_to_end(commit=False)
         self._aborted = True
         self.reset_sequences()
-        self._session.end(commit=False, deadline=deadline or self._client.deadline())
+        self._session.end(commit=False, deadline=deadline)
 
-    def prepare_transaction(self, deadline: Deadline | None = None) -> TransactionalIdentity:
+    def prepare_transaction(self, timeout_ms: float | None = None) -> TransactionalIdentity:
         """Flush, and hand the transaction over: any process with the returned identity ends it by `end_transaction`.
 
         The next call must be `init_transactions`. With the same transactional id it aborts the transaction if it is
@@ -223,9 +227,10 @@ class TransactionalProducer(Producer):
         -------
         TransactionalIdentity
         """
+        deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
         with self._session.flushing():
-            self._wait_for_sends(deadline)
-            self.flush(deadline)
+            self._wait_for_sends(deadline or self._client.deadline())
+            self._flush(deadline)
         return self._session.prepare()
 
     # -- closing ------------------------------------------------------------------------------
@@ -237,10 +242,10 @@ class TransactionalProducer(Producer):
         with suppress(KafkaError) if kind is not None else nullcontext():
             self.close()
 
-    def close(self, deadline: Deadline | None = None) -> None:
+    def close(self, timeout_ms: float | None = None) -> None:
         """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open."""
         try:
             if self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
-                self.abort_transaction(deadline)
+                self.abort_transaction(timeout_ms)
         finally:
             self.abort()

@@ -43,7 +43,7 @@ def proxy(kafka: LocalKafka) -> Iterator[KafkaProxy]:
 
 
 def leader_of(producer: Producer, topic: str, partition: int) -> int:
-    return producer._client.leader(topic, partition)[0].node_id
+    return producer.client.leader(topic, partition)[0].node_id
 
 
 def in_flight(producer: Producer) -> int:
@@ -192,7 +192,7 @@ class TestLostReplies:
             send_numbered(producer, name, 10, 10, 1)
             started_s = time.monotonic()
             with pytest.raises(DeadlineExceeded, match=f"{name}-0"):
-                producer.flush(producer._client.deadline(300))
+                producer.flush(300)
             assert time.monotonic() - started_s < 15
             held.set()
             producer.flush()
@@ -223,7 +223,7 @@ class TestErrorReplies:
                     proxy.replies[METADATA] = vanish
                     proxy.cut()
                     # If all replies had arrived before the cut, no Metadata request would follow.
-                    producer._client.expire_metadata([name])
+                    producer.client.expire_metadata([name])
         assert vanished == 3
         assert_all_once_in_order(kafka, name, 6_000, 3)
 
@@ -292,7 +292,7 @@ class TestEpochs:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers) as producer:
             session = producer._session
-            deadline = producer._client.deadline()
+            deadline = producer.client.deadline()
             first = session.identity(deadline)
             assert session.successor(first, deadline) == ProducerIdentity(first.producer_id, 1)
             last = ProducerIdentity(first.producer_id, 32_767)

@@ -87,7 +87,7 @@ def test_value_changed_after_send_is_written_unchanged(broker: FakeKafka, produc
 def test_deleted_topic_does_not_delay_others(broker: FakeKafka, producer: Producer) -> None:
     producer.send("gone", b"written").result(WAIT_S)
     broker.delete_topic("gone")
-    producer._client.expire_metadata(["gone"])
+    producer.client.expire_metadata(["gone"])
     lost = producer.send("gone", b"lost")
     began_s = time.monotonic()
     for number in range(10):
@@ -187,7 +187,7 @@ class TestMemory:
         full.send_columns(TOPIC, columns_of(bytes(12_000)))  # too large: fails alone, and its caller ignores the result
         with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
             list(map(partial(full.send, TOPIC), [bytes(1_000)] * 100))
-        assert full._incomplete.memory.held_bytes <= 20_000
+        assert full.held_bytes <= 20_000
         with pytest.raises(UsageError, match=r"more than max\.request\.size"):
             full.flush()
 
@@ -195,10 +195,10 @@ class TestMemory:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
         with ThreadPoolExecutor(1) as other:
             sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
-            wait_until(lambda: bool(full._incomplete._changed._waiters) or sent.done())  # type: ignore[attr-defined]
+            wait_until(lambda: full._incomplete.awaited or sent.done())
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))
-        assert full._incomplete.memory.held_bytes <= 20_000
+        assert full.held_bytes <= 20_000
 
 
 def columns_of(*values: bytes) -> pa.RecordBatch:

@@ -168,7 +168,7 @@ class TestBatching:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers, {"linger.ms": 20}) as producer:
             sent = producer.send_columns(name, numbered(0, 10))
-            sent.result(producer._client.deadline(20_000))
+            sent.result(20_000)
             assert producer.acknowledged == {(name, 0): ProducedRange(0, 9, 10)}
 
     def test_memory_stays_bounded_during_continuous_sends(self, kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -180,7 +180,7 @@ class TestBatching:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
                 with producer._assembler._one_at_a_time:  # otherwise rows just being passed on may be counted twice
-                    most = max(most, producer._incomplete.memory.held_bytes)
+                    most = max(most, producer.held_bytes)
         # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)
@@ -188,7 +188,7 @@ class TestBatching:
     def test_two_producers_share_a_client(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         names = [topic(3), topic(3)]
         first = producer_of(kafka.bootstrap_servers)
-        second = Producer(first._client, first._config)
+        second = Producer(first.client, first._config)
         for number in range(0, 3_000, 200):
             for name, producer in zip(names, (first, second), strict=True):
                 send_numbered(producer, name, number, 200, 3)
@@ -270,7 +270,7 @@ class TestRefusals:
         name = topic(3)
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
             for wrong in (3, -1):
-                producer._client.topic(name)
+                producer.client.topic(name)
                 with pytest.raises(UsageError, match=rf"partition {wrong} was requested, but topic {name} has 3"):
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
@@ -278,7 +278,7 @@ class TestRefusals:
 
     def test_unknown_topic_is_named(self, kafka: LocalKafka) -> None:
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
-            producer._client.metadata(["no-such-topic"])
+            producer.client.metadata(["no-such-topic"])
             with pytest.raises(DeadlineExceeded, match="Create the topic no-such-topic first"):
                 producer.send_columns("no-such-topic", numbered(0, 2))
 

@@ -48,13 +48,13 @@ class TestColumns:
                 given = pa.array([rng.choice([None, 0, 3]) for _ in range(250)], pa.int32())
                 calls.append((columns, producer.send_columns(name, columns, given)))
             for columns, sent in calls:
-                found.update(in_result(columns, sent.result(producer._client.deadline(20_000))))
+                found.update(in_result(columns, sent.result(20_000)))
         assert found == in_log(kafka, name)
         assert len(found) == 2_000
 
     def test_results_with_acks_0_have_no_offset(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         with producer_of(kafka.bootstrap_servers, {"acks": "0"}) as producer:
-            result = producer.send_columns(topic(1), numbered(0, 3)).result(producer._client.deadline(20_000))
+            result = producer.send_columns(topic(1), numbered(0, 3)).result(20_000)
         assert result["offset"].to_pylist() == [-1, -1, -1]
 
     def test_row_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -63,7 +63,7 @@ class TestColumns:
         columns = pa.RecordBatch.from_pydict({"value": pa.array(values)})
         with producer_of(kafka.bootstrap_servers) as producer:
             sent = producer.send_columns(name, columns, (np.arange(120) % 2).astype(np.int32))
-            assert list(sent.errors(producer._client.deadline(20_000))) == [70]
+            assert list(sent.errors(20_000)) == [70]
             with pytest.raises(BrokerError) as raised:
                 sent.result()
             assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
@@ -153,7 +153,7 @@ class TestMessages:
     def test_message_to_an_unknown_partition_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer:
-            producer._client.topic(name)
+            producer.client.topic(name)
             with pytest.raises(UsageError, match=f"partition 2 was requested, but topic {name} has 2"):
                 producer.send(name, b"v", partition=2)
 

@@ -182,7 +182,7 @@ class TestMemory:
         rows, held = 15, list[int]()
 
         def looked_at(call: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *arguments: (held.append(producer._incomplete.memory.held_bytes), call(*arguments))[1]
+            return lambda *arguments: (held.append(producer.held_bytes), call(*arguments))[1]
 
         clock = SkippingClock()
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock) as producer:
@@ -197,7 +197,7 @@ class TestMemory:
             clock.skip(60)
             producer._sender.wake()
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
-            wait_until(lambda: producer._incomplete.memory.held_bytes == 0)
+            wait_until(lambda: producer.held_bytes == 0)
         assert held
         assert min(held) >= rows * 100
 
@@ -250,7 +250,7 @@ def test_unknown_partition_is_named_despite_a_lost_metadata_reply(broker: FakeKa
         return None
 
     with producer_of(broker.bootstrap_servers, {"max.block.ms": 1_000}) as producer:
-        producer._client.topic(TOPIC)
+        producer.client.topic(TOPIC)
         broker.edit_replies(METADATA, once)
         with pytest.raises(UsageError, match=f"partition 7 was requested, but topic {TOPIC} has "):
             producer.send_columns(TOPIC, numbered(0, 1), np.full(1, 7, np.int32))
@@ -328,7 +328,7 @@ class TestClose:
         monkeypatch.setattr(Sender, "_work", fail_once_it_has_rows)
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
-            sent.result(producer._client.deadline(10_000))
+            sent.result(10_000)
         producer._sender._thread.join(WAIT_S)
         for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
             with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):

@@ -83,7 +83,7 @@ class Program:
 
     def commit(self) -> None:
         try:
-            self.producer.commit_transaction(self.client.deadline(60))
+            self.producer.commit_transaction(60)
         except OutcomeUnknown:
             self.fake.faults.clear()
             if self.open not in self.unknown:
@@ -93,7 +93,7 @@ class Program:
 
     def abort(self) -> None:
         try:
-            self.producer.abort_transaction(self.client.deadline(60))
+            self.producer.abort_transaction(60)
         except OutcomeUnknown:
             self.fake.faults.clear()
             raise

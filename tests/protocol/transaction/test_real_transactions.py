@@ -228,7 +228,7 @@ def test_commit_without_a_reply_is_unknown_until_a_reply(
     producer.flush()
     proxy.replies[END_TXN] = lambda exchange: Fate.CUT
     with pytest.raises(OutcomeUnknown):
-        producer.commit_transaction(through_proxy.deadline(300))
+        producer.commit_transaction(300)
     proxy.replies.clear()
     producer.commit_transaction()
     wait_until_decided(one_broker, [(name, 0)])

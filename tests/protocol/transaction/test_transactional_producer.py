@@ -220,7 +220,7 @@ class TestErrors:
                 fake.lose_requests(ADD_PARTITIONS_TO_TXN, 1_000)
             send_numbered(producer, "orders", first, 10, 3)
             with suppress(KafkaError):
-                producer.commit_transaction(client.deadline(300 if first and not answered else 5_000))
+                producer.commit_transaction(300 if first and not answered else 5_000)
         if producer.transaction_state is not TransactionState.READY:
             fake.faults.clear()
             producer.abort_transaction()
@@ -306,7 +306,7 @@ class TestErrors:
         producer = producer_of(client, "etl-0")
         fake.lose_requests(INIT_PRODUCER_ID, 1_000)
         with pytest.raises(DeadlineExceeded):
-            producer.init_transactions(client.deadline(100))
+            producer.init_transactions(100)
         fake.faults.clear()
         producer.init_transactions()
 
@@ -348,7 +348,7 @@ class TestUnknownOutcomes:
         producer.flush()
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
-            producer.commit_transaction(client.deadline(200))
+            producer.commit_transaction(200)
         with pytest.raises(UsageError, match="is committing; call commit_transaction again"):
             producer.abort_transaction()
         fake.faults.clear()
@@ -364,7 +364,7 @@ class TestUnknownOutcomes:
         producer.flush()
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
-            producer.commit_transaction(client.deadline(200))
+            producer.commit_transaction(200)
         fake.faults.clear()
         started(client, "etl-0")
         for _ in range(2):

@@ -148,7 +148,7 @@ class TestConcurrentSends:
             producer.send("orders", bytes(8_000), partition=0)
             wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
             waiting = threads.submit(call, producer)
-            wait_until(lambda: bool(producer._incomplete._changed._waiters))  # type: ignore[attr-defined]
+            wait_until(lambda: producer._incomplete.awaited)
             began_s = time.monotonic()
             producer.abort_transaction()
             assert time.monotonic() - began_s < 15
@@ -165,7 +165,7 @@ class TestConcurrentSends:
     ) -> None:
         def end_within(*_: object) -> None:
             with pytest.raises(DeadlineExceeded, match="another thread is still sending"):
-                producer.commit_transaction(client.deadline(50))
+                producer.commit_transaction(50)
 
         producer.begin_transaction()
         monkeypatch.setattr(Producer, "send", end_within)
@@ -179,7 +179,7 @@ class TestConcurrentSends:
         fake.lose_replies(PRODUCE, 1_000)
         send_numbered(producer, "orders", 0, 10, 3)
         with pytest.raises(DeadlineExceeded):
-            producer.commit_transaction(client.deadline(50))
+            producer.commit_transaction(50)
         assert producer.transaction_state is TransactionState.IN_TRANSACTION
         fake.faults.clear()
         send_numbered(producer, "orders", 10, 10, 3)
