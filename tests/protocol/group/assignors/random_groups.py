@@ -68,7 +68,7 @@ class Group:
         }
         return replace(self, said=said, versions=dict.fromkeys(said, 3))
 
-    def settled(self) -> GroupAssignment:
+    def stable(self) -> GroupAssignment:
         """Return the assignment after as many rebalances as needed until no partition moves."""
         assigned = self.assign()
         for _ in range(_MAX_REBALANCES):

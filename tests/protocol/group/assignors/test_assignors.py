@@ -120,9 +120,9 @@ def test_member_with_an_exclusive_topic_releases_shared_topics() -> None:
         "a": Subscription(frozenset({"own", "both"}), frozenset({("both", 0), ("both", 1)}), 1),
         "b": Subscription(frozenset({"both"})),
     }
-    settled = group_of(members, topics(own=2, both=2)).settled()
+    stable = group_of(members, topics(own=2, both=2)).stable()
 
-    assert settled == {"a": [("own", 0), ("own", 1)], "b": [("both", 0), ("both", 1)]}
+    assert stable == {"a": [("own", 0), ("own", 1)], "b": [("both", 0), ("both", 1)]}
 
 
 def test_members_do_not_swap_partitions_of_one_topic() -> None:
@@ -132,9 +132,9 @@ def test_members_do_not_swap_partitions_of_one_topic() -> None:
         "b": Subscription(frozenset({"t", "u"}), frozenset({("t", 0)}), 1),
         "c": Subscription(frozenset({"t"})),
     }
-    settled = group_of(members, topics(t=4, u=1)).settled()
+    stable = group_of(members, topics(t=4, u=1)).stable()
 
-    assert settled == {"a": [("t", 2), ("t", 3)], "b": [("t", 0), ("u", 0)], "c": [("t", 1)]}
+    assert stable == {"a": [("t", 2), ("t", 3)], "b": [("t", 0), ("u", 0)], "c": [("t", 1)]}
 
 
 def test_moved_partition_goes_to_an_earlier_owner() -> None:
@@ -157,24 +157,24 @@ def test_partitions_move_to_their_rack_if_loads_stay_balanced() -> None:
         "b": Subscription(frozenset({"t", "not-there"}), frozenset({("t", 1)}), 1, "west"),
     }
 
-    assert group_of(members, racks).settled() == {"a": [("t", 1)], "b": [("t", 0)]}
+    assert group_of(members, racks).stable() == {"a": [("t", 1)], "b": [("t", 0)]}
 
 
 def test_cooperative_rebalances_end_with_all_partitions_assigned() -> None:
     for seed in range(GROUPS):
         group = random_group(COOPERATIVE_STICKY, random.Random(seed))
         said = {name: replace(member, rack=None) for name, member in group.said.items()}
-        settled = replace(group, said=said).settled()
+        stable = replace(group, said=said).stable()
 
         subscribed = {topic for member in said.values() for topic in member.topics}
         count = sum(len(partitions) for topic, partitions in group.topics.items() if topic in subscribed)
-        assert sum(map(len, settled.values())) == count
+        assert sum(map(len, stable.values())) == count
 
 
 @pytest.mark.parametrize("seed", [319, 1115, 1321])
 def test_cooperative_rebalances_end_if_racks_are_full(seed: int) -> None:
     """In these groups, always reassigning partitions far from their owners would move them forever."""
-    random_group(COOPERATIVE_STICKY, random.Random(seed)).settled()
+    random_group(COOPERATIVE_STICKY, random.Random(seed)).stable()
 
 
 def test_strategy_is_a_list_of_names_or_java_classes() -> None:

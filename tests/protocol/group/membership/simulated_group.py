@@ -137,7 +137,7 @@ class SimulatedMember:
         return frozenset() if self.machine.state is MemberState.LOST else self.machine.owned
 
 
-def until_settled(*members: SimulatedMember, partitions: int = 4, rounds: int = 400) -> None:
+def until_stable(*members: SimulatedMember, partitions: int = 4, rounds: int = 400) -> None:
     """Let members and owners act in turn until no event is left and each partition has one owner."""
     for _ in range(rounds):
         moved = [member.act() for member in members]

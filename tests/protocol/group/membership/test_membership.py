@@ -30,7 +30,7 @@ from tests.fake_kafka import consumer_group
 from tests.fake_kafka.faults import ALWAYS
 from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.group.membership.conftest import NewMember, Owner, settle
+from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 from tests.wait_until import wait_until
 
 
@@ -165,7 +165,7 @@ def test_coordinator_that_moves_is_found_again(
         fake.move_coordinator(group, broker)
         before = beats(fake)
         wait_until(lambda before=before: beats(fake) >= before + 4)
-        settle(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
+        rebalance(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
     assert not any(each.lost for each in owner.revoked)
 
 
@@ -184,7 +184,7 @@ def test_error_of_the_owners_callback_is_raised_without_revocation(
         with pytest.raises(ZeroDivisionError):
             one.membership.poll_rebalance(client.deadline(1_000), cannot)
         assert one.numbers == [0, 1, 2, 3]
-    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
 
 
 def test_fatal_error_is_raised_in_the_owners_calls(

@@ -13,7 +13,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.group.membership.conftest import NewMember, Owner, settle
+from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 
 PARTITIONS = [0, 1, 2, 3, 4, 5]
 KINDS = {
@@ -69,16 +69,16 @@ def test_partitions_are_shared_with_librdkafka_and_return(
     ours.poll_rebalance(20_000)
     theirs = Librdkafka(kafka1, group, name, strategy)
     try:
-        settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
+        rebalance(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
         assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
         # librdkafka's member may lead from now on.
         ours.membership.close()
         ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
-        settle(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
+        rebalance(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
         assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
     finally:
         theirs.close()
-    settle(ours, until=lambda: ours.numbers == PARTITIONS)
+    rebalance(ours, until=lambda: ours.numbers == PARTITIONS)
     assert not any(each.lost for each in ours.revoked)
 
 
@@ -94,14 +94,14 @@ def test_partitions_are_shared_with_java(
     tool = "kafka.tools.ConsoleConsumer" if old else "org.apache.kafka.tools.consumer.ConsoleConsumer"
     theirs = threading.Thread(target=kafka1.run_tool, args=(tool, *settings))
     theirs.start()
-    settle(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)
+    rebalance(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)
     assert described(kafka1, group, ours) == set(ours.numbers)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
     for number in PARTITIONS:  # one of these partitions belongs to the Java consumer, and ends it
         producer.produce(name, b"one", partition=number)
     assert producer.flush(20) == 0
     theirs.join()
-    settle(ours, until=lambda: ours.numbers == PARTITIONS)
+    rebalance(ours, until=lambda: ours.numbers == PARTITIONS)
     assert not any(each.lost for each in ours.revoked)
 
 

@@ -20,7 +20,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.consumer_groups import coordinator_of
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.group.membership.conftest import NewMember, settle
+from tests.protocol.group.membership.conftest import NewMember, rebalance
 from tests.soak import SOAK
 
 PARTITIONS = [0, 1, 2, 3]
@@ -43,12 +43,12 @@ def test_member_survives_a_killed_coordinator(
     name = topic(len(PARTITIONS), replication_factor=3)
     one, two = new_member(client, name), new_member(client, name)
     one.poll_rebalance(20_000)
-    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     broker = coordinator_of(kafka, group)
     (kafka.kill if how == "killed" else kafka.pause)(broker)
     try:
         commit_as_member(client, group, name, one.numbers[0], one)
-        settle(one, two, until=lambda: sorted(one.numbers + two.numbers) == PARTITIONS, timeout_ms=15_000)
+        rebalance(one, two, until=lambda: sorted(one.numbers + two.numbers) == PARTITIONS, timeout_ms=15_000)
         assert not any(each.lost for each in one.revoked + two.revoked)
     finally:
         (kafka.start if how == "killed" else kafka.resume)(broker)
@@ -98,12 +98,12 @@ def test_paused_member_loses_its_partitions_and_rewinds_no_offset(
             pass
         zombie.process.send_signal(signal.SIGSTOP)
         other = new_member(client, name, **quick)
-        settle(other, until=lambda: other.numbers == PARTITIONS, timeout_ms=90_000)
+        rebalance(other, until=lambda: other.numbers == PARTITIONS, timeout_ms=90_000)
         commit_as_member(client, group, name, 0, other)
         zombie.process.send_signal(signal.SIGCONT)
         assert re.search("ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID|FENCED", zombie.says("committed"))
         assert ("session.timeout.ms" if protocol == "classic" else "UNKNOWN_MEMBER_ID") in zombie.says("lost")
-        settle(other, until=lambda: len(other.numbers) == 2)
+        rebalance(other, until=lambda: len(other.numbers) == 2)
         while len(zombie.says("owned")) != 2:
             pass
         assert fetch_offsets(client, group, None, client.deadline())[name, 0].offset == 7

@@ -17,7 +17,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
-from tests.protocol.group.membership.conftest import NewMember, settle
+from tests.protocol.group.membership.conftest import NewMember, rebalance
 from tests.wait_until import wait_until
 
 
@@ -54,11 +54,11 @@ def test_two_members_share_and_the_second_leaving_rebalances_at_once(
     one, two = new_member(client, name), new_member(client, name)
     one.poll_rebalance(20_000)
     two.poll_rebalance()
-    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     assert sorted(one.numbers + two.numbers) == [0, 1, 2, 3]
     assert not any(each.lost for each in one.revoked)
     two.membership.close()
-    settle(one, until=lambda: one.numbers == [0, 1, 2, 3])
+    rebalance(one, until=lambda: one.numbers == [0, 1, 2, 3])
 
 
 def test_member_closed_during_its_first_join_does_not_delay_others(
@@ -72,7 +72,7 @@ def test_member_closed_during_its_first_join_does_not_delay_others(
     two.poll_rebalance()
     two.membership.close()
     three = new_member(client, name)
-    settle(one, three, until=lambda: len(one.numbers) == len(three.numbers) == 2)
+    rebalance(one, three, until=lambda: len(one.numbers) == len(three.numbers) == 2)
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
     def owned() -> set[TopicPartition]:
         return set(one.membership.owned | two.membership.owned)
 
-    settle(*both, until=lambda: owned() == {(first, 0)})
+    rebalance(*both, until=lambda: owned() == {(first, 0)})
     create_partitions(fast_metadata_client, first, 2)
-    settle(*both, until=lambda: owned() == {(first, 0), (first, 1)})
+    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
     create_topic(fast_metadata_client, NewTopic(f"{first}-more", 1))
-    settle(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
+    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
     delete_topic(fast_metadata_client, f"{first}-more")
-    settle(*both, until=lambda: owned() == {(first, 0), (first, 1)})
+    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
 
 
 @pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
@@ -107,12 +107,12 @@ def test_pattern_matched_by_brokers_is_assigned(client: Client, topic1: TopicFac
     first = topic1(2)
     pattern = TopicSubscription(pattern=re.compile("never"), re2=f"{first}.*")
     owner = new_member(client, subscription=pattern)
-    settle(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
+    rebalance(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
     owner.membership.subscribe(TopicSubscription(frozenset({first, "nothing"})))
-    settle(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
+    rebalance(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
     owner.membership.subscribe(TopicSubscription(pattern=re.compile("never"), re2="(?!never)"))
     with pytest.raises(BrokerError, match=r"INVALID_REGULAR_EXPRESSION.*RE2"):
-        settle(owner, until=lambda: False)
+        rebalance(owner, until=lambda: False)
 
 
 def test_changed_subscription_revokes_the_former_topic(
@@ -122,7 +122,7 @@ def test_changed_subscription_revokes_the_former_topic(
     owner = new_member(client, first)
     owner.poll_rebalance(10_000)
     owner.membership.subscribe(TopicSubscription(frozenset({second})))
-    settle(owner, until=lambda: owner.membership.owned == {(second, 0)})
+    rebalance(owner, until=lambda: owner.membership.owned == {(second, 0)})
     assert not any(each.lost for each in owner.revoked)
 
 
@@ -133,11 +133,11 @@ def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
     one, two = (new_member(client, name, group_instance_id=each) for each in "ab")
     one.poll_rebalance(20_000)
     two.poll_rebalance()
-    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     had, revoked, generation = one.numbers, len(two.revoked), two.membership.member.generation_id
     one.membership.close()
     again = new_member(client, name, group_instance_id="a")
-    settle(again, two, until=lambda: again.numbers == had)
+    rebalance(again, two, until=lambda: again.numbers == had)
     assert again.membership.member.member_id != one.membership.member.member_id
     assert (len(two.revoked), two.membership.member.generation_id) == (revoked, generation)
 
@@ -148,9 +148,9 @@ def test_second_member_with_the_same_instance_id_fences_the_first(
 ) -> None:
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
-    settle(one, until=lambda: one.numbers == [0])
+    rebalance(one, until=lambda: one.numbers == [0])
     with pytest.raises(BrokerError, match="FENCED_INSTANCE_ID") as raised:
-        settle(two, one, until=lambda: False)
+        rebalance(two, one, until=lambda: False)
     assert raised.value.settings == {"group.instance.id"}
 
 
@@ -161,10 +161,10 @@ def test_instance_id_is_awaited_until_its_member_is_removed(
     """As after a kill: with KIP-848 the older member keeps the instance id until it leaves or its session times out."""
     name = topic1(1)
     one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
-    settle(one, until=lambda: one.numbers == [0])
+    rebalance(one, until=lambda: one.numbers == [0])
     wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.poll_rebalance(50).pending_reason))
     one.membership.close()
-    settle(two, until=lambda: two.numbers == [0])
+    rebalance(two, until=lambda: two.numbers == [0])
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
@@ -184,13 +184,13 @@ def test_group_changes_from_eager_to_cooperative_member_by_member(
     both = {"partition_assignment_strategy": "range,cooperative-sticky"}
     alone = {"partition_assignment_strategy": "cooperative-sticky"}
     one, two = new_member(client, name, **both), new_member(client, name, **both)
-    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     two.membership.close()
     two = new_member(client, name, **alone)
-    settle(one, two, until=lambda: sorted(one.numbers + two.numbers) == [0, 1, 2, 3] and len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: sorted(one.numbers + two.numbers) == [0, 1, 2, 3] and len(two.numbers) == 2)
     one.membership.close()
-    settle(two, until=lambda: len(two.numbers) == 4)
+    rebalance(two, until=lambda: len(two.numbers) == 4)
     two.revoked.clear()
     one = new_member(client, name, **alone)
-    settle(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
     assert [len(each.partitions) for each in two.revoked] == [2], "kept partitions are not revoked temporarily"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol.broker_errors import ErrorCode
 from protocol.group.membership.member_state import MemberState
 from tests.fake_kafka.clock import ManualClock
-from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_settled
+from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
 
 _REFUSALS = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -87,4 +87,4 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
         for each in members:
             assert each.machine.state is not MemberState.FAILED, each.machine.error
             assert each.may_commit, (each.machine.state, str(each.machine.reason), each.revoking)
-    until_settled(*members, partitions=5)
+    until_stable(*members, partitions=5)

@@ -22,7 +22,7 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.fake_kafka.cluster import Cluster
-from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_settled
+from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
 
 CLASSIC = {"protocol": "classic", "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000}
 COOPERATIVE = {**CLASSIC, "partition_assignment_strategy": "cooperative-sticky"}
@@ -37,7 +37,7 @@ def cluster() -> Cluster:
 def member_of(cluster: Cluster, **given: Any) -> SimulatedMember:
     """Return a member that owns all four partitions."""
     member = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **given))
-    until_settled(member)
+    until_stable(member)
     return member
 
 
@@ -85,7 +85,7 @@ def test_error_that_ends_the_session_loses_partitions_and_rejoins(
     assert member.machine.owned == frozenset()
     known = member.machine.member.member_id
     assert (known == "") == (given["protocol"] == "classic" and code == ErrorCode.UNKNOWN_MEMBER_ID)
-    until_settled(member)
+    until_stable(member)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_transient_error_is_retried_after_the_back_off_without_loss(
         member.machine.on_failure(next_request(member), error, member.now_s)
         assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
         assert member.machine.pending(member.now_s) is None
-    until_settled(member)
+    until_stable(member)
     assert member.revoked == []
 
 
@@ -216,7 +216,7 @@ def test_member_leaves_after_max_poll_interval(cluster: Cluster, given: dict[str
     cluster.clock.advance(100)  # type: ignore[attr-defined]
     assert not member.act(), "the member stays out until its owner polls again"
     member.own()
-    until_settled(member)
+    until_stable(member)
     assert [revocation.lost for revocation in member.revoked] == [True]
 
 
@@ -300,7 +300,7 @@ def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None
     cluster.create_topic("orders", 4)
     while not member.revoked:
         cluster.clock.advance(1)  # type: ignore[attr-defined]
-        until_settled(member)
+        until_stable(member)
     assert [(len(each.partitions), each.lost) for each in member.revoked] == [(4, False)]
     (row,) = member.sent[-1].body["topic_partitions"]  # type: ignore[index]
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
@@ -319,15 +319,15 @@ def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -
 def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster) -> None:
     """KIP-814."""
     first, other = (SimulatedMember(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
-    until_settled(first, other)
+    until_stable(first, other)
     had = first.machine.owned
     first.machine.leave(for_good=None)
     again = SimulatedMember(cluster, machine(now_s=first.now_s, **CLASSIC, group_instance_id="a"))
-    until_settled(again, other)
+    until_stable(again, other)
     assert again.machine.owned == had
     assert [request.body["assignments"] for request in again.sent if request.api is SYNC_GROUP] == [[]]  # type: ignore[index]
     cluster.create_partitions("orders", 6)
-    until_settled(again, other, partitions=6)
+    until_stable(again, other, partitions=6)
 
 
 class TestRequests:
