@@ -275,7 +275,7 @@ class _SessionRun:
             self._handler.setup(session)
             self._add_assigned(self._assigned, self._session.member)
             while not session.ended.wait(_CHECK_INTERVAL_S):
-                self._check()
+                self._run_once()
         finally:
             self._end(EndReason("the session was interrupted"))
         if self._raised:
@@ -283,7 +283,7 @@ class _SessionRun:
         assert session.end_reason is not None
         return session.end_reason
 
-    def _check(self) -> None:
+    def _run_once(self) -> None:
         """Run the periodic work: callbacks, rebalances, automatic commits, starts of partitions."""
         self._commits.run_callbacks()
         self._owner._report_authorization_error(self._membership)
@@ -298,7 +298,7 @@ class _SessionRun:
         elif self._commits.auto_commit_due:
             self._commit_in_background()
         if not self._session.ended.is_set():
-            self._begin()
+            self._start_claims()
 
     def _add_assigned(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """Add claims. Each gets a thread when it starts."""
@@ -309,18 +309,18 @@ class _SessionRun:
         for key, to in self._session.marked.items():
             if key in partitions:
                 self._partitions.seek(key, to.offset)
-        self._begin()
+        self._start_claims()
 
-    def _begin(self) -> None:
+    def _start_claims(self) -> None:
         """Start claims whose partitions have a leader, each in a thread; others start later."""
         try:
             self._partitions.start_added(self._client.deadline())
         except DeadlineExceeded as error:
             self._owner._on_error(error)
         finally:
-            self._start_threads()
+            self._start_claim_threads()
 
-    def _start_threads(self) -> None:
+    def _start_claim_threads(self) -> None:
         if len(self._threads) == len(self._partitions.consumers):
             return
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):

@@ -89,7 +89,7 @@ def commit_offsets(
     BrokerError
         The coordinator refused an offset with an error that is not retriable.
     """
-    who = {
+    identity = {
         "group_id": group,
         "member_id": member.member_id,
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
@@ -104,7 +104,7 @@ def commit_offsets(
             error = BrokerError(what, **error.context, settings=("group.id",))
         return error if handle is None else handle(key, row, broker, error)
 
-    call_partitions(client, OFFSET_COMMIT, who, offset_rows(offsets), deadline, handle=explained, at_most=at_most)
+    call_partitions(client, OFFSET_COMMIT, identity, offset_rows(offsets), deadline, handle=explained, at_most=at_most)
 
 
 def fetch_offsets(

@@ -189,9 +189,9 @@ class OffsetManager:
                     return mark.refused
             waiting = [mark for mark in marks.values() if mark is not None and mark.answered_at_s is None]
             if waiting:
-                alone = next((str(mark.failed) for mark in waiting if mark.failed is not None), None)
-                words = alone or self.counts.last_failure or "no error yet"
-                return DeadlineExceeded(f"not committed yet: {words}")
+                partition_error = next((str(mark.failed) for mark in waiting if mark.failed is not None), None)
+                text = partition_error or self.counts.last_failure or "no error yet"
+                return DeadlineExceeded(f"not committed yet: {text}")
             return None
 
     def flush(
@@ -300,7 +300,7 @@ class OffsetManager:
         """
         failure: Exception | None = None
         answers: dict[TopicPartition, BrokerError | None] = {}
-        alone: dict[TopicPartition, BrokerError] = {}
+        partition_errors: dict[TopicPartition, BrokerError] = {}
         too_large: dict[TopicPartition, BrokerError] = {}
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
@@ -310,7 +310,7 @@ class OffsetManager:
             if error is not None and not self._is_final(error, member):
                 if error.code not in _PARTITION_ERRORS:
                     return error
-                alone[key] = error
+                partition_errors[key] = error
                 return None
             answers[key] = error
             return None
@@ -327,14 +327,14 @@ class OffsetManager:
             else:
                 failure = failure or largest
         with self._changed:  # `flush` must see marks and counts change together
-            now_s, late = self._client.clock.now_s(), None
-            is_new = any(due[key].failing_since_s is None for key in alone)
-            for key, of_partition in list(alone.items()):
+            now_s, stale_error = self._client.clock.now_s(), None
+            is_new = any(due[key].failing_since_s is None for key in partition_errors)
+            for key, of_partition in list(partition_errors.items()):
                 if due[key].fail(of_partition, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
-                    answers[key] = alone.pop(key)
+                    answers[key] = partition_errors.pop(key)
             for key, answer in answers.items():
                 if answer is not None and _is_stale_generation(answer, member):
-                    due[key].stale_generation, late = member, answer
+                    due[key].stale_generation, stale_error = member, answer
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
             if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
@@ -342,15 +342,17 @@ class OffsetManager:
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
                 self._record_result(refused, "was refused and is not retried")
-            if late is not None and self._member == member:
-                ended = "has a stale generation, and is retried in the next one if the assignment is kept"
-                self._record_result(late, ended, logging.INFO)
+            if stale_error is not None and self._member == member:
+                outcome = "has a stale generation, and is retried in the next one if the assignment is kept"
+                self._record_result(stale_error, outcome, logging.INFO)
             if failure is not None:
                 for mark in self._marks.values():  # topics may have been created or deleted meanwhile
                     mark.failing_since_s = None
-            if alone and failure is None:
-                ended = "of some partitions failed and is retried"
-                self._record_result(next(iter(alone.values())), ended, logging.WARNING if is_new else logging.DEBUG)
+            if partition_errors and failure is None:
+                outcome = "of some partitions failed and is retried"
+                self._record_result(
+                    next(iter(partition_errors.values())), outcome, logging.WARNING if is_new else logging.DEBUG
+                )
             elif failure is not None or (refused is None and None in answers.values()):
                 self._record_result(failure)
             self._notify()
@@ -367,7 +369,7 @@ class OffsetManager:
         retries_refused = self._retry_refused and member == NO_MEMBER
         return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not retries_refused)
 
-    def _record_result(self, failure: Exception | None, ended: str = "", level: int = logging.WARNING) -> None:
+    def _record_result(self, failure: Exception | None, outcome: str = "", level: int = logging.WARNING) -> None:
         """Count a result, and log failures and the recovery."""
         counts, was_healthy = self.counts, self.healthy
         if failure is None:
@@ -376,15 +378,15 @@ class OffsetManager:
                 log.warning("group %s: commits succeed again", self.group)
             return
         fault = None if isinstance(failure, KafkaError) else failure
-        words = (
+        text = (
             self._client.format_error(failure) if isinstance(failure, KafkaError) else f"an unexpected error: {fault!r}"
         )
-        self.counts = replace(counts, failed=counts.failed + 1, last_failure=words)
-        self.healthy = was_healthy and bool(ended)
-        if ended:
-            log.log(level, "group %s: a commit %s: %s", self.group, ended, words)
+        self.counts = replace(counts, failed=counts.failed + 1, last_failure=text)
+        self.healthy = was_healthy and bool(outcome)
+        if outcome:
+            log.log(level, "group %s: a commit %s: %s", self.group, outcome, text)
         elif was_healthy:
-            log.warning("group %s: a commit failed and is retried: %s", self.group, words, exc_info=fault)
+            log.warning("group %s: a commit failed and is retried: %s", self.group, text, exc_info=fault)
 
 
 def _loses_assignment(error: BrokerError) -> bool:

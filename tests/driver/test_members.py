@@ -177,7 +177,7 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
         def stand_still(body: Any) -> None:
             del cluster.before[LIST_OFFSETS]
             with membership._changed:
-                membership._machine._lose(EndReason("suspended"))
+                membership._machine._lose_assignment(EndReason("suspended"))
             cluster.grow(10)
             cluster.offsets.committed["g"].update({("orders", number): Committed(20, -1, "") for number in (0, 1)})
             cluster.grow(5)

@@ -24,16 +24,16 @@ class EndReason:
         Properties that the user may change to avoid it.
     """
 
-    words: str
+    text: str
     settings: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return self.words
+        return self.text
 
     @property
     def error(self) -> KafkaError:
         """Return this reason as a `KafkaError`."""
-        return KafkaError(self.words, settings=self.settings)
+        return KafkaError(self.text, settings=self.settings)
 
     @classmethod
     def of(cls, error: KafkaError) -> EndReason:

@@ -160,20 +160,23 @@ class ClassicMember(MemberMachine):
         leaves = instance_id is None if for_good is None else for_good
         if not leaves or not self._member_id:
             return None
-        who = {"member_id": self._member_id, "group_instance_id": instance_id, "reason": "the member was closed"}
+        identity = {"member_id": self._member_id, "group_instance_id": instance_id, "reason": "the member was closed"}
 
         def body(version: int) -> dict[str, Any]:
             several = version >= _FIRST_STATIC[LEAVE_GROUP]
-            return {"group_id": self.group, **({"members": [who]} if several else {"member_id": who["member_id"]})}
+            return {
+                "group_id": self.group,
+                **({"members": [identity]} if several else {"member_id": identity["member_id"]}),
+            }
 
         at_least = 0 if instance_id is None else _FIRST_STATIC[LEAVE_GROUP]
         return SendRequest(LEAVE_GROUP, body, self._heartbeat_timeout_ms, at_least)
 
     def _request(self, api: Api, fields: dict[str, Any], **options: Any) -> SendRequest:
         instance_id = self.config.group_instance_id
-        who = {"group_id": self.group, "member_id": self._member_id, "group_instance_id": instance_id}
+        identity = {"group_id": self.group, "member_id": self._member_id, "group_instance_id": instance_id}
         at_least = 0 if instance_id is None else _FIRST_STATIC[api]
-        return SendRequest(api, {**who, **fields}, at_least=at_least, accept=_ANSWERS, **options)
+        return SendRequest(api, {**identity, **fields}, at_least=at_least, accept=_ANSWERS, **options)
 
     @property
     def _held_timeout_ms(self) -> float:
@@ -206,7 +209,7 @@ class ClassicMember(MemberMachine):
         # KIP-814: a returning static leader keeps the former assignment.
         self._assignments = None if leads and not reply["skip_assignment"] else {}
         self._refresh_s = -math.inf if leads else self._refresh_s
-        self._life.transition(MemberState.SYNCING, EndReason(f"generation {self._generation_id} begins"))
+        self._lifecycle.transition(MemberState.SYNCING, EndReason(f"generation {self._generation_id} begins"))
 
     def _on_metadata(self, cluster: Metadata, now_s: float) -> None:
         if self._leader is None:
@@ -220,7 +223,7 @@ class ClassicMember(MemberMachine):
         self._rejoins = bool(self.owned - assignment)
         self._assignment, self._last = assignment, (assignment, self._generation_id)
         what = EndReason(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
-        self._life.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
+        self._lifecycle.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
 
     # -- rebalances ---------------------------------------------------------------------------
 
@@ -247,12 +250,12 @@ class ClassicMember(MemberMachine):
         if self._rejoins:
             self._join(EndReason("revoked partitions can be assigned to other members"))
         else:
-            self._life.transition(MemberState.STABLE, self.reason)
+            self._lifecycle.transition(MemberState.STABLE, self.reason)
 
     def _rebalance(self, reason: EndReason) -> None:
         if self.state not in (MemberState.JOINING, MemberState.REBALANCING):
             if self._to_revoke_before_join():
-                self._life.transition(MemberState.REBALANCING, reason)
+                self._lifecycle.transition(MemberState.REBALANCING, reason)
             else:
                 self._join(reason)
 

@@ -132,8 +132,8 @@ class ConsumerMember(MemberMachine):
         return self._request(_LEAVE_FOR_A_WHILE if static else _LEAVE, {}, 0)
 
     def _request(self, epoch: int, fields: dict[str, Any], at_least: int) -> SendRequest:
-        who = {"group_id": self.group, "member_id": self._member_id, "instance_id": self.config.group_instance_id}
-        body = {**who, "member_epoch": epoch, **fields}
+        identity = {"group_id": self.group, "member_id": self._member_id, "instance_id": self.config.group_instance_id}
+        body = {**identity, "member_epoch": epoch, **fields}
         return SendRequest(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
 
     # -- responses ----------------------------------------------------------------------------
@@ -197,7 +197,9 @@ class ConsumerMember(MemberMachine):
         else:
             state = MemberState.STABLE
         if state is not self.state:
-            self._life.transition(state, EndReason(f"epoch {self._epoch} has assigned {len(self._ids)} partitions"))
+            self._lifecycle.transition(
+                state, EndReason(f"epoch {self._epoch} has assigned {len(self._ids)} partitions")
+            )
 
     # -- owned partitions --------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class ConsumerMember(MemberMachine):
 
     def _accepted(self) -> None:
         self._owned_ids = dict(self._ids)
-        self._life.transition(MemberState.ACKNOWLEDGING, self.reason)
+        self._lifecycle.transition(MemberState.ACKNOWLEDGING, self.reason)
 
     # -- metadata ------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class MemberMachine(ABC):
         self.subscription = subscription
         self.owned = NO_PARTITIONS
         self.error: KafkaError | None = None
-        self._life = Lifecycle(f"member of group {self.group}", self.transitions)
+        self._lifecycle = Lifecycle(f"member of group {self.group}", self.transitions)
         self._backoff = Backoff(client.retry_backoff_ms, client.retry_backoff_max_ms)
         self._request_timeout_ms = client.request_timeout_ms
         self._metadata_max_age_s = client.metadata_max_age_ms / 1000
@@ -94,12 +94,12 @@ class MemberMachine(ABC):
     @property
     def state(self) -> MemberState:
         """Return the present state."""
-        return self._life.state
+        return self._lifecycle.state
 
     @property
     def reason(self) -> EndReason:
         """Return the reason of the state, or of the suspicion that the assignment is lost."""
-        return self._suspicion or self._life.reason
+        return self._suspicion or self._lifecycle.reason
 
     @property
     def is_reconciled(self) -> bool:
@@ -184,7 +184,7 @@ class MemberMachine(ABC):
         self._pending_leave = self._leave_request(for_good) or self._pending_leave
         self.owned = NO_PARTITIONS
         self._retry_s = -math.inf
-        self._life.transition(
+        self._lifecycle.transition(
             MemberState.LEAVING if self._pending_leave else MemberState.LEFT, EndReason("closed by its owner")
         )
         self._forget_session()
@@ -196,8 +196,8 @@ class MemberMachine(ABC):
         if self.state not in IN_SESSION:
             return
         if now_s >= self._session_ends_s:
-            words = f"no response of the coordinator for {self._session_s:g} s (session.timeout.ms)"
-            self._lose(EndReason(words, _SESSION_TIMEOUT))
+            text = f"no response of the coordinator for {self._session_s:g} s (session.timeout.ms)"
+            self._lose_assignment(EndReason(text, _SESSION_TIMEOUT))
         elif now_s >= self._polled_s + self._poll_interval_s:
             self._leave_after_poll_timeout()
 
@@ -249,8 +249,8 @@ class MemberMachine(ABC):
         if now_s < since_s + self._session_s:
             self._session_ends_s = since_s + self._session_s
         else:
-            words = f"this process was suspended for {now_s - since_s:.0f} s, longer than session.timeout.ms"
-            self._lose(EndReason(words, _SESSION_TIMEOUT))
+            text = f"this process was suspended for {now_s - since_s:.0f} s, longer than session.timeout.ms"
+            self._lose_assignment(EndReason(text, _SESSION_TIMEOUT))
 
     def on_failure(self, request: SendRequest, error: KafkaError, now_s: float) -> None:
         """Process a failed request or an error code.
@@ -271,7 +271,7 @@ class MemberMachine(ABC):
             self._on_fenced(error)
             if self.state is MemberState.JOINING:
                 self._retry_s = now_s + self._backoff.next_s()
-            self._lose(EndReason.of(error))
+            self._lose_assignment(EndReason.of(error))
         else:
             self.fail(self._with_remedy(error))
 
@@ -295,7 +295,7 @@ class MemberMachine(ABC):
     def fail(self, error: KafkaError) -> None:
         """End the member with a fatal error, which the owner gets."""
         self.error = error
-        self._life.transition(MemberState.FAILED, EndReason.of(error))
+        self._lifecycle.transition(MemberState.FAILED, EndReason.of(error))
         self._forget_session()
 
     # -- common to both protocols --------------------------------------------------------------
@@ -305,36 +305,36 @@ class MemberMachine(ABC):
         return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
     def _join(self, reason: EndReason) -> None:
-        self._life.transition(MemberState.JOINING, reason)
+        self._lifecycle.transition(MemberState.JOINING, reason)
 
-    def _lose(self, reason: EndReason, *, wait: bool = False) -> None:
+    def _lose_assignment(self, reason: EndReason, *, wait: bool = False) -> None:
         """End the session; rejoin at once if no partitions are owned, unless `wait` is set."""
         self._forget_session()
         if self.owned or wait:
-            self._life.transition(MemberState.LOST, reason)
+            self._lifecycle.transition(MemberState.LOST, reason)
         elif self.state is MemberState.JOINING:
-            self._life.update_reason(reason)
+            self._lifecycle.update_reason(reason)
         else:
             self._join(reason)
 
     def _leave_after_poll_timeout(self) -> None:
-        words = (
+        text = (
             f"max.poll.interval.ms: no poll of this member for {self._poll_interval_s:g} s, so it has left the group; "
             "raise it, or process fewer records per poll"
         )
         self._pending_leave = self._leave_request(None)
-        self._lose(EndReason(words, _MAX_POLL_INTERVAL), wait=True)
+        self._lose_assignment(EndReason(text, _MAX_POLL_INTERVAL), wait=True)
 
     def _leave_completed(self) -> None:
         self._pending_leave = None
         if self.state is MemberState.LEAVING:
-            self._life.transition(MemberState.LEFT, self.reason)
+            self._lifecycle.transition(MemberState.LEFT, self.reason)
 
     def _retry_after_backoff(self, error: KafkaError, now_s: float) -> None:
         """Forget the request in flight and retry after the back-off."""
         self._in_flight, self._retry_s = None, now_s + self._backoff.next_s()
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
-            self._life.update_reason(EndReason.of(error))
+            self._lifecycle.update_reason(EndReason.of(error))
 
     def _until(self, *moments_s: float) -> float:
         """Return the earliest of these times and, in a session, of its timeouts."""

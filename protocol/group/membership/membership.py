@@ -200,8 +200,8 @@ class Membership:
                     self._changed.wait(min(deadline.remaining_s(), _TICK_S))
                     continue
             if revocation.lost:
-                words = self._client.format_error(revocation.reason.error)
-                log.warning("group %s: all partitions are lost: %s", self._machine.group, words)
+                text = self._client.format_error(revocation.reason.error)
+                log.warning("group %s: all partitions are lost: %s", self._machine.group, text)
             before_revoke(revocation)
             added -= revocation.partitions
             with self._changed:
@@ -352,8 +352,8 @@ class Membership:
             self._failing_since_s = now_s
         if now_s - self._failing_since_s >= _WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
-            words = self._client.format_error(_attempt_error(failure))
-            log.warning("group %s: requests of this member fail and are retried: %s", group, words)
+            text = self._client.format_error(_attempt_error(failure))
+            log.warning("group %s: requests of this member fail and are retried: %s", group, text)
 
     def _note_unauthorized(self, watched: frozenset[str], cluster: Metadata) -> None:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -361,8 +361,8 @@ class Membership:
         with self._changed:
             if hidden - self._unauthorized_topics:
                 names, group = ", ".join(sorted(hidden)), self._machine.group
-                words = f"group {group}: no member is assigned the partitions of {names}"
-                self._authorization_error = broker_error(code, words, api="Metadata", topic=names)
+                text = f"group {group}: no member is assigned the partitions of {names}"
+                self._authorization_error = broker_error(code, text, api="Metadata", topic=names)
             self._unauthorized_topics = hidden
 
     def _deliver(self, tell: Callable[[float], None]) -> None:
@@ -391,8 +391,8 @@ class Membership:
         """
         now_s = self._clock.now_s()
         if self._thread is not None and now_s - self._checked_s >= _PAUSE_DETECTED_S:
-            words = f"this process was suspended for {now_s - self._checked_s:.0f} s, and may have lost its partitions"
-            self._machine.suspect_lost(EndReason(words), now_s)
+            text = f"this process was suspended for {now_s - self._checked_s:.0f} s, and may have lost its partitions"
+            self._machine.suspect_lost(EndReason(text), now_s)
         self._checked_s = now_s
         return now_s
 
