@@ -78,7 +78,7 @@ class AssignedPartitions:
 
         Parameters
         ----------
-        deadline
+        deadline : Deadline
             Time limit of all requests.
 
         Raises
@@ -337,15 +337,15 @@ def try_list_offsets(
 
     Parameters
     ----------
-    client
+    client : Client
         The client of the cluster.
-    config
+    config : GroupConsumerConfig
         The configuration of the consumer.
-    times
+    times : mapping of (str, int) to int
         Timestamps in milliseconds by partition, or `EARLIEST` or `LATEST`.
-    deadline
+    deadline : Deadline
         Time limit.
-    max_attempts
+    max_attempts : int, optional
         Maximum number of requests per leader; None: until `deadline`.
     """
     found: dict[TopicPartition, ListedOffset] = {}

@@ -79,11 +79,11 @@ class Commits:
 
         Parameters
         ----------
-        offsets
+        offsets : mapping of (str, int) to CommittedOffset
             Offsets passed to `commit_async` before.
-        deadline
+        deadline : Deadline
             Time limit.
-        partition_timeout_s
+        partition_timeout_s : float
             Maximum wait for a partition that fails alone, see `OffsetManager.flush`.
 
         Raises

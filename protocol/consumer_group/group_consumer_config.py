@@ -45,13 +45,13 @@ class GroupConsumerConfig:
 
     Attributes
     ----------
-    consumer
+    consumer : ConsumerConfig
         The common configuration of consumers.
-    auto_offset_reset
+    auto_offset_reset : OffsetReset or timedelta
         The start offset of partitions without a committed offset. A duration means that time before now (KIP-1106).
-    enable_auto_commit
+    enable_auto_commit : bool
         Commit positions automatically.
-    auto_commit_interval_ms
+    auto_commit_interval_ms : int
         Interval of automatic commits.
     """
 

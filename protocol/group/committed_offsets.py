@@ -32,11 +32,11 @@ class CommittedOffset:
 
     Attributes
     ----------
-    offset
+    offset : int
         Offset of the next record to read.
-    leader_epoch
+    leader_epoch : int
         Leader epoch of the last record read; -1 if unknown.
-    metadata
+    metadata : str
         Free text.
     """
 
@@ -69,17 +69,17 @@ def commit_offsets(
 
     Parameters
     ----------
-    client
+    client : Client
         The client of the cluster.
-    group
+    group : str
         The group id.
-    offsets
+    offsets : mapping of (str, int) to CommittedOffset
         Offsets by partition.
-    deadline
+    deadline : Deadline
         Time limit of all retries.
-    member
+    member : GroupMember
         The member that commits; by default none, which the coordinator accepts if the group has no members.
-    handle
+    handle : callable, optional
         Called for each partition in the response, see `call_partitions`.
 
     Raises
@@ -119,15 +119,15 @@ def fetch_offsets(
 
     Parameters
     ----------
-    client
+    client : Client
         The client of the cluster.
-    group
+    group : str
         The group id.
-    partitions
+    partitions : collection of (str, int) or None
         Partitions to fetch; None: all.
-    deadline
+    deadline : Deadline
         Time limit of all retries.
-    require_stable
+    require_stable : bool
         Wait for open transactions that send offsets of the group (KIP-447).
 
     Raises

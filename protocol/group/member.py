@@ -14,15 +14,15 @@ class GroupMember:
 
     Attributes
     ----------
-    member_id
+    member_id : str
         Empty before the member has joined a group of the classic protocol.
-    generation_id
+    generation_id : int
         Generation of the classic protocol; -1 if none.
-    member_epoch
+    member_epoch : int
         Epoch of the consumer protocol (KIP-848); -1 if none.
-    group_instance_id
+    group_instance_id : str or None
         Name of a static member (KIP-345).
-    assigned_since
+    assigned_since : int or None
         The first generation or epoch of the present assignment, which later ones extend; None: the present generation.
     """
 

@@ -84,24 +84,24 @@ class OffsetManager:
 
     Parameters
     ----------
-    client
+    client : Client
         The client of the cluster.
-    group
+    group : str
         The group id.
-    refresh_ms
+    refresh_ms : float
         Repeat an unchanged commit after this time: brokers delete offsets of a group without members
         `offsets.retention.minutes` after the last commit.
-    retry_refused
+    retry_refused : bool
         Retry refused commits of a process that is not a member, since members may leave the group and ACLs may change.
         If false, an unknown topic is refused after 10 s, and a missing ACL at once.
 
     Attributes
     ----------
-    counts
+    counts : CommitCounts
         Numbers of commits, and the last failure.
-    healthy
+    healthy : bool
         True if the coordinator accepted the last commit, and before the first one.
-    changes
+    changes : int
         Incremented when the result of `failure` may have changed.
     """
 
@@ -142,9 +142,9 @@ class OffsetManager:
 
         Parameters
         ----------
-        offsets
+        offsets : mapping of (str, int) to CommittedOffset
             Offsets by partition.
-        member
+        member : GroupMember
             The member that owned the partitions when they were read.
 
         Returns
@@ -205,11 +205,11 @@ class OffsetManager:
 
         Parameters
         ----------
-        deadline
+        deadline : Deadline
             Time limit.
-        partitions
+        partitions : collection of (str, int), optional
             Partitions to wait for; None: all.
-        partition_timeout_s
+        partition_timeout_s : float
             Maximum wait for a partition that fails alone, since its first error.
 
         Returns

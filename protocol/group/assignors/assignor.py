@@ -19,18 +19,18 @@ class Subscription:
 
     Attributes
     ----------
-    topics
+    topics : frozenset of str
         Names of subscribed topics.
-    owned
+    owned : frozenset of (str, int)
         Partitions that the member owned in `generation` and still owns; empty for an eager member, which revokes all
         before it joins.
-    generation
+    generation : int
         The generation of `owned`; -1 if unknown.
-    rack
+    rack : str or None
         Rack of the member (KIP-881).
-    user_data
+    user_data : bytes or None
         Bytes that the assignor of the same name has written.
-    instance_id
+    instance_id : str or None
         Group instance id of a static member (KIP-345); JoinGroup has it beside the metadata.
     """
 
@@ -65,16 +65,16 @@ class Assignor:
 
     Attributes
     ----------
-    name
+    name : str
         The name in JoinGroup.
-    java_class
+    java_class : str
         Java's class of the assignor.
-    place
+    place : callable
         Assigns partitions. Its topics are sorted by name, and each has partitions and a subscriber. May leave out
         members.
-    cooperative
+    cooperative : bool
         Members keep their partitions while they join (KIP-429). A group does so if all of its assignors allow it.
-    user_data
+    user_data : callable
         Returns a member's user data from its last assignment and generation.
     """
 

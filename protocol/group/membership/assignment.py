@@ -18,9 +18,9 @@ class EndReason:
 
     Attributes
     ----------
-    words
+    text : str
         The error or the timeout, as text.
-    settings
+    settings : frozenset of str
         Properties that the user may change to avoid it.
     """
 
@@ -47,11 +47,11 @@ class TopicSubscription:
 
     Attributes
     ----------
-    names
+    names : frozenset of str
         Names of topics; they need not exist yet.
-    pattern
+    pattern : re.Pattern or None
         Matches whole names of topics; internal topics never match.
-    re2
+    re2 : str or None
         The same pattern in RE2 syntax, which brokers match (KIP-848). Used by the consumer protocol only; without it,
         and in the classic protocol, each member matches `pattern`.
     """
@@ -82,12 +82,12 @@ class Revocation:
 
     Attributes
     ----------
-    partitions
+    partitions : frozenset of (str, int)
         The partitions.
-    lost
+    lost : bool
         If true, other members may own the partitions already, and commits for them are refused. If false, the member
         owns them until its owner has released them, and processed offsets should be committed before.
-    reason
+    reason : EndReason
         The reason of the revocation.
     """
 
@@ -102,13 +102,13 @@ class Assignment:
 
     Attributes
     ----------
-    member
+    member : GroupMember
         The member that commits.
-    owned
+    owned : frozenset of (str, int)
         All assigned partitions; may be empty.
-    added
+    added : frozenset of (str, int)
         Those of `owned` that are new to the owner.
-    pending_reason
+    pending_reason : EndReason or None
         None if the assignment is complete. Else the reason of the delay, such as other members that have not joined
         yet, or a coordinator that does not respond; the member's thread continues without the owner.
     """

@@ -287,9 +287,9 @@ class GroupLeader:
 
     Parameters
     ----------
-    assignor
+    assignor : Assignor
         The assignor that the coordinator has selected.
-    members
+    members : list of dict
         Rows of the JoinGroup response.
 
     Raises

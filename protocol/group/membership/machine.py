@@ -49,9 +49,9 @@ class MemberMachine(ABC):
 
     Attributes
     ----------
-    owned
+    owned : frozenset of (str, int)
         The owner's partitions; differ from the assigned ones until the owner has accepted the assignment.
-    error
+    error : KafkaError or None
         The fatal error in state FAILED.
     """
 
@@ -173,7 +173,7 @@ class MemberMachine(ABC):
 
         Parameters
         ----------
-        for_good
+        for_good : bool or None
             True: leave. False: send no request. None: leave, but a static member may return to its partitions until its
             session ends (KIP-345).
         """
@@ -224,7 +224,7 @@ class MemberMachine(ABC):
 
         Parameters
         ----------
-        since_s
+        since_s : float
             The latest time at which the coordinator is known to have seen this member.
         """
         self._backoff.reset()

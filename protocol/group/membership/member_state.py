@@ -115,13 +115,13 @@ class SendRequest:
 
     Attributes
     ----------
-    at_least
+    at_least : int
         Minimum version of the request.
-    held
+    held : bool
         The coordinator may delay the response until other members have acted.
-    renews
+    renews : bool
         A response restarts the session timeout.
-    accept
+    accept : frozenset of int
         Error codes that are responses, not failures.
     """
 

@@ -53,13 +53,13 @@ class Membership:
 
     Parameters
     ----------
-    client
+    client : Client
         The client of the cluster.
-    config
+    config : ConsumerConfig
         The consumer's configuration.
-    subscription
+    subscription : TopicSubscription
         The topics to subscribe to.
-    on_member
+    on_member : callable
         Called with each new generation or epoch, and when there is none any more, in the thread that detects it;
         `OffsetManager.set_member`. It must not call this object.
 
@@ -165,10 +165,10 @@ class Membership:
 
         Parameters
         ----------
-        deadline
+        deadline : Deadline
             Time limit of the wait for other members. The member's thread continues after it, and `rebalance_pending`
             reports the result.
-        before_revoke
+        before_revoke : callable
             Called in this thread with the partitions to release. If it raises an exception, that is raised here, and
             the partitions are not released.
 
@@ -213,10 +213,10 @@ class Membership:
 
         Parameters
         ----------
-        leave
+        leave : bool, optional
             True: leave. False: send no request; the coordinator waits for the session timeout. None: leave, but a
             static member may return to its partitions (KIP-345).
-        timeout_ms
+        timeout_ms : float
             Maximum wait for the coordinator.
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
