@@ -1,7 +1,7 @@
 """Decide what the failure of a Fetch means: retry, check the log, lost records, or a final error. Sans-IO.
 
-`decide` returns an action, which `bounded_reader`, `consumer` and `log_samples` carry out. `leaders.decide_with_leader`
-carries out `CheckLog`: it compares the position with its leader's log.
+`decide` returns an action, which `bounded_reader`, `partition_fetcher` and `log_samples` carry out.
+`leaders.decide_with_leader` carries out `CheckLog`: it compares the position with its leader's log.
 """
 
 from __future__ import annotations

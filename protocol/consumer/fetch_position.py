@@ -1,6 +1,6 @@
 """The state of one partition being read: position, size of the next Fetch, and the handling of replies. Sans-IO.
 
-`fetch_request` requests many of them at once; `bounded_reader` and `consumer` own them.
+`fetch_request` requests many of them at once; `bounded_reader` and `partition_fetcher` own them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.clock import Backoff
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.errors import KafkaError, LogTruncated, ProtocolError
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import decode
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 
@@ -129,6 +129,11 @@ class FetchPosition:
     def name(self) -> str:
         """Topic and partition for messages."""
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic name and partition number."""
+        return self.topic, self.partition
 
     @property
     def known_epoch(self) -> int:

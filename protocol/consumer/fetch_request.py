@@ -1,6 +1,6 @@
 """Fetch requests to one broker for all partitions read from it, its fetch session, and its replies. Sans-IO.
 
-Used by `bounded_reader` (one thread for all brokers), `consumer` (one thread per broker) and `log_samples`; `leaders`
+Used by `bounded_reader` (one thread for all brokers), `partition_fetcher` (one per broker) and `log_samples`; `leaders`
 sends the requests.
 """
 

@@ -1,24 +1,25 @@
-"""Decide the next Fetch request to a broker: streams, bytes, and the broker's longest wait. Sans-IO.
+"""Decide the next Fetch request to a broker: open partitions, bytes, and the broker's longest wait. Sans-IO.
 
-`consumer` calls it under its lock, and owns threads and sockets. Streams report changes by `on_change`.
+`partition_fetcher` calls it under its lock, and owns threads and sockets. A decision wakes no thread: it names the
+partitions that it has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
-from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import NO_REPLICA
 
 # Keep a broker's thread for this time after its last partition has moved away: leaders often return.
 _LINGER_S = 5.0
 
-# Streams by the partition state in the request; a `seek` replaces the state of a stream.
-Asked = Mapping[FetchPosition, PartitionConsumer]
+# Buffers by the position in the request; a `seek` replaces the position of a buffer.
+Asked = Mapping[FetchPosition, FetchBuffer]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,24 @@ class Fetch:
     max_wait_ms: int
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The next step of a broker's thread: send `fetch`, or wait for `wait_s` unless something changes, or end.
+
+    Attributes
+    ----------
+    fetch : Fetch or None
+    wait_s : float or None
+        None without `fetch`: no partition has been read from the broker for a while, so the thread ends.
+    changed : sequence of FetchBuffer
+        Buffers that this decision has expired, emptied, or left without a broker: other threads may have work.
+    """
+
+    fetch: Fetch | None = None
+    wait_s: float | None = None
+    changed: Sequence[FetchBuffer] = ()
+
+
 @dataclass
 class BrokerState:
     """State of one broker, from its first request until no partition is read from it.
@@ -37,7 +56,7 @@ class BrokerState:
     Attributes
     ----------
     unread : int
-        Number of full streams whose readers the next Fetch waits for.
+        Number of full buffers whose readers the next Fetch waits for.
     lacks_memory : bool
         The next Fetch waits only for buffer memory.
     """
@@ -49,15 +68,15 @@ class BrokerState:
     muted_until_s: float = 0.0
     idle_since_s: float = float("inf")
 
-    def was_read(self, stream: PartitionConsumer) -> bool:
-        """Handle that a reply of `stream` is being read; return True if the thread may have work now."""
-        waited_for = stream.full and stream.source.broker == self.broker
+    def was_read(self, buffer: FetchBuffer) -> bool:
+        """Handle that a reply of `buffer` is being read; return True if the thread may have work now."""
+        waited_for = buffer.full and buffer.source.broker == self.broker
         self.unread -= waited_for
         return self.lacks_memory or (waited_for and self.unread <= 0)
 
-    def was_changed(self, stream: PartitionConsumer) -> bool:
-        """Return True if the thread may have work after a change of `stream`, for example because of freed memory."""
-        return self.lacks_memory or stream.source.broker == self.broker
+    def was_changed(self, buffer: FetchBuffer) -> bool:
+        """Return True if the thread may have work after a change of `buffer`, for example because of freed memory."""
+        return self.lacks_memory or buffer.source.broker == self.broker
 
     def answered(self, throttle_ms: int, now_s: float) -> None:
         """Record a reply and its throttle time."""
@@ -67,109 +86,115 @@ class BrokerState:
 
 @dataclass
 class FetchSchedule:
-    """Schedule of the streams that have a broker.
+    """Schedule of the partitions that have a broker.
 
-    A decision costs what the broker's own streams cost, and those with unread replies; not the number of all streams.
+    A decision costs what the broker's own buffers cost, and those with unread replies; not the number of all buffers.
 
     Attributes
     ----------
     wanted : bool
         True if `Consumer.poll` has returned nothing since the last reply.
-    unread : dict of PartitionConsumer to None
-        Streams with unread replies. Streams without any are removed by the next decision.
+    unread : dict of FetchBuffer to None
+        Buffers with unread replies. Buffers without any are removed by the next decision.
     """
 
     config: ConsumerConfig
     buffer_memory_bytes: int
     metadata_max_age_ms: int
     wanted: bool = False
-    unread: dict[PartitionConsumer, None] = field(default_factory=dict)
-    _by_broker: dict[Broker, dict[PartitionConsumer, None]] = field(default_factory=dict)
+    unread: dict[FetchBuffer, None] = field(default_factory=dict)
+    _by_broker: dict[Broker, dict[FetchBuffer, None]] = field(default_factory=dict)
 
-    def route(self, stream: PartitionConsumer) -> None:
-        """Handle that the broker of `stream` was resolved. A stream that leaves it is removed by the next decision."""
-        if (broker := stream.source.broker) is not None:
-            self._by_broker.setdefault(broker, {})[stream] = None
+    def route(self, buffer: FetchBuffer) -> None:
+        """Handle that the broker of a partition was resolved. The next decision removes it from the one it leaves."""
+        if (broker := buffer.source.broker) is not None:
+            self._by_broker.setdefault(broker, {})[buffer] = None
 
-    def put(self, stream: PartitionConsumer, fetched: CompletedFetch, now_s: float) -> None:
-        """Add a reply to its stream."""
-        stream.put(fetched, now_s)
-        self.unread[stream] = None
+    def put(self, buffer: FetchBuffer, fetched: CompletedFetch, now_s: float) -> None:
+        """Add a reply to its buffer."""
+        buffer.put(fetched, now_s)
+        self.unread[buffer] = None
 
-    def routed(self, broker: Broker) -> list[PartitionConsumer]:
-        """Return the streams read from a broker."""
-        streams = self._by_broker.get(broker, {})
-        for stream in [each for each in streams if each.closed or each.source.broker != broker]:
-            del streams[stream]
-        if not streams:
+    def routed(self, broker: Broker) -> list[FetchBuffer]:
+        """Return the buffers of partitions read from a broker."""
+        buffers = self._by_broker.get(broker, {})
+        for buffer in [each for each in buffers if each.closed or each.source.broker != broker]:
+            del buffers[buffer]
+        if not buffers:
             self._by_broker.pop(broker, None)
-        return list(streams)
+        return list(buffers)
 
-    def next(self, of: BrokerState, now_s: float) -> Fetch | float | None:
-        """Return the next request of a broker, or the seconds to wait unless something changes.
+    def next(self, of: BrokerState, now_s: float) -> Decision:
+        """Decide about the next request of a broker.
 
-        None if no partition has been read from the broker for `_LINGER_S`: its thread ends.
+        Its thread ends if no partition has been read from the broker for `_LINGER_S`.
         """
-        for stream in [each for each in self.unread if not each.unread]:
-            del self.unread[stream]
-        mine = [each for each in self.routed(of.broker) if self._reads(each, now_s)]
-        wait_s = min(self._expire_unread(now_s), _LINGER_S)
+        changed: list[FetchBuffer] = []
+        for buffer in [each for each in self.unread if not each.unread]:
+            del self.unread[buffer]
+        mine = [each for each in self.routed(of.broker) if self._reads(each, now_s, changed)]
+        wait_s = min(self._expire_unread(now_s, changed), _LINGER_S)
         of.idle_since_s = float("inf") if mine else min(of.idle_since_s, now_s)
         if now_s - of.idle_since_s >= _LINGER_S:
-            return None
+            return Decision(changed=changed)
         present = [each for each in mine if not (each.paused or each.expired)]
         of.unread, of.lacks_memory = sum(each.full for each in present), False
         if of.unread:
-            return wait_s
+            return Decision(wait_s=wait_s, changed=changed)
         if of.muted_until_s > now_s:
-            return min(wait_s, of.muted_until_s - now_s)
+            return Decision(wait_s=min(wait_s, of.muted_until_s - now_s), changed=changed)
         ready = [each for each in present if not each.error]
-        room_bytes = self.room_bytes(ready) if ready else 0
+        room_bytes = self._make_room(ready, changed) if ready else 0
         if room_bytes <= 0:
             of.lacks_memory = bool(ready)
-            return wait_s
+            return Decision(wait_s=wait_s, changed=changed)
         longest_ms = self.config.fetch_max_wait_ms
         if any(each.expired for each in mine):
             # The reader may return soon, and its partition must not wait long for the next Fetch.
             longest_ms = min(longest_ms, self.config.max_processing_time_ms)
         # The first request does not wait, so that the session exists and can be closed.
         max_wait_ms = longest_ms if of.has_answered else 0
-        return Fetch({each.source: each for each in ready}, min(room_bytes, self.config.fetch_max_bytes), max_wait_ms)
+        asked = {each.source: each for each in ready}
+        return Decision(Fetch(asked, min(room_bytes, self.config.fetch_max_bytes), max_wait_ms), changed=changed)
 
-    def _reads(self, stream: PartitionConsumer, now_s: float) -> bool:
-        partition = stream.source
+    def _reads(self, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]) -> bool:
+        partition = buffer.source
         age_ms = (now_s - partition.routed_at_s) * 1000
         if partition.preferred_replica == NO_REPLICA or age_ms <= self.metadata_max_age_ms:
             return True
         # The leader may name a better replica now.
-        stream.leave_broker()
+        buffer.leave_broker()
+        changed.append(buffer)
         return False
 
-    def _expire_unread(self, now_s: float) -> float:
-        """Stop fetching for streams not read within `max.processing.time.ms`.
+    def _expire_unread(self, now_s: float, changed: list[FetchBuffer]) -> float:
+        """Stop fetching for readers that have not read within `max.processing.time.ms`.
 
-        Returns the seconds until the next stream expires; inf if there is none.
+        Returns the seconds until the next buffer expires; inf if there is none.
         """
         patience_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")
-        for stream in self.unread:
-            if stream.unread and not (stream.paused or stream.expired):
-                left_s = stream.unread_since_s + patience_s - now_s
+        for buffer in self.unread:
+            if buffer.unread and not (buffer.paused or buffer.expired):
+                left_s = buffer.unread_since_s + patience_s - now_s
                 if left_s > 0:
                     next_s = min(next_s, left_s)
-                else:
-                    stream.expire()
+                elif buffer.expire():
+                    changed.append(buffer)
         return next_s
 
-    def room_bytes(self, ready: Collection[PartitionConsumer] = ()) -> int:
-        """Return the free buffer memory. If readers wait, free the memory of paused and expired streams first."""
-        room_bytes = self.buffer_memory_bytes - self._held_bytes()
-        if room_bytes <= 0 and (self.wanted or any(stream.wanted for stream in ready)):
-            for stream in self.unread:
-                if stream.expired or stream.paused:
-                    stream.drop_ahead()
-            room_bytes = self.buffer_memory_bytes - self._held_bytes()
+    def _make_room(self, ready: Collection[FetchBuffer], changed: list[FetchBuffer]) -> int:
+        """Return the free memory. If readers wait, free the memory of paused and expired buffers first."""
+        room_bytes = self.room_bytes
+        if room_bytes <= 0 and (self.wanted or any(buffer.wanted for buffer in ready)):
+            for buffer in self.unread:
+                if (buffer.expired or buffer.paused) and buffer.drop_ahead():
+                    changed.append(buffer)
+            room_bytes = self.room_bytes
         return room_bytes
 
-    def _held_bytes(self) -> int:
-        return sum(each.records.buffer.nbytes for stream in self.unread for each in stream.ahead)
+    @property
+    def room_bytes(self) -> int:
+        """Free memory for replies."""
+        held = sum(each.records.buffer.nbytes for buffer in self.unread for each in buffer.ahead)
+        return self.buffer_memory_bytes - held

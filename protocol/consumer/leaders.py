@@ -1,6 +1,6 @@
 """Resolve leaders, and send them what fetching needs: Fetch requests, and queries about their logs.
 
-Runs in the caller's thread; no retries. Used by `bounded_reader`, `consumer` and `log_samples`.
+Runs in the caller's thread; no retries. Used by `bounded_reader`, `partition_fetcher` and `log_samples`.
 """
 
 from __future__ import annotations
@@ -115,12 +115,12 @@ def _is_another(snapshot: Metadata, partition: FetchPosition) -> bool:
 
 
 def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadline) -> LogBounds:
-    """Request from the leader what `position_validation` needs after a refused position.
+    """Request from the leader what `validate_position` needs after a refused position.
 
     A log whose message.format.version was changed to below 0.11 keeps no epochs and is not checked any more. Raises
     `BrokerError` or `DeadlineExceeded`.
     """
-    key = (partition.topic, partition.partition)
+    key = partition.topic_partition
     start = list_offsets(client, {key: EARLIEST}, deadline=deadline)[key].offset
     latest = list_offsets(client, {key: LATEST}, deadline=deadline)[key]
     in_range = start <= partition.position <= latest.offset

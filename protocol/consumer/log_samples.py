@@ -84,7 +84,7 @@ def log_samples(
             _note_failures(client, result)
             for partition, fetched in result.completed:
                 came_bytes += len(fetched.records.buffer)
-                yield (partition.topic, partition.partition), fetched
+                yield partition.topic_partition, fetched
             waiting[broker].extend(_to_ask_again(asked, result))
         waiting = {broker: queue for broker, queue in waiting.items() if queue}
 

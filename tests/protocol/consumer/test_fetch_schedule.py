@@ -11,6 +11,7 @@ import pytest
 
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule
 from protocol.consumer.partition_consumer import PartitionConsumer
@@ -39,7 +40,7 @@ class Reading:
         self.lock.acquire()
         self.clock = ManualClock()
         self.config = config
-        self.streams: dict[tuple[str, int], PartitionConsumer] = {}
+        self.streams: dict[FetchBuffer, PartitionConsumer] = {}
         self.told: list[PartitionConsumer] = []
         self.schedule = FetchSchedule(config, MEMORY_BYTES, metadata_max_age_ms=300_000)
         self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
@@ -53,36 +54,40 @@ class Reading:
     def _add(self, number: int, broker: Broker) -> PartitionConsumer:
         partition = FetchPosition("orders", number, 0, self.config)
         partition.broker = broker
-        stream = self.streams["orders", number] = PartitionConsumer(
-            partition,
+        buffer = FetchBuffer(partition, self.clock, patience_s=60, decode=one_batch)
+        stream = self.streams[buffer] = PartitionConsumer(
+            buffer,
             self.lock,
             self.clock,
-            patience_s=60,
             read_committed=False,
-            decode=one_batch,
             on_read=lambda _: None,
-            on_change=self.told.append,
+            on_change=lambda changed: self.told.append(self.streams[changed]),
         )
-        self.schedule.route(stream)
+        self.schedule.route(buffer)
         return stream
 
     def put(self, stream: PartitionConsumer, replies: int = 1, size: int = 10) -> None:
         for _ in range(replies):
-            first = stream.source.position
+            first = stream.buffer.source.position
             part = CompletedFetch(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
-            stream.source.position = part.next_offset
-            self.schedule.put(stream, part, self.clock.now_s())
+            stream.buffer.source.position = part.next_offset
+            self.schedule.put(stream.buffer, part, self.clock.now_s())
 
     def fill_memory(self, stream: PartitionConsumer) -> None:
         self.put(stream, size=MEMORY_BYTES // 10)
 
     def next(self, broker: Broker = NEAR) -> Fetch | float | None:
-        return self.schedule.next(self.states[broker], self.clock.now_s())
+        decision = self.schedule.next(self.states[broker], self.clock.now_s())
+        self.told += [self.streams[buffer] for buffer in decision.changed]
+        return decision.fetch or decision.wait_s
 
     def asked(self, broker: Broker = NEAR) -> list[PartitionConsumer]:
         fetch = self.next(broker)
         assert isinstance(fetch, Fetch)
-        return list(fetch.asked.values())
+        return self.streams_of(fetch)
+
+    def streams_of(self, fetch: Fetch) -> list[PartitionConsumer]:
+        return [self.streams[buffer] for buffer in fetch.asked.values()]
 
 
 @pytest.fixture
@@ -94,7 +99,7 @@ def test_broker_is_asked_for_all_its_streams_that_are_not_full(reading: Reading)
     first, paused, failed, second = reading.add(4)
     [far] = reading.add(1, FAR)
     paused.pause()
-    failed.stop(DataLoss("gone"))
+    failed.buffer.stop(DataLoss("gone"))
     assert reading.asked() == [first, second]
     assert reading.asked(FAR) == [far]
 
@@ -106,7 +111,7 @@ def test_reply_is_matched_to_the_state_at_the_request(reading: Reading) -> None:
     assert isinstance(fetch, Fetch)
     moved.seek(5)
     closed.close()
-    assert [stream for partition, stream in fetch.asked.items() if stream.source is partition] == [kept]
+    assert [buffer for partition, buffer in fetch.asked.items() if buffer.source is partition] == [kept.buffer]
 
 
 def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) -> None:
@@ -114,7 +119,7 @@ def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) ->
     near, unread = reading.add(2)
     reading.put(unread)
     for far in reading.add(3, FAR):
-        far.source = None  # type: ignore[assignment]  # fails when looked at
+        far.buffer.source = None  # type: ignore[assignment]  # fails when looked at
     assert reading.asked() == [near, unread]
     reading.clock.at_s = 1.0
     assert reading.asked() == [near]
@@ -124,10 +129,10 @@ class TestOneRequest:
     def test_fetch_is_limited_to_free_memory(self, reading: Reading) -> None:
         reader, other = reading.add(2)
         reading.put(other, size=500)
-        held = other.ahead[0].records.buffer.nbytes
+        held = other.buffer.ahead[0].records.buffer.nbytes
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
-        assert list(fetch.asked.values()) == [reader, other]
+        assert reading.streams_of(fetch) == [reader, other]
         assert fetch.max_bytes == MEMORY_BYTES - held
 
     def test_fetch_is_limited_to_fetch_max_bytes(self) -> None:
@@ -161,7 +166,7 @@ class TestOneRequest:
         fetch = reading.next()
         assert left_out.expired
         assert isinstance(fetch, Fetch)
-        assert left_out not in fetch.asked.values()
+        assert left_out not in reading.streams_of(fetch)
         assert fetch.max_wait_ms == max_wait_ms
 
 
@@ -182,8 +187,8 @@ class TestFullStreams:
             reading.put(stream, 2)
         assert isinstance(reading.next(), float)
         state = reading.states[NEAR]
-        assert not state.was_read(far)
-        assert [state.was_read(stream) for stream in streams] == [False] * 999 + [True]
+        assert not state.was_read(far.buffer)
+        assert [state.was_read(stream.buffer) for stream in streams] == [False] * 999 + [True]
 
     def test_read_of_an_awaited_stream_alone_wakes_the_thread(self, reading: Reading) -> None:
         """For example a thread paused by throttling, or one without streams to fetch."""
@@ -193,7 +198,7 @@ class TestFullStreams:
         reading.put(other)
         reading.states[NEAR].answered(400, 0.0)
         assert isinstance(reading.next(), float)
-        assert not reading.states[NEAR].was_read(other)
+        assert not reading.states[NEAR].was_read(other.buffer)
 
     def test_full_streams_of_other_brokers_are_not_awaited(self, reading: Reading) -> None:
         [full] = reading.add(1, FAR)
@@ -272,8 +277,8 @@ class TestMemory:
         reading.clock.at_s = 1.0
         assert reading.next() == LONGEST_S
         assert unread.expired
-        assert unread.ahead
-        assert reading.states[NEAR].was_read(unread), "a read frees memory"
+        assert unread.buffer.ahead
+        assert reading.states[NEAR].was_read(unread.buffer), "a read frees memory"
 
     @pytest.mark.parametrize("waits_for", ["memory", "nothing", "a user"])
     def test_changes_at_another_broker_wake_threads_that_lack_memory(
@@ -286,11 +291,11 @@ class TestMemory:
             reading.put(hungry, 2)
         assert isinstance(reading.next(), float)
         near, far = reading.states[NEAR], reading.states[FAR]
-        assert near.was_changed(unread) == (waits_for == "memory")
-        assert near.was_read(unread) == (waits_for == "memory")
-        assert near.was_changed(hungry)
+        assert near.was_changed(unread.buffer) == (waits_for == "memory")
+        assert near.was_read(unread.buffer) == (waits_for == "memory")
+        assert near.was_changed(hungry.buffer)
         unread.close()
-        assert far.was_changed(unread), "its own broker, always"
+        assert far.was_changed(unread.buffer), "its own broker, always"
 
     def test_read_frees_memory(self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer) -> None:
         assert isinstance(reading.next(), float)
@@ -313,10 +318,10 @@ class TestMemory:
         reading.told.clear()
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
-        assert list(fetch.asked.values()) == [hungry]
+        assert reading.streams_of(fetch) == [hungry]
         assert fetch.max_bytes == MEMORY_BYTES
-        assert not unread.ahead
-        assert unread.source.position == 0, "the dropped stream is fetched again"
+        assert not unread.buffer.ahead
+        assert unread.buffer.source.position == 0, "the dropped stream is fetched again"
         assert unread in reading.told
 
     def test_unexpired_reply_is_not_dropped(
@@ -324,7 +329,7 @@ class TestMemory:
     ) -> None:
         assert hungry.poll(0) is None
         assert reading.next() == pytest.approx(0.1)
-        assert unread.ahead
+        assert unread.buffer.ahead
 
     def test_memory_is_freed_by_the_thread_of_the_waiting_streams_broker(
         self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
@@ -334,7 +339,7 @@ class TestMemory:
         reading.clock.at_s = 1.0
         assert hungry.poll(0) is None
         assert reading.next(FAR) == LONGEST_S
-        assert unread.ahead
+        assert unread.buffer.ahead
         assert other not in reading.told
 
     def test_replies_are_kept_if_no_stream_can_be_fetched(
@@ -344,7 +349,7 @@ class TestMemory:
         unread.pause()
         reading.schedule.wanted = True
         assert reading.next() == LONGEST_S
-        assert unread.ahead
+        assert unread.buffer.ahead
 
 
 class TestThrottled:
@@ -366,7 +371,7 @@ class TestThrottled:
         assert hungry.poll(0) is None
         reading.states[NEAR].answered(400, 0.0)
         assert reading.next() == pytest.approx(0.4)
-        assert unread.ahead
+        assert unread.buffer.ahead
 
 
 class TestBrokerWithoutStreams:
@@ -381,7 +386,7 @@ class TestBrokerWithoutStreams:
         reading.clock.at_s = 4.0
         [stream] = reading.add()
         assert reading.asked() == [stream]
-        stream.postpone(ConnectionLost("broken"), 4.0)
+        stream.buffer.postpone(ConnectionLost("broken"), 4.0)
         reading.clock.at_s = 34.0
         assert reading.next() == LONGEST_S, "idle since the request failed"
         reading.clock.at_s = 39.0
@@ -394,8 +399,8 @@ class TestPreferredReplica:
     @pytest.fixture
     def followed(self, reading: Reading) -> PartitionConsumer:
         [stream] = reading.add()
-        stream.source.preferred_replica = NEAR.node_id
-        stream.source.routed_at_s = 1_000.0
+        stream.buffer.source.preferred_replica = NEAR.node_id
+        stream.buffer.source.routed_at_s = 1_000.0
         return stream
 
     def test_preferred_replica_is_used_until_metadata_max_age(
@@ -406,14 +411,14 @@ class TestPreferredReplica:
         assert reading.told == []
         reading.clock.at_s = 1_300.1
         assert reading.next() == LONGEST_S
-        assert (followed.source.broker, followed.source.preferred_replica) == (None, NO_REPLICA)
+        assert (followed.buffer.source.broker, followed.buffer.source.preferred_replica) == (None, NO_REPLICA)
         assert reading.told == [followed], "the router must resolve the leader"
 
     def test_thread_leaves_streams_of_other_brokers_alone(self, reading: Reading, followed: PartitionConsumer) -> None:
         """Their reply may be in flight, and is read with their current state."""
         reading.clock.at_s = 2_000.0
         reading.next(FAR)
-        assert followed.source.broker == NEAR
+        assert followed.buffer.source.broker == NEAR
 
     def test_leader_is_not_left(self, reading: Reading) -> None:
         [stream] = reading.add()

@@ -79,13 +79,13 @@ def test_leaders_of_streams_are_retried_in_one_request(cluster: FakeKafka) -> No
     with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
         streams = consumer.consume_partitions(dict.fromkeys(ALL_PARTITIONS, 0))
         give_up_s = time.monotonic() + 20
-        while min(each.source.attempts for each in streams.values()) < 4:
+        while min(each.buffer.source.attempts for each in streams.values()) < 4:
             assert time.monotonic() < give_up_s
             time.sleep(0.01)
-        assert metadata_requests(cluster) <= 3 * max(each.source.attempts for each in streams.values())
+        assert metadata_requests(cluster) <= 3 * max(each.buffer.source.attempts for each in streams.values())
 
 
-class TestRouterThread:
+class TestLeaderThread:
     @pytest.fixture
     def consumer(self, cluster: FakeKafka) -> Iterator[Consumer]:
         cluster.move_leader("orders", 1, 1)
@@ -93,24 +93,24 @@ class TestRouterThread:
         with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
             yield consumer
 
-    def test_router_survives_a_partition_that_waits_forever(self, consumer: Consumer) -> None:
+    def test_leader_thread_survives_a_partition_that_waits_forever(self, consumer: Consumer) -> None:
         failing = consumer.consume_partition("orders", 0, 0)
-        with consumer._lock:
-            failing.postpone(ConnectionLost("as if"), time.monotonic())
-            failing.source.retry_at_s = failing.source.batch_retry_at_s = float("inf")
-            consumer._unrouted.notify()
+        with consumer._fetcher.lock:
+            failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
+            failing.buffer.source.retry_at_s = failing.buffer.source.batch_retry_at_s = float("inf")
+            consumer._fetcher._leader_work.notify()
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None
-        assert consumer._router.is_alive()
+        assert consumer._fetcher._leader_thread.is_alive()
 
-    def test_router_failure_is_raised_in_all_streams(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leader_thread_failure_fails_all_streams(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = consumer.consume_partition("orders", 0, 0)
 
         def faulty(*_: Any) -> None:
             raise ZeroDivisionError("a fault")
 
-        monkeypatch.setattr("protocol.consumer.consumer.due_for_leaders", faulty)
-        with consumer._lock:
-            consumer._unrouted.notify()
+        monkeypatch.setattr("protocol.consumer.partition_fetcher.due_for_leaders", faulty)
+        with consumer._fetcher.lock:
+            consumer._fetcher._leader_work.notify()
         for _ in range(2):
             with pytest.raises(UsageError, match=r"orders-0: .* resolving brokers has failed: ZeroDivisionError"):
                 waiting.poll(10_000)

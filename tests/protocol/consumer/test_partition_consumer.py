@@ -11,6 +11,7 @@ import pytest
 
 from protocol.clock import Clock
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
@@ -42,13 +43,12 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
     # The consumer's threads call under the lock: here one thread always holds it.
     lock: Any = threading.RLock()
     lock.acquire()
+    clock = clock or ManualClock()
     return PartitionConsumer(
-        FetchPosition("orders", 0, 0, ConsumerConfig()),
+        FetchBuffer(FetchPosition("orders", 0, 0, ConsumerConfig()), clock, patience_s=60, decode=decode_),
         lock,
-        clock or ManualClock(),
-        patience_s=60,
+        clock,
         read_committed=False,
-        decode=decode_,
         on_read=lambda _: None,
         on_change=lambda _: None,
     )
@@ -76,26 +76,26 @@ def read(stream: PartitionConsumer) -> list[int]:
 def test_corrupt_reply_stops_the_stream_at_its_position() -> None:
     """Neither replies ahead nor those in flight: the error stays until the user seeks."""
     stream = stream_of()
-    stream.put(corrupt(fetched(0)), 0)
-    stream.put(fetched(10), 0)
-    on_its_way = stream.source
+    stream.buffer.put(corrupt(fetched(0)), 0)
+    stream.buffer.put(fetched(10), 0)
+    on_its_way = stream.buffer.source
     for _ in range(2):
         with pytest.raises(Corrupt):
             stream.poll(0)
-    assert stream.source is not on_its_way, "a reply to the old state is dropped"
-    assert (stream.position, stream.source.position, list(stream.ahead)) == (0, 0, [])
+    assert stream.buffer.source is not on_its_way, "a reply to the old state is dropped"
+    assert (stream.position, stream.buffer.source.position, list(stream.buffer.ahead)) == (0, 0, [])
 
 
 def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
     """The error is not repeated at once: a user that continues behind it would skip the records before it."""
     stream = stream_of()
-    stream.put(fetched(0), 0)
-    stream.put(fetched(10), 0)
-    stream.stop(DataLoss("offset 20 is not in the log"))
-    stream.expire()
-    stream.drop_ahead()
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.put(fetched(10), 0)
+    stream.buffer.stop(DataLoss("offset 20 is not in the log"))
+    stream.buffer.expire()
+    stream.buffer.drop_ahead()
     assert stream.poll(0) is None
-    assert (stream.source.position, stream.source.last_epoch) == (0, 7)
+    assert (stream.buffer.source.position, stream.buffer.source.last_epoch) == (0, 7)
 
 
 def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
@@ -108,8 +108,8 @@ def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
                 raise interrupt
 
     stream = stream_of(interrupted)
-    stream.put(fetched(0), 0)
-    stream.put(fetched(10), 0)
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.put(fetched(10), 0)
     assert read(stream) == [0, 1, 2, 3, 4]
     with pytest.raises(KeyboardInterrupt):
         stream.poll(0)
@@ -120,23 +120,23 @@ def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
 def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any point in `_begin`."""
     stream = stream_of()
-    stream.put(fetched(0), 0)
+    stream.buffer.put(fetched(0), 0)
     with monkeypatch.context() as patched:
 
         def interrupted(*_: Any) -> Any:
             raise KeyboardInterrupt
 
         if at == "decode":
-            patched.setattr(stream, "_decode", interrupted)
+            patched.setattr(stream.buffer, "_decode", interrupted)
         else:
-            patched.setattr(PartitionConsumer, "name", property(interrupted))
+            patched.setattr(FetchBuffer, "name", property(interrupted))
         with pytest.raises(KeyboardInterrupt):
             stream.poll()
     assert read(stream) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("leave", [PartitionConsumer.expire, PartitionConsumer.pause])
-def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[PartitionConsumer], None]) -> None:
+@pytest.mark.parametrize("leave", [FetchBuffer.expire, FetchBuffer.pause])
+def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchBuffer], bool]) -> None:
     seen: list[CompletedFetch] = []
 
     def noted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
@@ -144,11 +144,11 @@ def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[Partit
         return decoded(part, where)
 
     stream = stream_of(noted)
-    stream.put(fetched(0, before=1_000), 0)
+    stream.buffer.put(fetched(0, before=1_000), 0)
     assert read(stream) == [0, 1, 2, 3, 4]
-    leave(stream)
-    leave(stream)
-    stream.put(fetched(10, before=1_000), 0)
+    leave(stream.buffer)
+    leave(stream.buffer)
+    stream.buffer.put(fetched(10, before=1_000), 0)
     stream.resume()
     assert [offset for _ in range(2) for offset in read(stream)] == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
     assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in seen[:2]] == [False, True]
@@ -156,12 +156,12 @@ def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[Partit
 
 def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> None:
     stream = stream_of()
-    stream.put(fetched(0), 0)
+    stream.buffer.put(fetched(0), 0)
     read(stream)
-    stream.expire()
+    stream.buffer.expire()
     assert not stream.expired
-    stream.put(fetched(10), 0)
-    stream.expire()
+    stream.buffer.put(fetched(10), 0)
+    stream.buffer.expire()
     assert stream.expired
     read(stream)
     assert not stream.expired
@@ -169,10 +169,10 @@ def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> Non
 
 def test_closed_stream_has_no_rows_and_errors() -> None:
     stream = stream_of()
-    stream.stop(DataLoss("gone"))
-    assert stream.readable
+    stream.buffer.stop(DataLoss("gone"))
+    assert stream.buffer.readable
     stream.close()
-    assert not stream.readable
+    assert not stream.buffer.readable
     assert stream.poll(0) is None
 
 
@@ -180,9 +180,9 @@ def test_time_without_requests_does_not_count_as_broker_failure() -> None:
     """One Fetch failed; then no request was sent, since the user did not read."""
     clock = ManualClock()
     stream = stream_of(clock=clock)
-    stream.put(fetched(0), 0)
-    stream.postpone(ConnectionLost("broken"), clock.now_s())
-    stream.expire()
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.buffer.expire()
     clock.at_s = 70
     assert [offset for _ in range(2) for offset in read(stream)] == list(range(10))
     assert stream.poll(0) is None
@@ -193,10 +193,10 @@ def test_time_with_requests_counts_as_broker_failure(seek: bool) -> None:
     """All replies are read, or the user has sought: then the fetch does not wait for the user."""
     clock = ManualClock()
     stream = stream_of(clock=clock)
-    stream.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
     if seek:
-        stream.put(fetched(0), 0)
-    stream.expire()
+        stream.buffer.put(fetched(0), 0)
+    stream.buffer.expire()
     assert stream.expired is seek
     if seek:
         clock.at_s = 1_000
@@ -210,7 +210,7 @@ def test_time_with_requests_counts_as_broker_failure(seek: bool) -> None:
 def test_pauses_do_not_postpone_a_broker_failure_forever() -> None:
     clock = ManualClock()
     stream = stream_of(clock=clock)
-    stream.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
     for _ in range(6):
         clock.at_s += 9
         stream.resume()
@@ -227,6 +227,6 @@ def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
     """However short the poll is: replies that other users do not read make room for it."""
     stream = stream_of()
     assert stream.poll(0) is None
-    assert stream.wanted
-    stream.put(fetched(0), 0)
-    assert not stream.wanted
+    assert stream.buffer.wanted
+    stream.buffer.put(fetched(0), 0)
+    assert not stream.buffer.wanted

@@ -10,6 +10,7 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
+from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_position import CompletedFetch
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST
@@ -95,7 +96,7 @@ class TestSlowUsers:
         with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(3)}).values()
             for _ in range(3):
-                wait_until(lambda: all(stream.full for stream in streams))
+                wait_until(lambda: all(stream.buffer.full for stream in streams))
                 turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
                 assert sorted(turns) == [0, 1, 2]
 
@@ -106,8 +107,8 @@ class TestSlowUsers:
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, size=100, settings={"batch.size": 2_000})
         properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 1}
-        turns, dropped, drop = Counter[int](), list[CompletedFetch](), PartitionConsumer.drop_ahead
-        monkeypatch.setattr(PartitionConsumer, "drop_ahead", lambda self: (dropped.extend(self.ahead), drop(self)))
+        turns, dropped, drop = Counter[int](), list[CompletedFetch](), FetchBuffer.drop_ahead
+        monkeypatch.setattr(FetchBuffer, "drop_ahead", lambda self: (dropped.extend(self.ahead), drop(self))[1])
         with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
             consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
             while len(turns) < 6 or min(turns.values()) < 5:
@@ -124,16 +125,17 @@ class TestSlowUsers:
         produce(kafka, name, range(600), 6)
         with consumer_of(client, {"max.processing.time.ms": 60_000}) as consumer:
             streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
-            wait_until(lambda: all(stream.ahead for stream in streams))
+            wait_until(lambda: all(stream.buffer.ahead for stream in streams))
             produce(kafka, name, range(600), 6)
-            wait_until(lambda: any(stream.full for stream in streams))
-            with consumer._lock:
-                consumer._schedule.config = replace(consumer._schedule.config, max_processing_time_ms=1)
-                for thread in consumer._threads.values():
+            wait_until(lambda: any(stream.buffer.full for stream in streams))
+            fetcher = consumer._fetcher
+            with fetcher.lock:
+                fetcher._schedule.config = replace(fetcher._schedule.config, max_processing_time_ms=1)
+                for thread in fetcher._threads.values():
                     thread.work.notify()
             wait_until(lambda: all(stream.expired for stream in streams))
-            views = [fetched.records.buffer for stream in streams for fetched in stream.ahead]
-            assert any(stream.full for stream in streams)
+            views = [fetched.records.buffer for stream in streams for fetched in stream.buffer.ahead]
+            assert any(stream.buffer.full for stream in streams)
             assert [len(view.obj) for view in views] == [view.nbytes for view in views]
 
     @staticmethod
@@ -147,5 +149,5 @@ class TestSlowUsers:
 
 
 def room_bytes(consumer: Consumer) -> int:
-    with consumer._lock:
-        return consumer._schedule.room_bytes()
+    with consumer._fetcher.lock:
+        return consumer._fetcher._schedule.room_bytes

@@ -134,11 +134,11 @@ class TestSteering:
         produce(kafka, name, range(100), settings={"batch.num.messages": 10, "linger.ms": 60_000})
         with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            wait_until(lambda: stream.full)
+            wait_until(lambda: stream.buffer.full)
             admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
             admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
             assert offsets_of(stream.poll(10_000)) == list(range(10))
-            wait_until(lambda: stream.error is not None)
+            wait_until(lambda: stream.buffer.error is not None)
             assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
             with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as told:
                 stream.poll(10_000)
@@ -150,7 +150,7 @@ class TestSteering:
         produce(kafka, name, range(100))
         with consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            decode = stream._decode
+            decode = stream.buffer._decode
             interrupts = iter([KeyboardInterrupt()])
 
             def interrupted(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
@@ -158,7 +158,7 @@ class TestSteering:
                     raise interrupt
                 yield from decode(fetched, where)
 
-            stream._decode = interrupted
+            stream.buffer._decode = interrupted  # type: ignore[method-assign]
             with pytest.raises(KeyboardInterrupt):
                 consumer.poll(10_000)
             read = consumer.poll(2_000)
@@ -168,7 +168,7 @@ class TestSteering:
     def test_unexpected_error_of_a_leader_lookup_is_raised(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The router thread continues."""
+        """The leader thread continues."""
         name = topic(1)
         produce(kafka, name, range(10))
         faults = iter([RuntimeError("a fault")])
@@ -178,7 +178,7 @@ class TestSteering:
                 raise fault
             return resolve_leaders(*arguments)
 
-        monkeypatch.setattr("protocol.consumer.consumer.resolve_leaders", faulty)
+        monkeypatch.setattr("protocol.consumer.partition_fetcher.resolve_leaders", faulty)
         with consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
             with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
@@ -198,10 +198,10 @@ class TestSteering:
 
             def read_on() -> None:
                 for stream, _ in islice(consumer, 1_500):
-                    if stream is not failing and failing.source.failure is None:
-                        with consumer._lock:
-                            failing.postpone(ConnectionLost("as if"), time.monotonic())
-                            failing.source.retry_at_s = float("inf")
+                    if stream is not failing and failing.buffer.source.failure is None:
+                        with consumer._fetcher.lock:
+                            failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
+                            failing.buffer.source.retry_at_s = float("inf")
                     time.sleep(0.005)
 
             with pytest.raises(DeadlineExceeded, match=failing.name):

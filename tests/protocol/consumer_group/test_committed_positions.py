@@ -246,7 +246,7 @@ def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
         ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
         ours.assign([("orders", 0)])
         read(ours, END)
-        arrival = ours._partitions._reader._arrival
+        arrival = ours._partitions._reader._fetcher._arrival
         give_up = arrival._release_save  # type: ignore[attr-defined]
         monkeypatch.setattr(arrival, "_release_save", interrupted)
         with pytest.raises(KeyboardInterrupt):

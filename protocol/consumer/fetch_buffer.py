@@ -1,0 +1,271 @@
+"""Fetched replies of one open partition, on their way from the broker to the reader. Sans-IO.
+
+`partition_fetcher` adds replies and failures, `partition_consumer` takes them, `fetch_schedule` decides by them what to
+fetch next; all under one lock. Methods wake no thread: after a change, the caller does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from protocol.clock import Clock, PausableClock
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
+from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
+
+_REPLIES_AHEAD = 2
+
+Decode = Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]]
+
+
+class FetchBuffer:
+    """A queue of two undecoded replies, the reply being read, and what the reader and the brokers last did.
+
+    Parameters
+    ----------
+    source : FetchPosition
+    clock : Clock
+    patience_s : float
+        Raise an error to the reader after brokers have failed for this time.
+    decode : callable
+        Returns the record batches of a reply; the second argument is the partition's name for messages.
+
+    Attributes
+    ----------
+    source : FetchPosition
+        A seek replaces it, so that late replies for the old position are dropped.
+    position, last_epoch : int
+        Offset of the next record to deliver, and the leader epoch of the record before it.
+    ahead : deque of CompletedFetch
+        Replies behind the one being read.
+    batches : iterator or None
+        The rest of the reply being read.
+    wanted : bool
+        True if a read has returned nothing since the last reply.
+    expired : bool
+        True if the reader has not read for `max.processing.time.ms`; the partition is not fetched until the next read.
+    error : KafkaError or None
+        Raised to the reader behind the replies; until then, or until a seek, the partition is not fetched.
+    """
+
+    def __init__(self, source: FetchPosition, clock: Clock, *, patience_s: float, decode: Decode) -> None:
+        self.source = source
+        self.position = source.position
+        self.last_epoch = source.last_epoch
+        self.ahead: deque[CompletedFetch] = deque()
+        self.batches: Iterator[pa.RecordBatch] | None = None
+        self.unread_since_s = 0.0
+        self.wanted = False
+        self.paused = False
+        self.closed = False
+        self.expired = False
+        self.error: KafkaError | None = None
+        self._clock = clock
+        # Paused while the reader is away, since the partition is not fetched then.
+        self._user_clock = PausableClock(clock)
+        self._failing_since_s = 0.0
+        self._patience_s = patience_s
+        self._decode = decode
+        # The reply of `batches`; both or neither is None.
+        self._reading: CompletedFetch | None = None
+        # True to raise the error once, then fetch the partition again after a back-off.
+        self._retry = False
+        self._was_raised = False
+
+    @property
+    def name(self) -> str:
+        """Topic and partition for messages."""
+        return self.source.name
+
+    @property
+    def readable(self) -> bool:
+        """True if a read would return or raise at once."""
+        return not (self.paused or self.closed) and (self.unread or self.error is not None)
+
+    @property
+    def unread(self) -> bool:
+        """True if unread records are buffered."""
+        return self.batches is not None or bool(self.ahead)
+
+    @property
+    def full(self) -> bool:
+        """True if the next reply is fetched only after a read."""
+        return len(self.ahead) >= _REPLIES_AHEAD
+
+    @property
+    def overdue(self) -> bool:
+        """True if brokers have failed for too long and nothing is left to read."""
+        failing = self.source.failure is not None and not (self.unread or self.error or self.paused or self.closed)
+        return failing and self._user_clock.now_s() - self._failing_since_s > self._patience_s
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def begin_next(self) -> Iterator[pa.RecordBatch]:
+        """Start with the next reply of `ahead`."""
+        batches = self._begin(self.ahead[0])
+        # Last: Ctrl-C may interrupt anywhere, and the reply must always be in one of the two places.
+        self.ahead.popleft()
+        return batches
+
+    def _begin(self, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
+        self.position = fetched.position
+        self.unread_since_s = self._clock.now_s()
+        self._reading, self.batches = fetched, self._decode(fetched, self.name)
+        return self.batches
+
+    def reads(self, batches: Iterator[pa.RecordBatch]) -> bool:
+        """Return True if `batches` is the reply being read: no seek or close came meanwhile."""
+        return self.batches is batches and self._reading is not None
+
+    def advance(self, batches: Iterator[pa.RecordBatch], batch: pa.RecordBatch | None) -> bool:
+        """Move behind a batch, or with None behind the reply. Return False if the batch must be dropped (`reads`)."""
+        fetched = self._reading
+        if self.batches is not batches or fetched is None:
+            return False
+        self.unread_since_s = self._clock.now_s()
+        if batch is None:
+            self.position = fetched.next_offset
+            self._reading = self.batches = None
+        else:
+            self.position = batch.column("offset")[-1].as_py() + 1
+        self.last_epoch = fetched.epoch_at(self.position)
+        return True
+
+    def restart(self, position: int) -> None:
+        """Decode the reply being read again, from `position`."""
+        assert self._reading is not None
+        self._begin(replace(self._reading, position=position))
+
+    def refuse(self, error: KafkaError) -> None:
+        """Stop at records that cannot be decoded, and drop everything behind them."""
+        self._reading = self.batches = None
+        self.ahead.clear()
+        self.source = self.source.at(self.position)
+        self.stop(error)
+
+    def next_error(self) -> KafkaError | None:
+        """Return the error to raise to a reader that has read everything before it.
+
+        If the error passes, it is removed, and the partition fetched again after a back-off.
+        """
+        if (error := self.error) is not None:
+            self._was_raised = True
+            if self._retry:
+                self.error = None
+                self._failing_since_s = self._user_clock.now_s()
+                self.source.postpone(error, self._clock.now_s())
+            return error
+        if not self.overdue:
+            return None
+        self._failing_since_s = self._user_clock.now_s()
+        late = DeadlineExceeded(
+            f"{self.name}: nothing could be read at offset {self.position} for {self._patience_s:.0f} s and "
+            f"{self.source.attempts} attempt(s); the last one: {self.source.failure}",
+            topic=self.source.topic,
+            partition=self.source.partition,
+        )
+        late.__cause__ = self.source.failure
+        return late
+
+    def pause(self) -> bool:
+        """Stop until `resume`; buffered replies are kept. Return False if paused already."""
+        if self.paused:
+            return False
+        self._leave()
+        self.paused = True
+        return True
+
+    def resume(self) -> bool:
+        """Continue after `pause`. Return False if not paused."""
+        if not self.paused:
+            return False
+        self.paused = False
+        self.revive()
+        return True
+
+    def seek(self, offset: int) -> None:
+        """Continue at `offset`, without an error. After a raised `TopicRecreated`, it is an offset of the new topic."""
+        self.source = self.source.at(offset)
+        if isinstance(self.error, TopicRecreated) and self._was_raised:
+            self.source.forget_topic()
+        self.position, self.last_epoch = offset, NO_LEADER_EPOCH
+        self._reading = self.batches = self.error = None
+        self.ahead.clear()
+        self.expired = False
+        if not self.paused:
+            self._user_clock.resume()
+
+    def close(self) -> None:
+        """Drop all replies, also those in flight."""
+        self.closed = True
+        self.source = self.source.at(self.position)
+        self._reading = self.batches = None
+        self.ahead.clear()
+
+    def revive(self) -> None:
+        """Handle a read after `expire`. The time without requests does not count as a failure of brokers."""
+        self.expired = False
+        self.unread_since_s = self._clock.now_s()
+        self._user_clock.resume()
+
+    # -- fetching -----------------------------------------------------------------------------
+
+    def put(self, fetched: CompletedFetch, now_s: float) -> None:
+        """Queue a reply."""
+        if not self.unread:
+            self.unread_since_s = now_s
+        self.ahead.append(_on_its_own(fetched) if self.paused or self.expired else fetched)
+        self.wanted = False
+
+    def postpone(self, error: KafkaError, now_s: float) -> None:
+        """Back off after a retriable error, and resolve the broker again."""
+        if self.source.failure is None:
+            self._failing_since_s = self._user_clock.now_s()
+        self.source.postpone(error, now_s)
+
+    def stop(self, error: KafkaError, *, retry: bool = False) -> None:
+        """Stop fetching, and raise `error` to the reader: until `seek`, or with `retry` once."""
+        self.error, self._retry, self._was_raised = error, retry, False
+
+    def expire(self) -> bool:
+        """Handle a slow reader: return True if replies are queued, and no more are fetched for it."""
+        self._leave()
+        self.expired = bool(self.ahead)
+        if not self.expired:
+            self._user_clock.resume()
+        return self.expired
+
+    def _leave(self) -> None:
+        """Copy the bytes of queued replies: a view would keep the whole reply, with other partitions, in memory."""
+        self._user_clock.pause()
+        self.wanted = False
+        self.ahead = deque(map(_on_its_own, self.ahead))
+        if self._reading is not None:
+            own = _on_its_own(self._reading)
+            if own is not self._reading:
+                self._begin(replace(own, position=self.position))
+
+    def leave_broker(self) -> None:
+        """Resolve the broker again."""
+        self.source.broker, self.source.preferred_replica = None, NO_REPLICA
+
+    def drop_ahead(self) -> bool:
+        """Free the memory of queued replies; they, and an error behind them, will be fetched again."""
+        if not self.ahead:
+            return False
+        first = self.ahead[0]
+        self.source = self.source.at(first.position, first.epoch_before)
+        self.ahead.clear()
+        self.error = None
+        return True
+
+
+def _on_its_own(fetched: CompletedFetch) -> CompletedFetch:
+    view = fetched.records.buffer
+    if view.nbytes == memoryview(view.obj).nbytes:
+        return fetched
+    return replace(fetched, records=replace(fetched.records, buffer=memoryview(bytes(view))))

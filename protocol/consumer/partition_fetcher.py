@@ -1,0 +1,403 @@
+"""Fetch open partitions in threads: one per broker, and one that resolves leaders.
+
+A Fetch that waits at one broker delays no other. The threads carry out what `fetch_schedule` and `fetch_failures`
+decide, and put replies, undecoded, into each partition's `fetch_buffer`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker
+from protocol.condition import Condition
+from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_buffer import FetchBuffer
+from protocol.consumer.fetch_failures import Action, InvalidPosition, Retry, decide, log_retry
+from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
+from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
+from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
+from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
+from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
+from protocol.kafka_terms import TopicPartition
+from protocol.net.connection import Connection
+from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SESSION_MS = 1_000
+_LOOK_FOR_LATE_S = 1.0
+_LONGEST_WAIT_S = 60.0
+
+Completed = Iterable[tuple[FetchPosition, CompletedFetch]]
+Failed = Iterable[tuple[FetchPosition, Action]]
+
+_numbers = itertools.count()
+
+
+class PartitionFetcher:
+    """The open partitions of one `Consumer`, and the threads that fetch them.
+
+    Parameters
+    ----------
+    client : Client
+    config : ConsumerConfig
+    buffer_memory_bytes : int
+        As for `Consumer`.
+
+    Attributes
+    ----------
+    lock : threading.RLock
+        Guards everything here, and the buffers.
+    """
+
+    def __init__(self, client: Client, config: ConsumerConfig, buffer_memory_bytes: int) -> None:
+        self.lock = threading.RLock()
+        self.closed = False
+        self._client = client
+        self._config = config
+        # Own connections: replies of a connection are ordered, and another consumer's Fetch may wait at the broker.
+        self._purpose = f"consumer-{next(_numbers)}"
+        self._leader_work = Condition(self.lock)
+        self._arrival = Condition(self.lock)
+        # In order of arrival. `Consumer.poll` reads the first one to its end, so that few replies are decompressed.
+        self._arrived: dict[FetchBuffer, None] = {}
+        self._looked_for_late_s = 0.0
+        self._streams: dict[TopicPartition, PartitionConsumer] = {}
+        self._schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
+        self._threads: dict[Broker, _BrokerThread] = {}
+        # Error of the leader thread, which has ended.
+        self._fault: str | None = None
+        self._leader_thread = _LeaderThread(self, client, f"{self._purpose}-leaders")
+        self._leader_thread.start()
+
+    # -- called by the consumer -----------------------------------------------------------------
+
+    def add(self, streams: Mapping[TopicPartition, PartitionConsumer]) -> None:
+        """Start to fetch partitions. Raises `UsageError` if this is closed, or a partition is being fetched."""
+        with self.lock:
+            if self.closed:
+                raise UsageError("this consumer is closed")
+            if self._fault is not None:
+                raise UsageError(self._fault)
+            for topic, partition in streams.keys() & self._streams.keys():
+                raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
+            self._streams.update(streams)
+            self._leader_work.notify()
+
+    @property
+    def streams(self) -> dict[TopicPartition, PartitionConsumer]:
+        """Open streams by (topic, partition)."""
+        with self.lock:
+            return dict(self._streams)
+
+    @property
+    def requests(self) -> int:
+        """Number of Fetch requests of the current threads."""
+        with self.lock:
+            return sum(thread.builder.requests for thread in self._threads.values())
+
+    def next_arrived(self, deadline: Deadline) -> PartitionConsumer | None:
+        """Return the stream to read next, for the thread that reads all of them; None after the deadline."""
+        with self.lock:
+            while not self.closed:
+                if (late := self._late()) is not None:
+                    return late
+                while self._arrived:
+                    buffer = next(iter(self._arrived))
+                    if buffer.readable and (stream := self._stream_of(buffer)) is not None:
+                        return stream
+                    del self._arrived[buffer]
+                # This thread waits for all streams, so none of them is unread.
+                for buffer in list(self._schedule.unread):
+                    if buffer.expired and not buffer.paused:
+                        buffer.revive()
+                        self.changed(buffer)
+                if self._arrived:
+                    continue
+                if not self._schedule.wanted:
+                    self._schedule.wanted = True
+                    for thread in self._threads.values():
+                        thread.work.notify()
+                remaining_s = deadline.remaining_s()
+                if remaining_s <= 0:
+                    return None
+                self._arrival.wait(min(remaining_s, _LOOK_FOR_LATE_S))
+        return None
+
+    def _late(self) -> PartitionConsumer | None:
+        """Return a stream whose brokers have failed for too long. Checked once a second, since there may be many."""
+        now_s = self._client.clock.now_s()
+        if now_s - self._looked_for_late_s < _LOOK_FOR_LATE_S:
+            return None
+        late = next((stream for stream in self._streams.values() if stream.buffer.overdue), None)
+        if late is None:
+            self._looked_for_late_s = now_s
+        return late
+
+    def end_turn(self, buffer: FetchBuffer, *, told: bool = False) -> None:
+        """Give other streams their turn after a reply or (`told`) an error, which is raised only once here."""
+        with self.lock:
+            self._arrived.pop(buffer, None)
+            if buffer.readable and not (told and buffer.error):
+                self._announce(buffer)
+
+    def close(self, deadline: Deadline) -> None:
+        """Close all streams, fetch sessions and connections, and stop the threads."""
+        with self.lock:
+            self.closed = True
+            threads, streams = list(self._threads.values()), list(self._streams.values())
+            self._streams.clear()
+            self._leader_work.notify_all()
+            self._arrival.notify_all()
+        for stream in streams:
+            stream.close()
+        for thread in threads:
+            thread.end()
+        for each in [*threads, self._leader_thread]:
+            each.join(deadline.remaining_s())
+            if each.is_alive():
+                log.warning("%s still waits for a broker; it ends with the reply or its timeout", each.name)
+
+    # -- called by streams, under the lock -------------------------------------------------------
+
+    def was_read(self, buffer: FetchBuffer) -> None:
+        """Handle that a reply is being read. Wake only threads with work: a decision checks all of their buffers."""
+        for thread in self._threads.values():
+            if thread.state.was_read(buffer):
+                thread.work.notify()
+
+    def changed(self, buffer: FetchBuffer) -> None:
+        """Handle that a stream was paused, resumed, moved, closed, expired or revived."""
+        if buffer.closed and self._stream_of(buffer) is not None:
+            del self._streams[buffer.source.topic_partition]
+            self._arrived.pop(buffer, None)
+        if buffer.readable and not buffer.expired:
+            self._announce(buffer)
+        for thread in self._threads.values():
+            if thread.state.was_changed(buffer):
+                thread.work.notify()
+        if self._fault is not None and not buffer.closed:
+            self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
+        if buffer.source.broker is None:
+            self._leader_work.notify()
+
+    def _stream_of(self, buffer: FetchBuffer) -> PartitionConsumer | None:
+        stream = self._streams.get(buffer.source.topic_partition)
+        return stream if stream is not None and stream.buffer is buffer else None
+
+    def _announce(self, buffer: FetchBuffer) -> None:
+        self._arrived[buffer] = None
+        self._schedule.wanted = False
+        self._arrival.notify()
+
+    def _stop(self, buffer: FetchBuffer, error: KafkaError, *, retry: bool = False) -> None:
+        buffer.stop(error, retry=retry)
+        self._wake_reader(buffer)
+
+    def _wake_reader(self, buffer: FetchBuffer) -> None:
+        if (stream := self._stream_of(buffer)) is not None:
+            stream.wake()
+        self._announce(buffer)
+
+    # -- called by the threads ----------------------------------------------------------------
+
+    def next_fetch(self, thread: _BrokerThread) -> Fetch | None:
+        """Return the next request of a broker's thread; None if it must end."""
+        with self.lock:
+            while not self.closed:
+                decision = self._schedule.next(thread.state, self._client.clock.now_s())
+                for buffer in decision.changed:
+                    self.changed(buffer)
+                if decision.fetch is not None:
+                    return decision.fetch
+                if decision.wait_s is None:
+                    del self._threads[thread.state.broker]
+                    break
+                thread.work.wait(decision.wait_s)
+        return None
+
+    def deliver(self, completed: Completed, failed: Failed, asked: Asked) -> None:
+        """Handle the reply to a request, or its loss."""
+        with self.lock:
+            for partition, fetched in completed:
+                if (buffer := asked[partition]).source is partition:
+                    self._schedule.put(buffer, fetched, self._client.clock.now_s())
+                    self._wake_reader(buffer)
+            self._handle_failures(failed, asked)
+            if any(partition.broker is None for partition in asked):
+                self._leader_work.notify()
+
+    def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
+        """Handle the end of a broker's thread by an internal error: streams without a thread would wait forever."""
+        with self.lock:
+            self._threads.pop(thread.state.broker, None)
+            for buffer in self._schedule.routed(thread.state.broker):
+                buffer.source.broker = None
+                self._stop(buffer, error)
+
+    def next_without_leader(self) -> Asked | None:
+        """Return the partitions whose brokers must be resolved now; None if the leader thread must end."""
+        with self.lock:
+            while not self.closed:
+                now_s = self._client.clock.now_s()
+                buffers = [stream.buffer for stream in self._streams.values()]
+                sources = {each.source: each for each in buffers if each.error is None}
+                if due := due_for_leaders(sources, now_s):
+                    return {partition: sources[partition] for partition in due}
+                waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
+                self._leader_work.wait(min([_LONGEST_WAIT_S, *waits]))
+        return None
+
+    def leaders_resolved(self, failures: Mapping[FetchPosition, KafkaError], asked: Asked) -> None:
+        """Record failures, and start missing threads."""
+        with self.lock:
+            self._handle_failures([(each, decide(each, error)) for each, error in failures.items()], asked)
+            for buffer in asked.values():
+                self._schedule.route(buffer)
+            for broker in {buffer.source.broker for buffer in asked.values()}:
+                if broker is not None:
+                    self._wake_thread(broker)
+
+    def leaders_failed(self, error: Exception, asked: Asked) -> None:
+        """Handle an internal error of `leaders_resolved` or before it."""
+        with self.lock:
+            for buffer in asked.values():
+                if not buffer.closed:
+                    buffer.source.broker = None
+                    self._stop(buffer, UsageError(f"resolving the broker of {buffer.name} has failed: {error!r}"))
+
+    def fail(self, error: Exception) -> None:
+        """Handle the end of the leader thread: streams without a broker would wait forever."""
+        with self.lock:
+            self._fault = f"this consumer cannot continue: resolving brokers has failed: {error!r}"
+            for stream in self._streams.values():
+                self._stop(stream.buffer, UsageError(f"{stream.name}: {self._fault}"))
+
+    def _handle_failures(self, failed: Failed, asked: Asked) -> None:
+        """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
+        for partition, action in failed:
+            if (buffer := asked[partition]).source is not partition:
+                continue
+            if isinstance(action, Retry):
+                log_retry(partition, action.error)
+                buffer.postpone(action.error, self._client.clock.now_s())
+                if action.refresh_metadata:
+                    self._client.expire_metadata([partition.topic])
+            elif isinstance(action, InvalidPosition):
+                self._stop(buffer, _data_loss(partition, action))
+            else:
+                self._stop(buffer, action.error, retry=True)
+
+    def _wake_thread(self, broker: Broker) -> None:
+        if broker not in self._threads:
+            builder = FetchRequestBuilder(broker, self._config, sessions=True)
+            thread = _BrokerThread(self, self._client, builder, self._purpose)
+            thread.start()
+            self._threads[broker] = thread
+        self._threads[broker].work.notify()
+
+
+def _data_loss(partition: FetchPosition, lost: InvalidPosition) -> DataLoss:
+    if isinstance(lost.cause, DataLoss):
+        return lost.cause
+    where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.position}
+    if lost.log is not None:
+        where |= {"log_start_offset": lost.log.start, "log_end_offset": lost.log.latest.offset}
+    return lost.kind(f"{lost.reason}. Call `seek` to continue", **where)
+
+
+class _LeaderThread(threading.Thread):
+    """Resolves the brokers of partitions, many with one request."""
+
+    def __init__(self, fetcher: PartitionFetcher, client: Client, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._fetcher = fetcher
+        self._client = client
+
+    def run(self) -> None:
+        try:
+            while (asked := self._fetcher.next_without_leader()) is not None:
+                self._resolve(asked)
+        except Exception as error:
+            # An internal error, or no more threads.
+            log.exception("%s: resolving brokers has failed", self.name)
+            self._fetcher.fail(error)
+
+    def _resolve(self, asked: Asked) -> None:
+        try:
+            deadline = self._client.deadline(self._client.config.request_timeout_ms)
+            self._fetcher.leaders_resolved(resolve_leaders(self._client, asked.keys(), deadline), asked)
+        except Exception as error:
+            log.exception("%s: resolving brokers has failed", self.name)
+            self._fetcher.leaders_failed(error, asked)
+
+
+class _BrokerThread(threading.Thread):
+    """Sends one broker the requests that the schedule decides."""
+
+    def __init__(self, fetcher: PartitionFetcher, client: Client, builder: FetchRequestBuilder, purpose: str) -> None:
+        super().__init__(name=f"{purpose}-{builder.broker.node_id}", daemon=True)
+        self.builder = builder
+        self.work = Condition(fetcher.lock)
+        self.state = BrokerState(builder.broker)
+        self._fetcher = fetcher
+        self._client = client
+        self._purpose = purpose
+        self._connection: Connection | None = None
+
+    def run(self) -> None:
+        try:
+            while (fetch := self._fetcher.next_fetch(self)) is not None:
+                result = self._ask(fetch)
+                failed = [(partition, self._decide(partition, error)) for partition, error in result.failed]
+                self._fetcher.deliver(result.completed, failed, fetch.asked)
+        except Exception as error:
+            log.exception("%s: reading from %s has failed", self.name, self.state.broker)
+            self._fetcher.abandon(self, UsageError(f"reading from {self.state.broker} has failed: {error!r}"))
+        finally:
+            self._hang_up()
+
+    def end(self) -> None:
+        """Wake the thread from any wait; it then sees that the fetcher is closed."""
+        with self.work:
+            self.work.notify()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _ask(self, fetch: Fetch) -> FetchResult[FetchPosition]:
+        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        request = self.builder.build(list(fetch.asked), max_bytes=fetch.max_bytes, max_wait_ms=fetch.max_wait_ms)
+        try:
+            connection = self._client.connection(self.state.broker, self._purpose, deadline)
+            with self.work:
+                self._connection = connection
+                if self._fetcher.closed:
+                    raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
+            reply = send_fetch(self._client, request, deadline, purpose=self._purpose)
+            result = request.handle_response(reply.result(deadline))
+            self.state.answered(result.throttle_ms, self._client.clock.now_s())
+        except KafkaError as error:
+            result = request.handle_loss(error)
+        return result
+
+    def _decide(self, partition: FetchPosition, error: KafkaError) -> Action:
+        """Decide what a failure means. May send requests, so it must not hold the lock."""
+        deadline = self._client.deadline(self._client.config.request_timeout_ms)
+        return decide_with_leader(self._client, partition, error, deadline)
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._client.disconnect(self._connection)
+        try:
+            # On another connection, since the broker may hold back the last Fetch on this one.
+            if (body := self.builder.close()) is not None:
+                broker, deadline = self.state.broker, self._client.deadline(_CLOSE_SESSION_MS)
+                self._client.ask(broker, FETCH, body, deadline, at_least=FIRST_WITH_SESSIONS)
+        except KafkaError as error:
+            log.debug("%s: the fetch session was not closed: %s", self.state.broker, error)
