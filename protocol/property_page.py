@@ -71,7 +71,7 @@ def markdown() -> str:
         _CONSUMERS,
         property_table(
             sorted(of_consumers, key=lambda row: row.name),
-            {**defaults(ConsumerConfig), **defaults(GroupConsumerConfig), "group_protocol": "classic with `group.id`"},
+            {**defaults(ConsumerConfig), **defaults(GroupConsumerConfig), "group_protocol": "classic, with a group"},
         ),
         "## Of producers",
         property_table(of_producers, defaults(ProducerConfig)),
