@@ -13,9 +13,9 @@ import click
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
+from protocol.config import ConsumerConfig, parse_client, parse_consumer
 from protocol.config_providers import ENCODING, parse_java_properties
-from protocol.errors import ConfigurationError, KafkaError
+from protocol.errors import AdminFailed, ConfigurationError, KafkaError
 from spark_kafka_source.cli.values import DURATION
 
 _SERVERS = "bootstrap.servers"
@@ -24,11 +24,20 @@ _VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The client and the deadline of a command. The isolation level of `consumer` decides what the log end is."""
+    """The client and the deadline of a command. The isolation level of `consumer` decides what the log end is.
+
+    `properties` are those of the client; a command that opens a consumer or producer passes them on.
+    """
 
     client: Client
     consumer: ConsumerConfig
     deadline: Deadline
+    properties: Mapping[str, str]
+
+    @property
+    def left_ms(self) -> float:
+        """The time that the command has left."""
+        return self.deadline.remaining_s() * 1000
 
 
 def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,22 +54,30 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
         timeout_ms: int | None,
         **arguments: Any,
     ) -> None:
-        config, consumer = _configs(bootstrap_server, command_config, properties)
+        given = _given(bootstrap_server, command_config, properties)
+        try:
+            config, consumer = parse_client(given), parse_consumer(given)
+        except ConfigurationError as error:
+            raise click.UsageError(str(error)) from error
         with Client(config) as client:
             try:
-                command(cluster=Cluster(client, consumer, client.deadline(timeout_ms)), **arguments)
+                command(cluster=Cluster(client, consumer, client.deadline(timeout_ms), given), **arguments)
+            except AdminFailed as error:
+                raise _failure(*error.errors.values()) from error
             except KafkaError as error:
-                raise click.ClickException(" ".join(str(error).split())) from error
+                raise _failure(error) from error
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
 
 
-def _configs(
-    bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]
-) -> tuple[ClientConfig, ConsumerConfig]:
-    """Combine, in ascending precedence: the environment, the file, --property, --bootstrap-server."""
+def _failure(*errors: KafkaError) -> click.ClickException:
+    return click.ClickException("; ".join(" ".join(str(error).split()) for error in errors))
+
+
+def _given(bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]) -> dict[str, str]:
+    """Combine, in ascending precedence: the environment, the file, --command-property, --bootstrap-server."""
     servers = os.environ.get(_VARIABLE)
     given = {_SERVERS: servers} if servers else {}
     if command_config is not None:
@@ -72,10 +89,7 @@ def _configs(
         raise click.UsageError(
             f"The address of the brokers is missing. Give --bootstrap-server HOST:PORT, or set {_VARIABLE}."
         )
-    try:
-        return parse_client(given), parse_consumer(given)
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
+    return given
 
 
 def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -95,6 +109,8 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         help="A properties file, as for Kafka's own tools. Keep passwords there.",
     ),
     click.option(
+        "-X",
+        "--command-property",
         "--property",
         "properties",
         metavar="NAME=VALUE",

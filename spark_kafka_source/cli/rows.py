@@ -1,4 +1,4 @@
-"""Print rows as a table, JSON or CSV."""
+"""Print rows as a table, JSON, YAML or CSV."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def _print_json(columns: Columns, rows: Rows) -> None:
     click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
 
 
+def _print_yaml(columns: Columns, rows: Rows) -> None:
+    # A JSON value is a YAML value.
+    for row in rows:
+        pairs = [f"{column}: {json.dumps(value)}" for column, value in zip(columns, row, strict=True)]
+        click.echo("- " + "\n  ".join(pairs))
+    if not rows:
+        click.echo("[]")
+
+
 def _print_csv(columns: Columns, rows: Rows) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
@@ -61,8 +70,13 @@ def _cell(value: Any) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-_PRINTERS: dict[str, Callable[[Columns, Rows], None]] = {"table": _print_table, "json": _print_json, "csv": _print_csv}
+_PRINTERS: dict[str, Callable[[Columns, Rows], None]] = {
+    "table": _print_table,
+    "json": _print_json,
+    "yaml": _print_yaml,
+    "csv": _print_csv,
+}
 
 output_option = click.option(
-    "--output", type=click.Choice(list(_PRINTERS)), default="table", show_default=True, help="Format of the rows."
+    "-o", "--output", type=click.Choice(list(_PRINTERS)), default="table", show_default=True, help="Format of the rows."
 )

@@ -1,18 +1,109 @@
-"""`pykafka topics`: create topics."""
+"""`pykafka topics`: list, describe, create, alter, delete, trim and analyze topics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 
-from protocol.admin.topics import NewTopic, create_topic
+from protocol.admin.admin import Admin
+from protocol.admin.configs import AlterConfigOp, AlterConfigOpType, ConfigEntry, ConfigSource, topic_resource
+from protocol.admin.topics import NewTopic, TopicDescription, create_topic
+from protocol.errors import AdminFailed
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
+from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.topic_sample import COLUMNS, sample_partitions
+from spark_kafka_source.cli.values import TIME, TOPIC_PARTITIONS
+
+_CONFIG: dict[str, Any] = {"metavar": "NAME=VALUE", "multiple": True, "callback": pairs}
 
 
 @click.group()
 def topics() -> None:
-    """Create topics."""
+    """List, describe, create, change, delete, trim and analyze topics."""
+
+
+@topics.command("list")
+@click.option("--internal", is_flag=True, help="Include Kafka's internal topics.")
+@output_option
+@asks_brokers
+def list_command(cluster: Cluster, internal: bool, output: str) -> None:
+    """List topics with their partitions, replicas and under-replicated partitions.
+
+    \b
+    Examples:
+      pykafka topics list --bootstrap-server broker-1:9092
+      pykafka topics list --internal -o json
+    """
+    admin = Admin(cluster.client)
+    names = list(admin.list_topics(internal=internal, timeout_ms=cluster.left_ms))
+    found = admin.describe_topics(names, timeout_ms=cluster.left_ms)
+    rows = [
+        (
+            topic.name,
+            len(topic.partitions),
+            max((len(each.replicas) for each in topic.partitions.values()), default=0),
+            sum(len(each.isr) < len(each.replicas) for each in topic.partitions.values()),
+            topic.topic_id,
+        )
+        for topic in found.values()
+    ]
+    print_rows(("topic", "partitions", "replicas", "under_replicated", "topic_id"), rows, output)
+
+
+@topics.command()
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.option("--configs", is_flag=True, help="The settings instead of the partitions: those set on the topic.")
+@click.option("--all-configs", is_flag=True, help="All settings, with those of brokers and Kafka's defaults.")
+@output_option
+@asks_brokers
+def describe(cluster: Cluster, names: tuple[str, ...], configs: bool, all_configs: bool, output: str) -> None:
+    """Show the partitions of topics with leader, replicas and offsets, or their settings.
+
+    \b
+    Examples:
+      pykafka topics describe orders payments
+      pykafka topics describe orders --all-configs -o yaml
+    """
+    admin = Admin(cluster.client)
+    found = admin.describe_topics(names, configs=configs or all_configs, timeout_ms=cluster.left_ms)
+    if configs or all_configs:
+        columns, rows = ("topic", "name", "value", "source"), list(_settings(found.values(), everything=all_configs))
+        print_rows(columns, rows, output)
+        return
+    keys = [(topic.name, number) for topic in found.values() for number in sorted(topic.partitions)]
+    begins, ends = (
+        admin.list_offsets(dict.fromkeys(keys, moment), timeout_ms=cluster.left_ms) for moment in (EARLIEST, LATEST)
+    )
+    rows = []
+    for name, number in keys:
+        partition = found[name].partitions[number]
+        rows.append(
+            (
+                name,
+                number,
+                partition.leader,
+                _ids(partition.replicas),
+                _ids(partition.isr),
+                begins[name, number].offset,
+                ends[name, number].offset,
+            )
+        )
+    print_rows(("topic", "partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"), rows, output)
+
+
+def _settings(found: Iterable[TopicDescription], *, everything: bool) -> Iterable[tuple[Any, ...]]:
+    for topic in found:
+        entries: Mapping[str, ConfigEntry] = topic.configs or {}
+        for name, entry in sorted(entries.items()):
+            if everything or entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG:
+                yield topic.name, name, entry.value, entry.source.name
+
+
+def _ids(ids: Iterable[int]) -> str:
+    return ",".join(map(str, ids))
 
 
 @topics.command()
@@ -23,14 +114,7 @@ def topics() -> None:
     type=click.IntRange(1, 2**15 - 1),
     help="[default: default.replication.factor of the brokers]",
 )
-@click.option(
-    "--config",
-    "configs",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=pairs,
-    help="A topic setting; repeatable.",
-)
+@click.option("--config", "configs", help="A topic setting; repeatable.", **_CONFIG)
 @asks_brokers
 def create(
     cluster: Cluster,
@@ -48,3 +132,138 @@ def create(
     """
     create_topic(cluster.client, NewTopic(name, partitions or -1, replication_factor or -1, configs), cluster.deadline)
     click.echo(f"created {name}")
+
+
+@topics.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("--partitions", type=click.IntRange(1, 2**31 - 1), help="The new number of partitions; never fewer.")
+@click.option("--config", "configs", help="Set a topic setting; repeatable.", **_CONFIG)
+@click.option(
+    "--delete-config", "deleted", metavar="NAME", multiple=True, help="Return a setting to its default; repeatable."
+)
+@asks_brokers
+def alter(
+    cluster: Cluster, name: str, partitions: int | None, configs: Mapping[str, str], deleted: tuple[str, ...]
+) -> None:
+    """Add partitions to a topic, or change its settings.
+
+    More partitions change the partition of new records with a key.
+
+    \b
+    Examples:
+      pykafka topics alter orders --partitions 12
+      pykafka topics alter orders --config retention.ms=86400000 --delete-config cleanup.policy
+    """
+    if partitions is None and not configs and not deleted:
+        raise click.UsageError("Give --partitions, --config or --delete-config.")
+    admin = Admin(cluster.client)
+    changes = [AlterConfigOp(setting, value) for setting, value in configs.items()]
+    changes += [AlterConfigOp(setting, None, AlterConfigOpType.DELETE) for setting in deleted]
+    if partitions is not None:
+        admin.create_partitions({name: partitions}, timeout_ms=cluster.left_ms)
+    if changes:
+        admin.incremental_alter_configs({topic_resource(name): changes}, timeout_ms=cluster.left_ms)
+    click.echo(f"altered {name}")
+
+
+@topics.command()
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@asks_brokers
+def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
+    """Delete topics with all their records, after confirmation.
+
+    \b
+    Examples:
+      pykafka topics delete orders-test
+      pykafka topics delete orders-test payments-test --yes
+    """
+    if not yes:
+        click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+    admin, failed = Admin(cluster.client), None
+    try:
+        admin.delete_topics(names, timeout_ms=cluster.left_ms)
+    except AdminFailed as error:
+        failed = error
+    for name in names:
+        if failed is None or name not in failed.errors:
+            click.echo(f"deleted {name}")
+    if failed is not None:
+        raise failed
+
+
+@topics.command()
+@click.argument("target", metavar="TOPIC[:PARTITIONS]", type=TOPIC_PARTITIONS)
+@click.option("--before-offset", type=click.IntRange(0), help="Delete records before this offset.")
+@click.option("--before", "before_ms", type=TIME, help="Delete records before the first one at or after this time.")
+@click.option("--all", "everything", is_flag=True, help="Delete all records up to the high watermark.")
+@click.option("--execute", is_flag=True, help="Delete; without it, only show what would be deleted.")
+@output_option
+@asks_brokers
+def trim(
+    cluster: Cluster,
+    target: tuple[str, tuple[int, ...] | None],
+    before_offset: int | None,
+    before_ms: int | None,
+    everything: bool,
+    execute: bool,
+    output: str,
+) -> None:
+    """Delete the oldest records of partitions. Without --execute, only show the new log start offsets.
+
+    \b
+    Examples:
+      pykafka topics trim orders --before 2026-01-31T06:00:00Z
+      pykafka topics trim orders:0,1 --before-offset 1200 --execute
+    """
+    if sum((before_offset is not None, before_ms is not None, everything)) != 1:
+        raise click.UsageError("Give exactly one of --before-offset, --before and --all.")
+    admin, (name, numbers) = Admin(cluster.client), target
+    known = admin.describe_topics([name], timeout_ms=cluster.left_ms)[name].partitions
+    if missing := sorted(set(numbers or ()) - set(known)):
+        raise click.UsageError(f"{name} has no partition {missing[0]}.")
+    keys: list[TopicPartition] = [(name, number) for number in (numbers or sorted(known))]
+    begins, ends = (_offsets(admin, cluster, keys, moment) for moment in (EARLIEST, LATEST))
+    if before_ms is not None:
+        found = _offsets(admin, cluster, keys, before_ms)
+        wanted = {key: found[key] if found[key] >= 0 else ends[key] for key in keys}
+    else:
+        wanted = {key: ends[key] if before_offset is None else min(before_offset, ends[key]) for key in keys}
+    wanted = {key: max(offset, begins[key]) for key, offset in wanted.items()}
+    rows = [(*key, begins[key], wanted[key], wanted[key] - begins[key]) for key in keys]
+    if execute:
+        due = {key: offset for key, offset in wanted.items() if offset > begins[key]}
+        admin.delete_records(due, timeout_ms=cluster.left_ms)
+    print_rows(("topic", "partition", "log_start_offset", "new_log_start_offset", "records"), rows, output)
+    if not execute:
+        click.echo("Nothing was deleted; --execute deletes.", err=True)
+
+
+def _offsets(admin: Admin, cluster: Cluster, keys: list[TopicPartition], moment: int) -> dict[TopicPartition, int]:
+    listed = admin.list_offsets(dict.fromkeys(keys, moment), timeout_ms=cluster.left_ms)
+    return {key: each.offset for key, each in listed.items()}
+
+
+@topics.command()
+@click.argument("name", metavar="TOPIC")
+@click.option(
+    "--last",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Records to read per partition, the latest ones.",
+)
+@output_option
+@asks_brokers
+def analyze(cluster: Cluster, name: str, last: int, output: str) -> None:
+    """Show per partition: records and bytes of the log, and from a sample rates, sizes, key skew and the time span.
+
+    BYTES is the size on the leader's disk. The sample gives RECORDS-PER-S, BYTES-PER-RECORD (uncompressed key and
+    value), NULL-KEYS, KEYS (distinct) and TOP-KEY-SHARE, the share of the most frequent key.
+
+    \b
+    Examples:
+      pykafka topics analyze orders
+      pykafka topics analyze orders --last 100000 -o csv
+    """
+    print_rows(COLUMNS, sample_partitions(cluster, name, last), output)

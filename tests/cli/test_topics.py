@@ -41,7 +41,7 @@ def test_topics_create_with_counts_beyond_kafkas_integers_exits_with_usage_error
 
 
 def test_topic_commands_of_docs_create_topics() -> None:
-    examples = [command.split()[1:] for command in sorted(commands()) if command.startswith("pykafka topics")]
+    examples = [command.split()[1:] for command in sorted(commands()) if command.startswith("pykafka topics create")]
     assert len(examples) == 2
     for example in examples:
         with FakeKafka(brokers=3) as kafka:

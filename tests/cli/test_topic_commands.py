@@ -1,0 +1,113 @@
+"""`pykafka topics` on a real broker, read back by librdkafka."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from protocol import Producer
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.documents import commands
+
+
+@pytest.fixture
+def run(kafka1: LocalKafka) -> Any:
+    def call(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(
+            pykafka, ["topics", *arguments], env={"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+        )
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    return list(json.loads(result.stdout))
+
+
+def fill(kafka: LocalKafka, topic: str, partition: int, count: int, keys: int = 1) -> None:
+    with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+        for number in range(count):
+            producer.send(
+                topic, b"12345678", key=b"%d" % (number % keys), partition=partition, timestamp_ms=number * 10
+            )
+
+
+def test_list_and_describe_show_partitions_and_offsets(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1(2, config={"retention.ms": "-1"})
+    fill(kafka1, name, 1, 5)
+    (listed,) = [row for row in rows(run("list", "-o", "json")) if row["topic"] == name]
+    assert (listed["partitions"], listed["replicas"], listed["under_replicated"]) == (2, 1, 0)
+    described = rows(run("describe", name, "-o", "json"))
+    assert [(row["partition"], row["log_start_offset"], row["log_end_offset"]) for row in described] == [
+        (0, 0, 0),
+        (1, 0, 5),
+    ]
+
+
+def test_alter_changes_partitions_and_settings(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1(1, config={"retention.ms": "77777"})
+    run("alter", name, "--partitions", "3", "--config", "max.message.bytes=55555", "--delete-config", "retention.ms")
+    admin = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+    assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 3
+    (entries,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name)]).values()
+    found = entries.result(10)
+    assert (found["max.message.bytes"].value, found["retention.ms"].is_default) == ("55555", True)
+    assert [(row["name"], row["value"]) for row in rows(run("describe", name, "--configs", "-o", "json"))] == [
+        ("max.message.bytes", "55555")
+    ]
+    assert "INVALID_PARTITIONS" in run("alter", name, "--partitions", "2", code=1).stderr
+    run("alter", name, code=2)
+
+
+def test_trim_deletes_only_with_execute(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1(2, config={"retention.ms": "-1"})
+    fill(kafka1, name, 0, 10)
+    fill(kafka1, name, 1, 4)
+    by_time = ("trim", name, "--before", "1970-01-01T00:00:00.055Z", "-o", "json")
+    assert [row["new_log_start_offset"] for row in rows(run(*by_time))] == [6, 4]
+    assert [row["log_start_offset"] for row in rows(run("describe", name, "-o", "json"))] == [0, 0]
+    run("trim", f"{name}:0", "--before-offset", "3", "--execute")
+    assert [row["log_start_offset"] for row in rows(run("describe", name, "-o", "json"))] == [3, 0]
+    run("trim", name, "--all", "--execute")
+    assert [row["log_start_offset"] for row in rows(run("describe", name, "-o", "json"))] == [10, 4]
+    run("trim", name, code=2)
+    run("trim", f"{name}:9", "--all", code=2)
+
+
+def test_analyze_reports_counts_times_sizes_and_key_skew(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1(2, config={"retention.ms": "-1"})
+    fill(kafka1, name, 0, 100, keys=4)
+    first, second = rows(run("analyze", name, "-o", "json"))
+    assert (first["records"], first["first_timestamp"], first["last_timestamp"]) == (100, 0, 990)
+    assert (first["keys"], first["top_key_share"], first["null_keys"]) == (4, 0.25, 0)
+    assert (first["bytes_per_record"], round(first["records_per_s"], 3)) == (9.0, 101.01)
+    assert first["bytes"] > 0
+    assert (second["records"], second["keys"]) == (0, None)
+    (sampled, _) = rows(run("analyze", name, "--last", "10", "-o", "json"))
+    assert (sampled["records"], sampled["first_timestamp"]) == (100, 900)
+
+
+def test_delete_asks_first_and_reports_each_topic(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    name = topic1(1)
+    assert "Aborted" in run("delete", name, code=1).stderr
+    failed = run("delete", name, "no-such-topic", "--yes", code=1)
+    assert failed.stdout == f"deleted {name}\n"
+    assert "no-such-topic" in failed.stderr
+    assert name not in [row["topic"] for row in rows(run("list", "-o", "json"))]
+
+
+def test_topic_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    examples = [each.split()[2:] for each in sorted(commands()) if each.startswith("pykafka topics")]
+    name = topic1(2)
+    tried = [example for example in examples if example[0] != "create"]
+    assert {example[0] for example in tried} == {"alter", "analyze", "delete", "describe", "list", "trim"}
+    for example in sorted(tried, key=lambda words: words[0] == "delete"):
+        run(*(word.replace("orders", name) for word in example))
