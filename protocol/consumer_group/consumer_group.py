@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.clock import Deadline
@@ -150,9 +151,19 @@ class ConsumerGroup:
                     assignment = membership.poll_rebalance(
                         self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
                     )
-                    self._report_authorization_error(membership)
+                    _report_authorization_error(membership, self._on_error)
                     if assignment.pending_reason is None:
-                        return _SessionRun(self, membership, handler, assignment).run()
+                        shared = _Shared(
+                            self._client,
+                            self._config.consumer.max_poll_interval_ms,
+                            self._partitions,
+                            self._commits,
+                            membership,
+                            self._on_error,
+                            lambda: self._closed,
+                            self._thread_local,
+                        )
+                        return _SessionRun(shared, handler, assignment).run()
                 return EndReason("this ConsumerGroup was closed")
             finally:
                 self._partitions.drop(self._partitions.assigned)
@@ -168,10 +179,6 @@ class ConsumerGroup:
             self._membership.subscribe(subscription)
         self._subscription = subscription
         return self._membership
-
-    def _report_authorization_error(self, membership: Membership) -> None:
-        if (authorization_error := membership.take_authorization_error()) is not None:
-            self._on_error(authorization_error)
 
     def _on_revocation_between_sessions(self, revocation: Revocation) -> None:
         """Drop uncommitted offsets: the next owner reads these records again."""
@@ -251,19 +258,34 @@ class ConsumerGroup:
             self._releasing = False
 
 
+def _report_authorization_error(membership: Membership, on_error: Handles) -> None:
+    if (authorization_error := membership.take_authorization_error()) is not None:
+        on_error(authorization_error)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The parts of a `ConsumerGroup` that its sessions use. `thread_local` marks the threads of handlers."""
+
+    client: Client
+    max_poll_interval_ms: int
+    partitions: AssignedPartitions
+    commits: Commits
+    membership: Membership
+    on_error: Handles
+    is_closed: Callable[[], bool]
+    thread_local: threading.local
+
+
 class _SessionRun:
     """One session from `setup` to `cleanup`, in the thread of `consume`; each claim has its own thread."""
 
-    def __init__(
-        self, owner: ConsumerGroup, membership: Membership, handler: ConsumerGroupHandler, assignment: Assignment
-    ) -> None:
-        self._owner = owner
-        self._membership = membership
+    def __init__(self, shared: _Shared, handler: ConsumerGroupHandler, assignment: Assignment) -> None:
+        self._shared = shared
         self._handler = handler
-        self._partitions = owner._partitions
-        self._commits = owner._commits
-        self._client = owner._client
-        self._session = ConsumerGroupSession(owner._client, membership, owner._commits, assignment)
+        self._client, self._membership = shared.client, shared.membership
+        self._partitions, self._commits, self._on_error = shared.partitions, shared.commits, shared.on_error
+        self._session = ConsumerGroupSession(self._client, self._membership, self._commits, assignment)
         self._assigned = assignment.owned
         self._threads: dict[TopicPartition, threading.Thread] = {}
         self._raised: list[BaseException] = []
@@ -286,8 +308,8 @@ class _SessionRun:
     def _run_once(self) -> None:
         """Run the periodic work: callbacks, rebalances, automatic commits, starts of partitions."""
         self._commits.run_callbacks()
-        self._owner._report_authorization_error(self._membership)
-        if self._owner.closed:
+        _report_authorization_error(self._membership, self._on_error)
+        if self._shared.is_closed():
             return self._session.end(EndReason("this ConsumerGroup was closed"))
         if not self._threads:
             self._membership.progress()  # no handler does it
@@ -316,7 +338,7 @@ class _SessionRun:
         try:
             self._partitions.start_added(self._client.deadline())
         except DeadlineExceeded as error:
-            self._owner._on_error(error)
+            self._on_error(error)
         finally:
             self._start_claim_threads()
 
@@ -326,14 +348,14 @@ class _SessionRun:
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
             self._session.set_start_offset(key, consumer.position)
-            claim = ConsumerGroupClaim(self._session, consumer, self._partitions.recover, self._owner._on_error)
+            claim = ConsumerGroupClaim(self._session, consumer, self._partitions.recover, self._on_error)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
             self._threads[key] = thread
             thread.start()
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
         name = f"{claim.topic}-{claim.partition}"
-        self._owner._thread_local.is_handler = True
+        self._shared.thread_local.is_handler = True
         try:
             self._handler.consume_claim(self._session, claim)
         except BaseException as error:  # raised by `consume`
@@ -371,7 +393,7 @@ class _SessionRun:
     def _stop(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
         self._partitions.drop(partitions)
         threads = [self._threads.pop(key) for key in partitions if key in self._threads]
-        limit_ms = self._owner._config.consumer.max_poll_interval_ms
+        limit_ms = self._shared.max_poll_interval_ms
         deadline = Deadline.after_ms(limit_ms, self._client.clock)
         for thread in threads:
             thread.join(deadline.remaining_s())
@@ -394,16 +416,16 @@ class _SessionRun:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
             self._session.commit_marked(deadline, partition_timeout_s=DELETED_TOPIC_S)
         except CommitFailed as error:
-            self._owner._on_error(error)
+            self._on_error(error)
 
     def _commit_in_background(self) -> None:
         try:
             marked = self._session.commit_async()
         except CommitFailed as error:
-            return self._owner._on_error(error)
+            return self._on_error(error)
         if marked:
             self._commits.add_callback(marked, self._answered)
 
     def _answered(self, offsets: Offsets, error: CommitFailed | None) -> None:
         if error is not None:
-            self._owner._on_error(error)
+            self._on_error(error)

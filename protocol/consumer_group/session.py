@@ -203,6 +203,10 @@ class ConsumerGroupSession:
             self.end_reason = self.end_reason or reason
         self.ended.set()
 
+    def deadline(self, timeout_ms: float | None) -> Deadline:
+        """Return a deadline on the client's clock; None: never."""
+        return self._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
+
     def keeps_claims(self) -> bool:
         """Return True if the claims are still assigned, also by the session timeout."""
         self._membership.progress()
@@ -283,7 +287,7 @@ class ConsumerGroupClaim:
             The partition cannot be read.
         """
         session = self._session
-        deadline = session._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
+        deadline = session.deadline(timeout_ms)
         while not self.revoked and session.keeps_claims():
             if self._withheld is None:
                 try:
