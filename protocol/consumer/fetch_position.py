@@ -22,6 +22,8 @@ from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, Topic
 from protocol.records.decode import decode
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 
+P = TypeVar("P", bound="FetchPosition")
+
 UNBOUNDED = 2**63 - 1
 
 _SMALLEST_FETCH_BYTES = 64 * 1024
@@ -308,9 +310,6 @@ class FetchPosition:
                 settings=("fetch.max.bytes",),
             )
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
-
-
-P = TypeVar("P", bound=FetchPosition)
 
 
 def due_for_leaders(partitions: Iterable[P], now_s: float) -> list[P]:

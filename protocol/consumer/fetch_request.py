@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
+from protocol.consumer.fetch_position import CompletedFetch, P
 from protocol.errors import KafkaError, TransportError
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FIRST_WITH_SESSIONS, LAST_WITH_TOPIC_NAMES
-
-P = TypeVar("P", bound=FetchPosition)
 
 NO_SESSION = 0
 FINAL_EPOCH = -1

@@ -6,7 +6,6 @@ Runs in the caller's thread; no retries. Used by `bounded_reader`, `partition_fe
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeVar
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
@@ -22,7 +21,7 @@ from protocol.consumer.fetch_failures import (
     log_truncated,
     validate_position,
 )
-from protocol.consumer.fetch_position import FetchPosition
+from protocol.consumer.fetch_position import FetchPosition, P
 from protocol.consumer.fetch_request import FetchRequest
 from protocol.consumer.list_offsets import end_of_epoch, list_offsets
 from protocol.consumer.log_offsets import LogBounds
@@ -30,8 +29,6 @@ from protocol.errors import BrokerError, KafkaError, LogTruncated, TopicRecreate
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA
 from protocol.net.connection import Reply
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
-
-P = TypeVar("P", bound=FetchPosition)
 
 
 def send_fetch(client: Client, request: FetchRequest[P], deadline: Deadline, *, purpose: str = FETCH_PURPOSE) -> Reply:

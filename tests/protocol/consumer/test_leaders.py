@@ -1,0 +1,94 @@
+"""Decisions about a failed Fetch that need the leader: its log, and the topic that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_failures import Action, Fail, InvalidPosition, Retry
+from protocol.consumer.fetch_position import FetchPosition
+from protocol.consumer.leaders import decide_with_leader, resolve_leaders
+from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, TopicRecreated
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of, records
+
+REFUSED = broker_error(ErrorCode.OFFSET_OUT_OF_RANGE, "Fetch of orders-0")
+TRUNCATED = LogTruncated("orders-0: the log was truncated", end_offset=2)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    """Yield a broker with offsets 0 to 4 of orders-0."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 1)
+        fake.write("orders", 0, records(0, 5))
+        yield fake
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+def routed(client: Client, offset: int) -> FetchPosition:
+    partition = FetchPosition("orders", 0, offset, ConsumerConfig())
+    assert resolve_leaders(client, [partition], client.deadline()) == {}
+    return partition
+
+
+def decided(client: Client, partition: FetchPosition, error: KafkaError) -> Action:
+    return decide_with_leader(client, partition, error, client.deadline(10_000))
+
+
+def test_refused_position_behind_the_log_end_is_invalid(client: Client) -> None:
+    action = decided(client, routed(client, 7), REFUSED)
+    assert isinstance(action, InvalidPosition)
+    assert (action.cause, action.resume) == (REFUSED, routed(client, 7).until_offset)
+    assert action.log is not None
+    assert (action.log.start, action.log.latest.offset) == (0, 5)
+
+
+def test_refused_position_within_the_log_is_retried(client: Client) -> None:
+    action = decided(client, routed(client, 3), REFUSED)
+    assert isinstance(action, Retry)
+    assert isinstance(action.error, BrokerError)
+    assert action.error.code == ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
+    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 2, str(TRUNCATED))
+
+
+@pytest.mark.parametrize("error", [REFUSED, TRUNCATED], ids=["refused", "truncated"])
+def test_log_of_a_recreated_topic_is_reported_as_such(fake: FakeKafka, client: Client, error: KafkaError) -> None:
+    """A Fetch by topic name (before Kafka 3.1) gets its answer from the new topic."""
+    partition = routed(client, 7)
+    fake.delete_topic("orders")
+    fake.create_topic("orders", 1)
+    action = decided(client, partition, error)
+    assert isinstance(action, InvalidPosition)
+    assert action.kind is TopicRecreated
+    assert isinstance(action.cause, TopicRecreated)
+
+
+def test_log_of_a_deleted_topic_is_not_reported_as_lost(fake: FakeKafka, client: Client) -> None:
+    """The brokers may only have been restarted."""
+    partition = routed(client, 4)
+    fake.delete_topic("orders")
+    action = decided(client, partition, TRUNCATED)
+    assert isinstance(action, Retry)
+    assert isinstance(action.error, BrokerError)
+    assert action.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_other_failures_need_no_leader(fake: FakeKafka, client: Client) -> None:
+    partition, error = routed(client, 4), Corrupt("CRC")
+    fake.handlers[LIST_OFFSETS] = fake.handlers[METADATA] = lambda body, version: pytest.fail("a request")
+    assert decided(client, partition, error) == Fail(error)
