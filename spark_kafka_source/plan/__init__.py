@@ -1,1 +1,1 @@
-"""What a batch is to read, and what is lost, from what brokers have answered. Pure: asks nobody, knows no Spark."""
+"""Plan micro-batches from brokers' replies: offsets, limits, ranges and data loss. Sans-IO, without Spark."""

@@ -1,6 +1,6 @@
-"""What a trigger sees of a query's logs, and the batch that follows from it. Pure: `driver/trigger.py` asks brokers.
+"""The state of the logs in one trigger, and the micro-batch that follows from it. Sans-IO.
 
-`data_loss` says what is lost between what was read and what is there, `limits` how much of the backlog a batch takes.
+`driver/trigger.py` sends the requests. `data_loss` finds losses between two triggers; `limits` bounds the batch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 @dataclass(frozen=True)
 class LogSnapshot:
-    """What brokers say of the logs now, next to what the query has read of them.
+    """The logs as brokers describe them now, and the query's position in them.
 
     Attributes
     ----------
-    read : where the last batch ended; before a query's first batch without `ends`, since no checkpoint has any.
-    claims : what the query may read now.
-    listed : (topic, partition) -> where its log ends, and the epoch in which its leader leads; of all that is owned.
-    high_watermarks : (topic, partition) -> where its log ends, of those of `held_back`.
+    read : Offsets
+        The end of the last batch; without `ends` before a query's first batch.
+    claims : Claims
+        The partitions that the query may read now.
+    listed : mapping of TopicPartition to ListedOffset
+        Log end offset and leader epoch of every owned partition.
+    high_watermarks : mapping of TopicPartition to int
+        High watermarks of the partitions in `held_back`.
     """
 
     read: Offsets
@@ -35,39 +39,40 @@ class LogSnapshot:
 
     @cached_property
     def positions(self) -> dict[TopicPartition, int]:
-        """See `Claims.positions`."""
+        """Return `Claims.positions` after the last batch."""
         return self.claims.positions(self.read)
 
     @cached_property
     def epochs(self) -> dict[TopicPartition, int]:
-        """See `Claims.epochs`."""
+        """Return `Claims.epochs` after the last batch."""
         return self.claims.epochs(self.read)
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
-        """The topics that were deleted and recreated since they were read, and their new ids."""
+        """Return the new ids of topics that were deleted and recreated since they were read."""
         known = self.read.ids
         return {topic: now for topic, now in topic_ids(self.claims.owned).items() if known.get(topic, now) != now}
 
     def deleted(self) -> list[TopicPartition]:
-        """Partitions that were read and are gone; without those of recreated topics, which `recreated` has."""
+        """Return partitions that were read and no longer exist, without those of recreated topics."""
         missing = self.positions.keys() - self.claims.owned.keys() - set(self.claims.revoked)
         return sorted(key for key in missing if key[0] not in self.recreated)
 
     @cached_property
     def stale(self) -> set[TopicPartition]:
-        """Where a leader answers that was replaced, and does not know it: neither news nor a loss."""
+        """Return partitions whose reply came from a stale leader: neither new records nor a loss."""
         return {key for key, end in self.listed.items() if end.is_stale(self._known_epoch(key))}
 
     @cached_property
     def current(self) -> dict[TopicPartition, ListedOffset]:
+        """Return the log end offsets of partitions that are not `stale`."""
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
     def held_back(self) -> dict[TopicPartition, int]:
-        """Partitions that can only be read up to an offset before our position, and their newest known leader epoch.
+        """Return the newest known leader epoch of partitions whose log end offset is before the position.
 
-        With `read_committed` that need not be a loss: a transaction that is still open may have begun before the
-        position, if the query got there with `read_uncommitted` or begins at its group's offset.
+        With `read_committed` this need not be a loss: an open transaction may have begun before the position, if the
+        query reached it with `read_uncommitted` or starts at the group's offset.
         """
         return {
             key: self._known_epoch(key)
@@ -84,10 +89,11 @@ class LogSnapshot:
         }
 
     def log_ends(self) -> Offsets:
+        """Return the log end offsets and topic ids."""
         return Offsets(self._current_ends, ids=self.ids_of(self.current))
 
     def late_targets(self, target: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, ListedOffset]:
-        """What was missing, had a stale leader, or was another topic when `availableNow` noted where it ends."""
+        """Return ends of partitions that were missing, stale or of another topic when `availableNow` set its target."""
         late = {}
         for key, now in self.current.items():
             noted, position = target.get(key), self.positions.get(key)
@@ -98,11 +104,11 @@ class LogSnapshot:
         return late
 
     def ends(self, target: Mapping[TopicPartition, ListedOffset] | None) -> dict[TopicPartition, int]:
-        """How far there is something to read; with a `target` not beyond that."""
+        """Return the readable end of each partition, at most `target` if given."""
         ends = dict(self._current_ends)
         if target is not None:
-            # A log may have been cut since the target was noted, and a query that begins at the end of a busy one
-            # begins after the target.
+            # The log may have been truncated since the target was set, and a query that starts at the end of a busy log
+            # starts after the target.
             ends = {
                 key: min(end, max(target[key].offset, self.positions.get(key, 0)))
                 for key, end in ends.items()
@@ -111,38 +117,48 @@ class LogSnapshot:
         return ends | {key: self.positions[key] for key in self.stale}
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Those that are to be read from where their logs begin."""
+        """Return the partitions to read from their log start offsets."""
         return [key for key in partitions if key not in self.positions or key[0] in self.recreated]
 
     def joined(
         self, ends: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """The first offset of each partition that does not begin where the last batch ended: the next `@joined`.
+        """Return the first offset of partitions that do not start at the end of the last batch: the next `@joined`.
 
-        `log_starts`: where the logs of the `new` partitions begin.
+        Parameters
+        ----------
+        ends : mapping of TopicPartition to int
+        log_starts : mapping of TopicPartition to int
+            Log start offsets of the `new` partitions.
         """
         moved = {key: at for key, at in self.positions.items() if key in ends and at != self.read.ends.get(key)}
         return moved | {key: min(log_starts[key], ends[key]) for key in log_starts}
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
+        """Return the topic ids of owned partitions."""
         return topic_ids({key: self.claims.owned[key] for key in partitions})
 
     def _known_epoch(self, key: TopicPartition) -> int:
-        """The newest leader epoch seen; `NO_LEADER_EPOCH` if none was, or if the topic may be another one by now."""
+        """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
         same_topic = self.claims.owned[key] == self.read.ids.get(key[0])
         return self.read.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What there is to read: of each partition the offsets [start, end).
+    """The unread offsets [start, end) of each partition.
 
     Attributes
     ----------
-    joined : the first offset of each partition that does not begin where the last batch ended: it is new, was claimed
-        at an offset (in a query's first batch all were), or was truncated. The checkpoint's `@joined`.
-    advanced : the same of partitions whose position was deleted by retention or DeleteRecords.
-    skipped : how many offsets are left out, without those that `advanced` leaves out.
+    logs : LogSnapshot
+    ends : mapping of TopicPartition to int
+    joined : mapping of TopicPartition to int
+        First offset of each partition that does not start at the end of the last batch: it is new, was assigned at an
+        offset (all are in a query's first batch), or was truncated. The checkpoint's `@joined`.
+    advanced : mapping of TopicPartition to int
+        The same for partitions whose position was deleted by retention or DeleteRecords.
+    skipped : mapping of TopicPartition to int
+        Number of skipped offsets, without those that `advanced` skips.
     """
 
     logs: LogSnapshot
@@ -153,26 +169,34 @@ class Backlog:
 
     @cached_property
     def starts(self) -> dict[TopicPartition, int]:
+        """Return the first unread offset of each partition."""
         starts = {**self.logs.positions, **self.joined, **self.advanced}
         return {key: starts[key] for key in self.ends}
 
     @property
     def size(self) -> int:
+        """Return the number of unread offsets."""
         return sum(end - self.starts[key] for key, end in self.ends.items())
 
     def truncated(self) -> list[TopicPartition]:
-        """Where the log ends before what was read."""
+        """Return partitions whose log ends before their position."""
         return sorted(key for key, end in self.ends.items() if end < self.starts[key])
 
     def continued(self) -> list[TopicPartition]:
-        """Where there is something to read right after what was read."""
+        """Return partitions with unread records that start at their position."""
         read = self.logs.positions
         return [key for key in read if key in self.ends and read[key] == self.starts[key] < self.ends[key]]
 
     def batch(self, until: Mapping[TopicPartition, int]) -> Offsets | None:
-        """The end of a batch that reads up to `until`, which has the partitions of `ends`; None when nothing is new."""
+        """Return the end of a batch that reads up to `until`; None if nothing is new.
+
+        Parameters
+        ----------
+        until : mapping of TopicPartition to int
+            Has the partitions of `ends`.
+        """
         logs, read = self.logs, self.logs.read
-        # How far revoked partitions were read is kept, for when they come back.
+        # Keep positions of revoked partitions: they may be assigned again.
         revoked = {key for key in logs.claims.revoked if key in read.ends and key[0] not in logs.recreated}
         ends = {**until, **{key: read.ends[key] for key in revoked}}
         if ends == logs.positions and not (self.joined or self.advanced or self.skipped):
@@ -193,8 +217,8 @@ class Backlog:
         )
 
     def _epoch(self, key: TopicPartition, until: int) -> int:
-        """The leader epoch to keep beside an end: the log is compared with it when the next batch is read."""
+        """Return the leader epoch to store with an end; the next batch validates the log with it."""
         now = self.logs.listed[key].leader_epoch
-        # Where nothing is read, nothing was compared yet: the epoch known before has to stay.
+        # Without a read, the log was not validated: keep the previous epoch.
         compared = until > self.starts[key] or key in self.advanced or key[0] in self.logs.recreated
         return now if compared else self.logs.epochs.get(key, now)

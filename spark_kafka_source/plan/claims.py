@@ -1,6 +1,6 @@
-"""What a query may read of what it subscribes to. Pure: where claims come from, nobody in this room knows.
+"""The partitions that a query may read. Sans-IO.
 
-A query that is in no group claims all that is there (`driver/discovery.py`).
+A query without group membership may read all partitions of its topics (`driver/discovery.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from spark_kafka_source.plan.offsets import Offsets
 
 @dataclass(frozen=True)
 class Claims:
-    """As of one trigger.
+    """The partitions of one trigger.
 
     Attributes
     ----------
-    owned : (topic, partition) -> the topic's id (16 bytes, zeros before Kafka 2.8), of all that a batch may read.
-    added : (topic, partition) -> the offset at which it was claimed, until it is revoked or its topic recreated. What
-        was never read, and is not in here, is read from where its log begins.
-    revoked : what is there, and another member of the group reads. Whatever else was read before and is not owned was
-        deleted: what nobody explains is a loss.
+    owned : mapping of TopicPartition to bytes
+        Topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
+    added : mapping of TopicPartition to int
+        Offset at which a partition was assigned, until it is revoked or its topic is recreated. A partition that was
+        never read and is not in here is read from its log start offset.
+    revoked : collection of TopicPartition
+        Existing partitions that another member of the group reads. Any other partition that was read before and is
+        not owned was deleted, which is a loss.
     """
 
     owned: Mapping[TopicPartition, bytes]
@@ -30,13 +33,16 @@ class Claims:
     revoked: Collection[TopicPartition] = frozenset()
 
     def positions(self, read: Offsets) -> dict[TopicPartition, int]:
-        """The next offset to read, of all that was `read` or has been claimed at an offset, also if not owned now.
+        """Return the next offset of each partition that was read or assigned at an offset, owned or not.
 
-        Of both the larger one: up to `read` this query has delivered, up to the other whoever owned it before.
+        The larger of both: this query has delivered up to `read`, and the previous owner up to the assigned offset.
         """
         return {**read.ends, **{key: max(offset, read.ends.get(key, 0)) for key, offset in self.added.items()}}
 
     def epochs(self, read: Offsets) -> dict[TopicPartition, int]:
-        """Leader epochs of the last records before `positions`; left out where unknown, as where others have read."""
+        """Return the leader epochs of the last records before `positions`.
+
+        Unknown ones are left out, such as those of partitions that another member has read.
+        """
         positions = self.positions(read)
         return {key: epoch for key, epoch in read.epochs.items() if positions[key] == read.ends[key]}

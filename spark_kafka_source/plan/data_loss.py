@@ -1,6 +1,6 @@
-"""What counts as lost between what a query has read and what the logs have now, and what is said of it.
+"""Find records lost between a query's position and the logs, and word the errors and warnings. Sans-IO.
 
-Asks no brokers: `driver/trigger.py` does. For what a task cannot read see `protocol.consumer.fetch_failures`.
+`driver/trigger.py` sends the requests. `protocol.consumer` reports losses that a task finds.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loss:
-    """What is lost where; how to go on without it, and what is said when that is chosen already."""
+    """A loss in one partition: text, error class, the remedy for the error, and the note for the warning."""
 
     error_class: str
     what: str
     key: TopicPartition
-    remedy: str = "To go on without it, set failOnDataLoss=false"
-    chosen: str = "failOnDataLoss=false: going on without it"
+    remedy: str = "To continue without it, set failOnDataLoss=false"
+    chosen: str = "failOnDataLoss=false: continuing without it"
 
 
 def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
-    """With `fail` raises `DataLoss` for the first; else the query goes on without them, and warns of each."""
+    """Raise `DataLoss` for the first loss if `fail`; otherwise log a warning for each."""
     for loss in losses:
         if fail:
             message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
@@ -48,7 +48,7 @@ def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
 
 
 def recreated(logs: LogSnapshot) -> list[Loss]:
-    """One for each topic that was deleted and recreated."""
+    """Return a loss for each topic that was deleted and recreated."""
     found = []
     for topic, now in sorted(logs.recreated.items()):
         key = min(key for key in logs.positions if key[0] == topic)
@@ -66,30 +66,37 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
 
 
 def deleted(logs: LogSnapshot) -> list[Loss]:
-    """One for all partitions that are not there any more."""
+    """Return one loss for all deleted partitions."""
     keys = logs.deleted()
     read = ", ".join(f"{name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
     return _deleted(keys, f"(or the query subscribes to less than its checkpoint knows); read was {read}")
 
 
 def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
-    """Of a batch that is planned already: one for all partitions that are gone before anything of them was read."""
-    return _deleted(sorted(partitions), "before the first records that the query was to read of it were read")
+    """Return one loss for all partitions of a planned batch that were deleted before any record was read."""
+    return _deleted(sorted(partitions), "before the query read its first records")
 
 
 def _deleted(keys: list[TopicPartition], more: str) -> list[Loss]:
-    are = "is" if len(keys) == 1 else "are"
-    what = f"{', '.join(map(name, keys[:10]))} {are} not there any more: the topic was deleted {more}"
+    gone = "no longer exists" if len(keys) == 1 else "no longer exist"
+    what = f"{', '.join(map(name, keys[:10]))} {gone}: the topic was deleted {more}"
     return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
 
 
 def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
-    """Of a first batch whose start is in no checkpoint: where `begin`, as it is looked up now, lies after its `end`."""
+    """Return the losses of a first batch whose start, resolved again for a replay, is after its end.
+
+    Parameters
+    ----------
+    begin : Offsets
+        The start as resolved now; no checkpoint has it.
+    end : Offsets
+    """
     return {
         key: Loss(
             PARTITION_OFFSET_CHANGED,
             "the checkpoint does not say where the first batch begins, and startingOffsets lie after its end: "
-            f"{name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. What the batch was to read there is "
+            f"{name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. The records of the batch there are "
             "unknown",
             key,
             "Set startingOffsets as JSON to where it began, for this one batch. Or set failOnDataLoss=false, to begin "
@@ -103,7 +110,7 @@ def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]
 
 
 def added(logs: LogSnapshot, log_starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
-    """A new partition of a topic that is read begins at 0, unless its first records are gone already."""
+    """Return the losses of new partitions of known topics whose log start offset is not 0."""
     topics = {topic for topic, _ in logs.positions} - logs.recreated.keys()
     return {
         key: Loss(
@@ -118,18 +125,18 @@ def added(logs: LogSnapshot, log_starts: Mapping[TopicPartition, int]) -> dict[T
 
 
 def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
-    """Of a log that ends before offset `read`, and up to `agreed` is the one that was read."""
+    """Return the loss of a log that ends before offset `read`, and is unchanged before offset `agreed`."""
     return Loss(
         PARTITION_OFFSET_CHANGED,
         f"{name(key)} ends at offset {end}, but the query has read up to {read}: the log was truncated (unclean leader "
-        f"election), or the topic was deleted and created again. Offsets {agreed} to {read} were read, and are others "
-        "now, or none",
+        f"election), or the topic was deleted and created again. Offsets {agreed} to {read} were read, and now have "
+        "other records or none",
         key,
     )
 
 
 def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
-    """Of a batch that is planned already."""
+    """Return the loss of a planned batch that ends before its start."""
     what = (
         f"{name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, or the "
         "topic was deleted and created again, and records may be missing"
@@ -138,11 +145,11 @@ def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
 
 
 def warn_advanced(positions: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]) -> None:
-    """With `failOnDataLoss=false`, of logs that begin after the positions by now."""
+    """Warn of logs that start after the position, with `failOnDataLoss=false`."""
     lost = [f"{positions[key]} to {log_starts[key]} of {name(key)}" for key in sorted(log_starts)]
     if lost:
         log.warning(
-            "offsets %s%s are not in the log any more: retention or DeleteRecords has removed them before they were "
+            "offsets %s%s are no longer in the log: retention or DeleteRecords has removed them before they were "
             "read (failOnDataLoss=false: %d offsets are skipped)",
             ", ".join(lost[:10]),
             f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
@@ -151,17 +158,17 @@ def warn_advanced(positions: Mapping[TopicPartition, int], log_starts: Mapping[T
 
 
 def warn_stale(partitions: Collection[TopicPartition]) -> None:
-    """No loss: a leader that was replaced and does not know it has no news. Each trigger looks up metadata anew."""
+    """Warn of stale leaders. No loss: each trigger refreshes the metadata."""
     if partitions:
         log.warning(
-            "%s: the broker that leads there has been replaced by one that was read from already, and does not "
-            "know it yet; until it does, nothing new is read there",
+            "%s: the broker still answers as leader, but the query has read from a newer leader; nothing new is read "
+            "there until the broker learns of it",
             ", ".join(name(key) for key in sorted(partitions)[:10]),
         )
 
 
 def count_skipped(ranges: Iterable[Range], log_starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Of a batch that is replayed: how many offsets lie before the beginnings of the logs."""
+    """Return the number of offsets of a replayed batch that are before the log start offsets."""
     skipped: Counter[TopicPartition] = Counter()
     for each in ranges:
         key = each.topic_partition

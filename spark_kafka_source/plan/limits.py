@@ -1,8 +1,8 @@
-"""How far a batch reads, and whether it waits for more: from where partitions stand, the ends of their logs and limits.
+"""Compute the end offsets of a micro-batch from positions, log end offsets and limits; decide if a trigger waits.
 
-Pure arithmetic, the same as Spark's own Kafka connector's, so that the same option gives the same batches; it has no
-limit in bytes, which here is turned into one in offsets first.
-Used by `driver/trigger.py`. The caller has dealt with deleted and truncated logs before.
+The arithmetic of Spark's own Kafka connector, so that an option gives the same batches. A limit in bytes, which that
+connector lacks, is converted to a limit in offsets. Used by `driver/trigger.py`, after deleted and truncated logs were
+handled. Sans-IO.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ from spark_kafka_source.options.partitions import name
 
 
 def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> int | None:
-    """How many offsets a batch may cover; None: all there are.
+    """Return the maximum number of offsets of a batch; None: no limit.
 
-    `limit` is what Spark hands to `latestOffset` (4.2 and later), which knows better than the option: a query with
-    the trigger `once` reads everything whatever the option says. None stands for an older Spark, which hands nothing.
+    Parameters
+    ----------
+    limit : object or None
+        The read limit that Spark passes to `latestOffset` since 4.2, or None. It overrides the option: the trigger
+        `once` reads everything.
+    max_offsets_per_trigger : int or None
+
+    Raises
+    ------
+    UsageError
+        The kind of limit is unknown.
     """
     # By name, because the classes do not exist before Spark 4.2.
     kind = type(limit).__name__
@@ -35,7 +44,7 @@ def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> in
 
 
 def max_bytes(limit: object | None, max_bytes_per_trigger: int | None) -> int | None:
-    """How many bytes a batch may cover, about; None: all there are, as for the trigger `once`."""
+    """Return the approximate maximum number of bytes of a batch; None: no limit, as for the trigger `once`."""
     return None if type(limit).__name__ == "ReadAllAvailable" else max_bytes_per_trigger
 
 
@@ -48,10 +57,10 @@ def must_wait(
     now_ms: float,
     last_batch_ms: float | None,
 ) -> bool:
-    """Whether a trigger reads nothing yet, because there are only `new_offsets`, fewer than `min_offsets`.
+    """Return True if a trigger reads nothing because there are fewer than `min_offsets` new offsets.
 
-    As in Spark's connector, a query's first trigger never waits, nor one `max_trigger_delay_ms` or more after the
-    last that did not wait (`last_batch_ms`; None: there was none), nor one that is to read everything (`once`).
+    As in Spark's connector, these triggers never wait: a query's first one, one that reads everything (`once`), and
+    one `max_trigger_delay_ms` or more after the last that did not wait (at `last_batch_ms`; None: none yet).
     """
     if min_offsets is None or new_offsets >= min_offsets or type(limit).__name__ == "ReadAllAvailable":
         return False
@@ -61,12 +70,28 @@ def must_wait(
 def end_offsets(
     starts: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], limit: int | None
 ) -> dict[TopicPartition, int]:
-    """The ends of a batch of about `limit` offsets, shared out in proportion to how far each partition is behind.
+    """Return the ends of a batch of about `limit` offsets, divided among partitions in proportion to their lag.
 
-    `starts` has at least the partitions of `available` (ends of the logs); the result has exactly those, sorted.
-    A share below one record becomes one, so that no partition starves and every batch gets on; other shares are
-    rounded down. So a batch may exceed the limit by at most the number of partitions. No end is before its start,
-    nor after the log's end. Raises `UsageError` when a partition has no start.
+    A share below one record becomes one, so that no partition starves; other shares are rounded down. A batch may
+    therefore exceed the limit by the number of partitions. No end is before its start or after the log end offset.
+
+    Parameters
+    ----------
+    starts : mapping of TopicPartition to int
+        Has at least the partitions of `available`.
+    available : mapping of TopicPartition to int
+        Log end offsets.
+    limit : int or None
+
+    Returns
+    -------
+    dict of TopicPartition to int
+        For the partitions of `available`, sorted.
+
+    Raises
+    ------
+    UsageError
+        A partition has no start.
     """
     lags = {tp: max(0, end - _start(starts, tp)) for tp, end in available.items()}
     total = float(sum(lags.values()))
@@ -74,7 +99,7 @@ def end_offsets(
     for tp, lag in sorted(lags.items()):
         share = lag
         if limit is not None and lag:
-            # In this order of operations, as doubles: another order rounds differently in the last place.
+            # Same order of operations as in Spark's connector: another one rounds differently in the last place.
             exact = limit * (lag / total)
             share = min(lag, math.ceil(exact) if exact < 1 else math.floor(exact))
         ends[tp] = starts[tp] + share
@@ -87,12 +112,22 @@ def offsets_of_bytes(
     bytes_per_offset: Mapping[TopicPartition, float],
     max_bytes: int,
 ) -> int | None:
-    """The limit with which `end_offsets` makes a batch of about `max_bytes`: at least 1; None: all there are.
+    """Return the limit with which `end_offsets` makes a batch of about `max_bytes`: at least 1; None: no limit.
 
-    Offsets are shared out by how far partitions are behind, so each reads the same part of its backlog, in offsets as
-    in bytes: half the bytes are half the offsets. As a share below one record becomes one, however large that record
-    is, a batch may exceed `max_bytes` by a record of each partition. `bytes_per_offset` has at least the partitions
-    that have something new. Raises `UsageError` when a partition has no start.
+    Each partition reads the same fraction of its backlog, in offsets and in bytes: half the bytes are half the offsets.
+    A batch may exceed `max_bytes` by one record of each partition.
+
+    Parameters
+    ----------
+    starts, available : mapping of TopicPartition to int
+    bytes_per_offset : mapping of TopicPartition to float
+        Has at least the partitions with new records.
+    max_bytes : int
+
+    Raises
+    ------
+    UsageError
+        A partition has no start.
     """
     lags = {tp: end - _start(starts, tp) for tp, end in available.items() if end > _start(starts, tp)}
     total_bytes = sum(lag * bytes_per_offset[tp] for tp, lag in lags.items())
@@ -101,5 +136,5 @@ def offsets_of_bytes(
 
 def _start(starts: Mapping[TopicPartition, int], tp: TopicPartition) -> int:
     if tp not in starts:
-        raise UsageError(f"{name(tp)} is new and nobody has said where it begins.")
+        raise UsageError(f"{name(tp)} is new and has no start offset.")
     return starts[tp]

@@ -1,8 +1,7 @@
-"""Offsets as Spark's checkpoint keeps them: the end of a batch per partition, and what a replay needs to be sure.
+"""The offsets in Spark's checkpoint: the end of a batch per partition, and the facts that a replay needs. Sans-IO.
 
-Owns the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that no topic can have:
-`@ids` and the others. Used by all who plan and by the readers. Pure: talks to no broker, and knows nothing of
-groups.
+Defines the JSON: the keys of Spark's own Kafka connector, `{"orders": {"0": 1200}}`, plus keys that cannot be topic
+names, such as `@ids`. Used by the planning modules and the readers.
 """
 
 from __future__ import annotations
@@ -24,31 +23,36 @@ from spark_kafka_source.options.partitions import by_partition, name, whole_numb
 JsonDict = dict[str, dict[str, Any]]
 
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
-# What `skipped` has of partitions without an end. Older versions, which forget it, refuse the key as a newer version's.
+# `skipped` of partitions without an end. Older versions of this package refuse the key instead of dropping it.
 _SKIPPED_DELETED = "@skippedDeleted"
 _NUMBERS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
 
 STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
-"""Where a query begins that has read nothing yet, in no checkpoint: the end of its first batch says where that is."""
+"""The start of a query that has read nothing yet. The end of its first batch has the real start offsets."""
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where a batch ends.
+    """The end of a batch.
 
     Attributes
     ----------
-    ends : (topic, partition) -> offset of the first record *not* in the batch (Kafka's "next to read").
-    ids : topic -> its 16-byte topic id. Another id later means that the topic was deleted and recreated.
-    epochs : (topic, partition) -> leader epoch when the end was seen to be in the log: the records before it are of
-        that epoch or older ones. Left out when unknown.
-    joined : (topic, partition) -> where the batch begins in a partition that its start offsets lack (in a query's first
-        batch all of them), or that lost what was read of it, or what was to be read next.
-    leaders : (topic, partition) -> node id of its leader when the batch was planned; only with `maxInputPartitions`,
-        so that a replay puts the same ranges together.
-    skipped : (topic, partition) -> how many offsets the query has left out so far, because they were not in the log any
-        more when their batch was planned; left out when none. Of partitions that were deleted since, too: their sum
-        never becomes less.
+    ends : mapping of TopicPartition to int
+        Offset of the first record after the batch (Kafka's "next to read").
+    ids : mapping of str to bytes
+        Topic ids, 16 bytes. A different id later means that the topic was deleted and recreated.
+    epochs : mapping of TopicPartition to int
+        Leader epoch when the end was found in the log: records before it have this epoch or an older one. Unknown ones
+        are left out.
+    joined : mapping of TopicPartition to int
+        First offset of the batch in partitions that its start offsets lack (all of them in a query's first batch), or
+        that lost records at or before their position.
+    leaders : mapping of TopicPartition to int
+        Node id of the leader when the batch was planned; only with `maxInputPartitions`, so that a replay combines the
+        same ranges.
+    skipped : mapping of TopicPartition to int
+        Number of offsets that the query has skipped so far because they were no longer in the log when their batch was
+        planned. Includes deleted partitions: the sum never decreases.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -59,7 +63,7 @@ class Offsets:
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json_dict(self) -> JsonDict:
-        """The dict whose JSON goes into the checkpoint. Equal offsets give equal JSON; empty `@` keys are left out."""
+        """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
         rows: JsonDict = _nest(self.ends)
         if self.ids:
             rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
@@ -71,9 +75,12 @@ class Offsets:
 
     @classmethod
     def from_json_dict(cls, rows: object) -> Offsets:
-        """Reads what `to_json_dict` or Spark's own Kafka connector (no `@` keys) wrote.
+        """Parse the output of `to_json_dict` or of Spark's own Kafka connector (without `@` keys).
 
-        Raises `ConfigurationError` for anything else: those are not this source's offsets.
+        Raises
+        ------
+        ConfigurationError
+            These are not offsets of a Kafka source.
         """
         if not isinstance(rows, Mapping):
             raise _not_ours("they are not a JSON object")
@@ -95,23 +102,29 @@ class Offsets:
 
     @classmethod
     def from_progress(cls, offset: object) -> Offsets:
-        """Reads `endOffset` or `latestOffset` of a query's progress.
+        """Parse `endOffset` or `latestOffset` of a query's progress.
 
-        In the progress' JSON it is an object. In a `SourceProgress` it is a text: JSON, but the repr of a dict in
-        PySpark 4.1, and over Spark Connect before that.
+        Parameters
+        ----------
+        offset : object
+            An object in the progress' JSON. In a `SourceProgress` a text: JSON, but the repr of a dict in PySpark 4.1,
+            and over Spark Connect before 4.1.
 
-        Raises `ConfigurationError` for the offset of another source.
+        Raises
+        ------
+        ConfigurationError
+            The offset belongs to another source.
         """
         return cls.from_json_dict(_parsed(offset) if isinstance(offset, str) else offset)
 
     @property
     def is_batch_end(self) -> bool:
-        """Whether there is more than `reportLatestOffset` says, which is ends and topic ids."""
+        """True for the end of a batch; the offsets of `reportLatestOffset` have only ends and topic ids."""
         return bool(self.epochs or self.joined or self.leaders or self.skipped)
 
 
 def _parsed(text: str) -> object:
-    """None for what is neither JSON nor the repr of a literal."""
+    """Parse JSON or the repr of a literal; return None for any other text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -121,7 +134,7 @@ def _parsed(text: str) -> object:
 
 
 def topic_ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
-    """(topic, partition) -> topic id becomes topic -> topic id, without those of brokers that know none."""
+    """Return topic ids by topic, without zero ids (brokers before Kafka 2.8)."""
     return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != NO_TOPIC_ID}
 
 

@@ -1,7 +1,7 @@
-"""From ranges to tasks: all ranges of a batch put together into at most so many groups, each read by one task.
+"""Combine the ranges of a batch into groups, each read by one task (`maxInputPartitions`). Sans-IO.
 
-Pure: the same ranges and leaders give the same groups, so a replay has the same tasks. A group holds ranges of as few
-leaders as possible, since one Fetch asks one broker for many partitions. Used by `stream_reader` and `batch_reader`.
+The same ranges and leaders give the same groups, so a replay has the same tasks. A group has ranges of as few leaders
+as possible, since one Fetch request asks one broker for many partitions. Used by `stream_reader` and `batch_reader`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from protocol.kafka_terms import TopicPartition
 def groups(
     ranges: Sequence[Range], max_groups: int | None, leaders: Mapping[TopicPartition, int]
 ) -> list[tuple[Range, ...]]:
-    """One group for each range; with more ranges than `max_groups`, at most that many, of about equal size.
+    """Return one group per range, but at most `max_groups` groups of about equal size.
 
-    The ranges are put in order of their leaders (-1 where unknown) and cut into consecutive groups such that the
-    largest is as small as it can be. Pieces of one partition that meet in a group become one range again.
+    Ranges are sorted by leader (-1 if unknown) and divided into consecutive groups so that the largest group is as
+    small as possible. Adjacent ranges of one partition in a group are joined.
     """
     if max_groups is None or len(ranges) <= max_groups:
         return [(one,) for one in ranges]
@@ -36,7 +36,7 @@ def groups(
 
 
 def _fill(ordered: Sequence[Range], most: int) -> list[list[Range]]:
-    """Consecutive groups, none larger than `most`, each as full as it can be."""
+    """Divide ranges into consecutive groups of at most `most` offsets, each as full as possible."""
     filled: list[list[Range]] = []
     size = most + 1
     for one in ordered:

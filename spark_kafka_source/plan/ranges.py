@@ -1,8 +1,8 @@
-"""From the two offsets of a batch to what its tasks read: one range per partition, split when more tasks are wanted.
+"""Convert the start and end offsets of a batch to the ranges that its tasks read. Sans-IO.
 
-Pure and repeatable: the same (start, end) gives the same ranges, now and in a replay. Splits as Spark's own Kafka
-connector does for `maxRecordsPerPartition` and `minPartitions`. Used by `stream_reader` and `batch_reader`;
-`range_groups` puts ranges together to tasks, `range_reader` reads them.
+Deterministic: the same start and end give the same ranges in a replay. Ranges are split as in Spark's own Kafka
+connector for `maxRecordsPerPartition` and `minPartitions`. Used by `stream_reader` and `batch_reader`; `range_groups`
+combines ranges for tasks, `range_reader` reads them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,34 @@ def offset_ranges(
     fail_on_data_loss: bool = True,
     earliest: Mapping[TopicPartition, int] | None = None,
 ) -> list[Range]:
-    """The ranges of the batch (start, end), sorted by partition and offset; partitions without new offsets have none.
+    """Return the ranges of a batch, sorted by partition and offset; partitions without new offsets have none.
 
-    A partition begins where `start` ends, or after that where `end.joined` says (what lies between is gone). When
-    `start` lacks it, or has it of another topic id, or `end` lies before that (a truncated log), it begins where
-    `end.joined` says; and when that lacks it too (offsets written by Spark's own connector) at `earliest`, which the
-    caller must then have asked brokers for: see `unresolved`. Raises `UsageError` if it has not, and `DataLoss` when an
-    end lies before its beginning (with `fail_on_data_loss=False` that partition is skipped, with a warning).
+    A partition starts at the end in `start`, or later at `end.joined` (the records between are lost). It starts at
+    `end.joined` if `start` lacks the partition, has another topic id, or ends after `end` (a truncated log). If
+    `end.joined` lacks it, too (offsets of Spark's own connector), it starts at `earliest`.
+
+    Parameters
+    ----------
+    start, end : Offsets
+    max_records, min_partitions : int, optional
+        As for `split`.
+    fail_on_data_loss : bool
+        False: skip a partition whose end is before its start, with a warning.
+    earliest : mapping of TopicPartition to int, optional
+        Log start offsets of the `unresolved` partitions.
+
+    Raises
+    ------
+    UsageError
+        `earliest` lacks a partition.
+    DataLoss
+        An end is before its start.
     """
     ranges = []
     for tp, until in sorted(end.ends.items()):
         begin = _begin(start, end, tp)
         if begin is None and (begin := (earliest or {}).get(tp)) is None:
-            raise UsageError(f"{name(tp)} is new and nobody has said where it begins.")
+            raise UsageError(f"{name(tp)} is new and has no start offset.")
         if until < begin:
             data_loss.raise_or_warn([data_loss.ends_before_start(tp, begin, until)], fail=fail_on_data_loss)
         elif until > begin:
@@ -52,15 +67,15 @@ def offset_ranges(
 
 
 def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
-    """The partitions of `end` whose beginning neither offset tells; the caller asks for their earliest offsets."""
+    """Return the partitions of `end` whose start neither offset has; they start at their log start offsets."""
     return [tp for tp in sorted(end.ends) if _begin(start, end, tp) is None]
 
 
 def split(ranges: list[Range], max_records: int | None = None, min_partitions: int | None = None) -> list[Range]:
-    """Cuts non-empty `ranges`: first those above `max_records`, then the large ones, until about `min_partitions`.
+    """Split non-empty ranges: those above `max_records`, then the large ones, until there are about `min_partitions`.
 
-    For the second, ranges too small to be cut are set aside, so that the rest shares what is left of `min_partitions`;
-    with one range of a partition all of its ranges are left as they are, as Spark's connector does.
+    For `min_partitions`, ranges too small to split count as they are, and the others share the rest. If one range of a
+    partition is too small, none of the partition's ranges is split, as in Spark's connector.
     """
     if max_records is not None:
         ranges = [piece for r in ranges for piece in _cut(r, math.ceil(r.size / max_records))]
@@ -79,7 +94,7 @@ def split(ranges: list[Range], max_records: int | None = None, min_partitions: i
 
 
 def _pieces(size: int, total: int, wanted: int) -> int:
-    # Halves are rounded up, as Java's Math.round does; Python's round would go to the even neighbour.
+    # Halves are rounded up, as by Java's Math.round; Python's round goes to the even neighbour.
     return max(math.floor(size / total * wanted + 0.5), 1)
 
 
@@ -89,7 +104,7 @@ def _cut(whole: Range, pieces: int) -> list[Range]:
     for left in range(pieces, 0, -1):
         until = begin + (whole.until_offset - begin) // left
         if until > begin:
-            # Of the records before a later piece nobody knows the epoch yet.
+            # The epoch of the records before a later piece is unknown.
             epoch = whole.from_epoch if begin == whole.from_offset else NO_LEADER_EPOCH
             cut.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
         begin = until

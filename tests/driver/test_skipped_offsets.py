@@ -32,7 +32,7 @@ def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplo
         assert ranges(again, begin, end) == [(0, 15, 25)]
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "offsets 10 to 15 of a-0 are not in the log any more" in warnings[0]
+    assert "offsets 10 to 15 of a-0 are no longer in the log" in warnings[0]
     assert "5 offsets are skipped" in warnings[0]
 
     # All unread offsets of one partition are deleted; the other partition is complete.

@@ -46,7 +46,7 @@ def test_deleted_topic_in_batch_of_sparks_connector_is_data_loss(
     reader = cluster_deleting_b_after_metadata.reader(failOnDataLoss=str(fail))
     start, end = {"a": {"0": 5, "1": 20}}, {"a": {"0": 8, "1": 20}, "b": {"0": 3}}
     if fail:
-        with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 is not there any more"):
+        with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 no longer exists"):
             reader.partitions(start, end)
     else:
         (task,) = reader.partitions(start, end)
@@ -59,7 +59,7 @@ READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text
 @pytest.mark.timeout(20)
 def test_topic_deleted_during_trigger_is_data_loss_without_wait(cluster_deleting_b_after_metadata: Cluster) -> None:
     reader = cluster_deleting_b_after_metadata.reader()
-    with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 is not there any more"):
+    with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 no longer exists"):
         reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
 
 
@@ -78,7 +78,7 @@ def test_topic_deleted_at_start_of_available_now_fails_first_trigger(
 ) -> None:
     reader = cluster_deleting_b_after_metadata.reader()
     reader.prepareForTriggerAvailableNow()
-    with pytest.raises(DataLoss, match=r"b-0 is not there any more"):
+    with pytest.raises(DataLoss, match=r"b-0 no longer exists"):
         reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
 
 

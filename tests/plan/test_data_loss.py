@@ -26,12 +26,12 @@ def test_data_loss_fails_the_query_or_warns(caplog: pytest.LogCaptureFixture) ->
     found = [Loss("CLASS", "a-1 is gone", A1), Loss("CLASS", "b-0 is gone", B0, "Wait", "gone is gone")]
     data_loss.raise_or_warn(found, fail=False)
     assert [entry.getMessage() for entry in caplog.records] == [
-        "a-1 is gone (failOnDataLoss=false: going on without it)",
+        "a-1 is gone (failOnDataLoss=false: continuing without it)",
         "b-0 is gone (gone is gone)",
     ]
     with pytest.raises(DataLoss) as raised:
         data_loss.raise_or_warn(found, fail=True)
-    remedy = "Nothing is read. To go on without it, set failOnDataLoss=false"
+    remedy = "Nothing is read. To continue without it, set failOnDataLoss=false"
     assert str(raised.value) == f"[CLASS] a-1 is gone. {remedy}"
     assert raised.value.context == {"topic": "a", "partition": 1}
     with pytest.raises(DataLoss, match=r"b-0 is gone\. Nothing is read\. Wait$"):
@@ -58,10 +58,10 @@ def test_topic_recreated_with_fewer_partitions_reports_no_deleted_ones() -> None
     assert data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
     (loss,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"
-    assert loss.what.startswith("a-1 is not there any more: ")
+    assert loss.what.startswith("a-1 no longer exists: ")
     assert loss.what.endswith("read was a-1 up to offset 5")
     (both,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 6}), {B0: NEW}))
-    assert both.what.startswith("a-0, a-1 are not there any more: ")
+    assert both.what.startswith("a-0, a-1 no longer exist: ")
 
 
 def test_new_partition_without_its_first_records_is_a_loss() -> None:

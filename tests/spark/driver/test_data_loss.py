@@ -115,7 +115,7 @@ LOSSES = {
     "recreated, longer": Loss(
         recreate_longer, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(15)), "offsets up to 10 of .*-0"
     ),
-    "deleted": Loss(delete_topics, DELETED, "-0 is not there any more: .* up to offset 10", [], "up to offset 10"),
+    "deleted": Loss(delete_topics, DELETED, "-0 no longer exists: .* up to offset 10", [], "up to offset 10"),
 }
 
 

@@ -104,7 +104,7 @@ def test_a_deleted_topic_fails_the_query_by_name(
     delete_topics(kafka, gone)
     # One long back-off would outlast the time in which brokers must say so again and again.
     options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
-    with pytest.raises(Exception, match=f"{gone}-0 is not there any more: the topic was deleted"):
+    with pytest.raises(Exception, match=f"{gone}-0 no longer exists: the topic was deleted"):
         run_once(stream(spark, kafka, **options), tmp_path)
 
 
