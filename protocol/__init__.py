@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from protocol.group.committed_offsets import CommittedOffset
     from protocol.group.offset_manager import OffsetManager
     from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+    from protocol.processing.failures import RetryPolicy
+    from protocol.processing.processor import Processor
     from protocol.producer.partitioner import by_each_key
     from protocol.producer.producer import Producer
     from protocol.producer.transactional_producer import TransactionalProducer
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Admin": "protocol.admin.admin",
+    "Processor": "protocol.processing.processor",
     "Producer": "protocol.producer.producer",
     "Client": "protocol.cluster.client",
     "CommittedOffset": "protocol.group.committed_offsets",
@@ -52,6 +55,7 @@ _MODULES = {
     "KafkaConsumer": "protocol.consumer_group.kafka_consumer",
     "LATEST": "protocol.kafka_terms",
     "OffsetManager": "protocol.group.offset_manager",
+    "RetryPolicy": "protocol.processing.failures",
     "TopicPartition": "protocol.kafka_terms",
     "TransactionalProducer": "protocol.producer.transactional_producer",
     "by_each_key": "protocol.producer.partitioner",
@@ -89,8 +93,10 @@ __all__ = [
     "KafkaConsumer",
     "KafkaError",
     "OffsetManager",
+    "Processor",
     "Producer",
     "ProtocolError",
+    "RetryPolicy",
     "SecurityError",
     "TopicPartition",
     "TransactionalProducer",

@@ -120,6 +120,16 @@ class KafkaConsumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def client(self) -> Client:
+        """Return the client, shared or this consumer's own. Thread-safe."""
+        return self._client
+
+    @property
+    def config(self) -> GroupConsumerConfig:
+        """Return the configuration. Thread-safe."""
+        return self._config
+
     # -- which partitions ---------------------------------------------------------------------
 
     @_single_threaded
@@ -158,6 +168,12 @@ class KafkaConsumer:
                 raise UsageError("partitions are assigned with assign; call unsubscribe first")
             self._join()
         self._listener = listener or ConsumerRebalanceListener()
+
+    @_single_threaded
+    def replace_listener(self, listener: ConsumerRebalanceListener) -> ConsumerRebalanceListener:
+        """Set the listener of the subscription, and return the former one."""
+        former, self._listener = self._listener, listener
+        return former
 
     @_single_threaded
     def assign(self, partitions: Collection[TopicPartition]) -> None:

@@ -1,0 +1,303 @@
+"""The polling thread of one consumer: it passes records to the worker pool, pauses full partitions, and commits."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from protocol.clock import Deadline
+from protocol.condition import Event
+from protocol.consumer_group.commits import Offsets
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed, DeadlineExceeded, UsageError, WakeUp
+from protocol.group.committed_offsets import CommittedOffset
+from protocol.kafka_terms import TopicPartition
+from protocol.processing.lanes import LanePartition, Run, split_by_key
+from protocol.processing.offset_tracker import OffsetTracker
+from protocol.processing.polled_batch import PolledBatch
+from protocol.processing.worker_pool import WorkerPool
+from protocol.records.arrow_numpy import to_numpy
+
+log = logging.getLogger(__name__)
+
+Order = Literal["key", "partition", "none"]
+
+_POLL_MS = 100
+# While partitions are paused: how soon they are resumed.
+_PAUSED_POLL_MS = 10
+_ALL_PAUSED_S = 0.005
+# A full partition is paused after this wait: a pause costs a copy of what was fetched ahead.
+_BEFORE_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Parameters of `Processor` for its polling threads.
+
+    Attributes
+    ----------
+    order : {"key", "partition", "none"}
+    lanes : int
+        Number of lanes per partition, for the order by key.
+    batch_size : int or None
+        Records per call of the handler; None: single records.
+    max_in_flight : int
+        Records read and not committable, over all partitions of a consumer.
+    max_in_flight_bytes : int
+        The same in bytes.
+    drain_timeout_ms : float
+        The longest wait for running handlers in a rebalance and at the end.
+    commit_interval_ms : float
+    """
+
+    order: Order
+    lanes: int
+    batch_size: int | None
+    max_in_flight: int
+    max_in_flight_bytes: int
+    drain_timeout_ms: float
+    commit_interval_ms: float
+
+
+@dataclass
+class _Assigned:
+    """An assigned partition.
+
+    Attributes
+    ----------
+    staged
+        The offset of the last commit that has not failed.
+    paused
+        Paused by the loop.
+    earlier
+        The same partition in earlier assignments, with handlers that had not returned in time.
+    turn
+        Lane of the next record without a key.
+    """
+
+    lanes: LanePartition = field(default_factory=LanePartition)
+    tracker: OffsetTracker = field(default_factory=OffsetTracker)
+    staged: CommittedOffset | None = None
+    paused: bool = False
+    earlier: list[LanePartition] = field(default_factory=list)
+    turn: int = 0
+
+    @property
+    def held(self) -> bool:
+        """True while a handler of an earlier assignment runs: its records come before those of this one."""
+        return any(lanes.running for lanes in self.earlier)
+
+
+class ConsumerLoop:
+    """Polls one consumer; for one thread.
+
+    Parameters
+    ----------
+    consumer : KafkaConsumer
+    pool : WorkerPool
+    config : LoopConfig
+    closing : Event
+        Set to end `run`.
+    listener : ConsumerRebalanceListener or None
+        The user's, called after the loop has handled a rebalance.
+    """
+
+    def __init__(
+        self,
+        consumer: KafkaConsumer,
+        pool: WorkerPool,
+        config: LoopConfig,
+        closing: Event,
+        listener: ConsumerRebalanceListener | None,
+    ) -> None:
+        self.consumer = consumer
+        self.listener = _Listener(self, listener)
+        self._pool = pool
+        self._config = config
+        self._closing = closing
+        self._clock = consumer.client.clock
+        self._partitions: dict[TopicPartition, _Assigned] = {}
+        self._late: dict[TopicPartition, list[LanePartition]] = defaultdict(list)
+        self._commit_at_s = 0.0
+
+    def run(self) -> None:
+        """Poll until `closing` is set."""
+        while not self._closing.is_set():
+            timeout_ms = self._wait_for_room()
+            try:
+                records = self.consumer.poll(timeout_ms)
+            except WakeUp:
+                continue
+            except DeadlineExceeded as error:
+                log.warning("%s", error)
+                continue
+            for key, batches in records.items():
+                for batch in batches:
+                    self._dispatch(key, batch)
+            self._update_pauses(may_wait=bool(records))
+            if self._clock.now_s() >= self._commit_at_s:
+                self._commit_at_s = self._clock.now_s() + self._config.commit_interval_ms / 1000
+                self._commit()
+
+    def _wait_for_room(self) -> float:
+        """Return the timeout of the next poll; wait a little if all partitions are paused."""
+        paused = sum(each.paused for each in self._partitions.values())
+        if not paused:
+            return _POLL_MS
+        if paused < len(self._partitions):
+            return _PAUSED_POLL_MS
+        self._closing.wait(_ALL_PAUSED_S)
+        self._update_pauses()
+        return 0
+
+    # -- records ------------------------------------------------------------------------------
+
+    def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
+        assigned = self._partitions.setdefault(key, _Assigned())
+        tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes)
+        self._pool.add(list(self._runs(assigned, PolledBatch(key, batch, tracked), batch)))
+
+    def _runs(self, assigned: _Assigned, polled: PolledBatch, batch: pa.RecordBatch) -> Iterator[Run[PolledBatch]]:
+        order, size = self._config.order, self._config.batch_size or batch.num_rows
+        if order == "key":
+            if "key" not in batch.schema.names:
+                raise UsageError('order="key" needs the column key of the consumer')
+            for lane, rows in split_by_key(batch.column("key"), self._config.lanes, assigned.turn):
+                for first in range(0, len(rows), size):
+                    yield Run(assigned.lanes, polled, rows[first : first + size], lane)
+            assigned.turn = (assigned.turn + batch.num_rows) % self._config.lanes
+        else:
+            for first in range(0, batch.num_rows, size):
+                consecutive = range(first, min(first + size, batch.num_rows))
+                yield Run(assigned.lanes, polled, consecutive, 0 if order == "partition" else None)
+
+    def _update_pauses(self, *, may_wait: bool = False) -> None:
+        """Pause full partitions, and resume those that are half empty."""
+        count = max(1, len(self._partitions))
+        rows, size_bytes = self._config.max_in_flight // count, self._config.max_in_flight_bytes // count
+        full: list[TopicPartition] = []
+        empty: list[TopicPartition] = []
+        for key, each in self._partitions.items():
+            tracker = each.tracker
+            tracker.advance()
+            if not each.paused and (tracker.uncommitted_rows >= max(1, rows) or tracker.size_bytes > size_bytes):
+                full.append(key)
+            elif each.paused and tracker.uncommitted_rows <= rows // 2 and tracker.size_bytes <= size_bytes // 2:
+                if each.held:
+                    continue
+                empty.append(key)
+        if full and may_wait:
+            self._closing.wait(_BEFORE_PAUSE_S)
+            return self._update_pauses()
+        if full:
+            self.consumer.pause(full)
+        if empty:
+            self.consumer.resume(empty)
+        for key in (*full, *empty):
+            self._partitions[key].paused = key in full
+
+    # -- commits ------------------------------------------------------------------------------
+
+    def _committable(self, partitions: Mapping[TopicPartition, _Assigned]) -> dict[TopicPartition, CommittedOffset]:
+        """Return new offsets to commit."""
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        for key, each in partitions.items():
+            each.tracker.advance()
+            to = each.tracker.committable
+            if to is not None and to != each.staged:
+                offsets[key] = each.staged = to
+        return offsets
+
+    def _commit(self) -> None:
+        if offsets := self._committable(self._partitions):
+            self.consumer.commit_async(offsets, self._committed)
+
+    def _committed(self, offsets: Offsets, error: CommitFailed | None) -> None:
+        if error is not None:
+            log.warning("%s", error)
+            self._restage(offsets)
+
+    def _restage(self, offsets: Offsets) -> None:
+        for key in offsets.keys() & self._partitions.keys():
+            self._partitions[key].staged = None
+
+    # -- rebalances ---------------------------------------------------------------------------
+
+    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Add partitions; one whose handlers of an earlier assignment still run is paused until they return."""
+        for key in partitions:
+            earlier = [lanes for lanes in self._late.pop(key, []) if lanes.running]
+            self._partitions[key] = _Assigned(earlier=earlier, paused=bool(earlier))
+            if earlier:
+                self._late[key] = list(earlier)
+                self.consumer.pause([key])
+
+    def release(self, partitions: Collection[TopicPartition], *, lost: bool = False) -> None:
+        """Drop partitions: wait for their running handlers, then commit, unless they are lost."""
+        dropped = {key: self._partitions.pop(key) for key in partitions if key in self._partitions}
+        lanes = [each.lanes for each in dropped.values()]
+        self._pool.drop(lanes)
+        limit_ms = 0 if lost else self._config.drain_timeout_ms
+        if not self._pool.wait(lanes, Deadline.after_ms(limit_ms, self._clock)):
+            late = {key: each.lanes for key, each in dropped.items() if each.lanes.running}
+            for key, running in late.items():
+                self._late[key].append(running)
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(late))
+            log.warning("%s: handlers still run when the partitions are released; their results are dropped", names)
+        if not lost:
+            self._commit_released(dropped)
+
+    def _commit_released(self, dropped: Mapping[TopicPartition, _Assigned]) -> None:
+        for each in dropped.values():
+            each.staged = None  # an earlier commit may still fail
+        offsets = self._committable(dropped)
+        try:
+            if offsets:
+                self.consumer.commit_sync(offsets, self.consumer.client.config.request_timeout_ms)
+        except CommitFailed as error:
+            log.warning("%s", error)
+
+    def shut_down(self) -> None:
+        """Wait for running handlers, and commit."""
+        self.release(list(self._partitions))
+
+    def hand_back(self, listener: ConsumerRebalanceListener | None) -> None:
+        """Shut down, and leave the consumer as its owner would have: at the first unfinished records, not paused."""
+        partitions = dict(self._partitions)
+        self.shut_down()
+        if listener is not None:
+            self.consumer.replace_listener(listener)
+        for key in partitions.keys() & self.consumer.assignment:
+            if (to := partitions[key].tracker.committable) is not None:
+                self.consumer.seek(key, to.offset)
+            if partitions[key].paused:
+                self.consumer.resume([key])
+
+
+class _Listener(ConsumerRebalanceListener):
+    """Passes rebalances to the loop, then to the user's listener."""
+
+    def __init__(self, loop: ConsumerLoop, user: ConsumerRebalanceListener | None) -> None:
+        self._loop = loop
+        self.user = user
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._loop.release(partitions)
+        if self.user is not None:
+            self.user.on_partitions_revoked(partitions)
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._loop.assigned(partitions)
+        if self.user is not None:
+            self.user.on_partitions_assigned(partitions)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self._loop.release(partitions, lost=True)
+        if self.user is not None:
+            self.user.on_partitions_lost(partitions)

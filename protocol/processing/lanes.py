@@ -1,0 +1,197 @@
+"""Order of handling: lanes, whose runs are handled one after another, and runs without a lane. Sans-IO.
+
+A run is a sequence of rows of one record batch that one thread handles in order. A lane is a partition
+(`order="partition"`) or the keys with the same hash in a partition (`order="key"`): while one of its runs is taken or
+delayed, its other runs wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.producer.key_hash import murmur2
+from protocol.records.arrow_numpy import valid
+
+B = TypeVar("B")
+
+# Odd: the partition of a record depends on the remainder of the same hash, so the low bits of a partition's keys are
+# not independent.
+_MIX = np.uint32(2654435761)
+
+
+class LanePartition:
+    """The lanes of one assigned partition.
+
+    Attributes
+    ----------
+    dropped : bool
+        True after `Lanes.drop`: no further run is taken, and threads leave the rest of theirs.
+    running : int
+        Number of taken runs.
+    """
+
+    __slots__ = ("dropped", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.dropped = False
+        self.running = 0
+        # The waiting runs of each lane that has a ready, taken or delayed run.
+        self.waiting: dict[int, deque[Run[Any]]] = {}
+
+
+class Run(Generic[B]):
+    """Rows of a batch to be handled in order.
+
+    Attributes
+    ----------
+    partition : LanePartition
+    batch : object
+        The batch of the rows.
+    rows : sequence of int
+    lane : int or None
+    at : int
+        Index of the next row in `rows`.
+    attempts : int
+        Failed attempts at the next row, or at all rows if they are handled together.
+    failing_since_s : float
+        Time of the first failed attempt.
+    bisected : bool
+        True if a larger run with these rows has failed.
+    """
+
+    __slots__ = ("at", "attempts", "batch", "bisected", "failing_since_s", "lane", "partition", "rows")
+
+    def __init__(
+        self,
+        partition: LanePartition,
+        batch: B,
+        rows: Sequence[int],
+        lane: int | None = None,
+        *,
+        bisected: bool = False,
+    ) -> None:
+        self.partition = partition
+        self.batch = batch
+        self.rows = rows
+        self.lane = lane
+        self.at = 0
+        self.attempts = 0
+        self.failing_since_s = 0.0
+        self.bisected = bisected
+
+
+class Lanes(Generic[B]):
+    """Runs that are ready, in lanes, or delayed. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Run[B]] = deque()
+        self._delayed: list[tuple[float, int, Run[B]]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        """Return the number of runs that are ready."""
+        return len(self._ready)
+
+    def add(self, run: Run[B]) -> None:
+        """Add a run, behind those of its lane."""
+        if run.lane is None:
+            self._ready.append(run)
+            return
+        waiting = run.partition.waiting
+        if run.lane in waiting:
+            waiting[run.lane].append(run)
+        else:
+            waiting[run.lane] = deque()
+            self._ready.append(run)
+
+    def take(self, now_s: float) -> Run[B] | None:
+        """Return the next run, delayed ones that are due first; None if none is ready."""
+        if self._delayed and self._delayed[0][0] <= now_s:
+            run = heapq.heappop(self._delayed)[2]
+        elif self._ready:
+            run = self._ready.popleft()
+        else:
+            return None
+        run.partition.running += 1
+        return run
+
+    @property
+    def next_due_s(self) -> float | None:
+        """The time at which the next delayed run is due; None without one."""
+        return self._delayed[0][0] if self._delayed else None
+
+    def finish(self, run: Run[B]) -> None:
+        """Release a taken run: the next one of its lane is ready."""
+        run.partition.running -= 1
+        if run.lane is None:
+            return
+        queue = run.partition.waiting.get(run.lane)
+        if queue:
+            self._ready.append(queue.popleft())
+        elif queue is not None:
+            del run.partition.waiting[run.lane]
+
+    def delay(self, run: Run[B], until_s: float) -> None:
+        """Put a taken run back until a time; its lane waits."""
+        run.partition.running -= 1
+        if not run.partition.dropped:
+            heapq.heappush(self._delayed, (until_s, next(self._numbers), run))
+
+    def replace(self, run: Run[B], first: Run[B], *rest: Run[B]) -> None:
+        """Put other runs in the place of a taken one, in this order if it has a lane."""
+        run.partition.running -= 1
+        if run.partition.dropped:
+            return
+        self._ready.appendleft(first)
+        if run.lane is None:
+            self._ready.extend(rest)
+        else:
+            run.partition.waiting[run.lane].extendleft(reversed(rest))
+
+    def drop(self, partitions: Collection[LanePartition]) -> None:
+        """Drop all runs of these partitions that are not taken."""
+        for partition in partitions:
+            partition.dropped = True
+            partition.waiting.clear()
+        self._ready = deque(run for run in self._ready if not run.partition.dropped)
+        self._delayed = [each for each in self._delayed if not each[2].partition.dropped]
+        heapq.heapify(self._delayed)
+
+
+def split_by_key(keys: pa.Array, lanes: int, turn: int = 0) -> Iterator[tuple[int, list[int]]]:
+    """Yield each lane that has rows, and these rows in order.
+
+    Parameters
+    ----------
+    keys : pa.BinaryArray
+        Equal keys are in the same lane.
+    lanes : int
+        Number of lanes.
+    turn : int
+        Rows with a null key have no order: they are spread over the lanes, from this one on.
+    """
+    lane = lanes_of(keys, lanes, turn)
+    order = np.argsort(lane, kind="stable")
+    lane = lane[order]
+    starts = np.flatnonzero(np.diff(lane, prepend=-1))
+    rows, bounds = order.tolist(), [*starts.tolist(), len(lane)]
+    for number, each in enumerate(lane[starts].tolist()):
+        yield each, rows[bounds[number] : bounds[number + 1]]
+
+
+def lanes_of(keys: pa.Array, lanes: int, turn: int = 0) -> npt.NDArray[np.int64]:
+    """Return the lane of each row, as in `split_by_key`."""
+    mixed = (murmur2(keys) * _MIX) >> np.uint32(12)
+    lane: npt.NDArray[np.int64] = mixed.astype(np.int64) % lanes
+    if keys.null_count:
+        spread = (np.arange(len(keys)) + turn) % lanes
+        lane = np.where(valid(keys), lane, spread)
+    return lane
