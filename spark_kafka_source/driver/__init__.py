@@ -1,1 +1,1 @@
-"""What runs on the driver to read: asks brokers, lets `plan` decide, commits for the group."""
+"""Read on the driver: send requests, plan with `plan`, commit for the group."""

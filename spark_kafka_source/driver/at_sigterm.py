@@ -1,4 +1,4 @@
-"""What this process does when Spark stops its query: it gets SIGTERM then, and `stop()` of the reader is not called."""
+"""Close resources at SIGTERM: Spark stops a query's process this way, without a call of the reader's `stop()`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-# Spark waits for nobody: what takes longer does not happen.
+# Spark kills the process soon afterwards.
 _LONGEST_S = 2.0
 
 
 def at_sigterm(close: Callable[[], None]) -> None:
-    """Has `close` called before SIGTERM ends this process. Only in the main thread; elsewhere nothing happens.
+    """Call `close` before SIGTERM ends this process. Has no effect outside of the main thread.
 
-    It runs in a thread of its own: the main thread may have been stopped while it holds a lock that `close` needs.
+    `close` runs in a separate thread: the interrupted main thread may hold a lock that `close` needs.
     """
     if threading.current_thread() is not threading.main_thread():
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # it comes twice
+        signal.signal(number, signal.SIG_IGN)  # Spark sends it twice
         closing = threading.Thread(target=close, name="at-sigterm", daemon=True)
         closing.start()
         closing.join(_LONGEST_S)

@@ -1,6 +1,6 @@
 """The batch source: `spark.read`, from `startingOffsets` to `endingOffsets` (or times), resolved once on the driver.
 
-A batch read commits nothing: nobody tells a source whether the job that used its rows succeeded.
+A batch read commits nothing: Spark does not tell a source whether the job succeeded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ class KafkaBatchReader(Shipped, DataSourceReader):
     def partitions(self) -> Sequence[RangePartition]:
         """Plan the tasks: the offsets of each partition from its start to its end. Spark calls this once per `load()`.
 
-        Raises `ConfigurationError` for offsets that do not fit the log or each other, `DeadlineExceeded` when no
-        broker answers.
+        Raises
+        ------
+        ConfigurationError
+            Offsets are not in the log, or a start is after its end.
+        DeadlineExceeded
+            No broker answers.
         """
         client, options = client_for(self._options.client), self._options
         deadline = client.deadline(options.offsets_timeout_ms)
@@ -52,7 +56,7 @@ class KafkaBatchReader(Shipped, DataSourceReader):
         begins = starting_offsets(client, options, found, deadline)
         ends = ending_offsets(client, options, found, deadline)
         if options.end == "latest":
-            # An open transaction may hold back all that comes after a group's offset: then there is nothing to read.
+            # With an open transaction, the last stable offset may be before a group's offset.
             ends = {key: max(end, begins[key]) for key, end in ends.items()}
         _require_order(begins, ends)
         ids = topic_ids(found)
@@ -66,8 +70,8 @@ class KafkaBatchReader(Shipped, DataSourceReader):
         return [RangePartition(group) for group in groups(ranges, options.max_input_partitions, led_by)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor: the rows of one task."""
-        # Spark makes up an empty partition when there is none to read.
+        """Yield the rows of one task. Runs on an executor."""
+        # Without partitions, Spark passes an empty one that it creates.
         if not isinstance(partition, RangePartition):
             return iter(())
         return read_range(self._options, partition.ranges)
@@ -80,7 +84,7 @@ def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition,
         raise ConfigurationError(
             named(
                 RESOLVED_START_AFTER_END,
-                f"{name(key)} would be read from offset {begins[key]}, which lies after offset {ends[key]}, where it "
-                "would end: correct the option that says where to start or the one that says where to end",
+                f"{name(key)} would be read from offset {begins[key]}, which is after its end, offset {ends[key]}: "
+                "correct the option for the start or the one for the end",
             )
         )

@@ -1,9 +1,9 @@
-"""Which partitions a query subscribes to just now, and how far their logs reach. Runs on the driver, every trigger.
+"""Find the partitions that a query subscribes to. Runs on the driver, in every trigger.
 
-A partition that was there before and is missing now may only be missing for a moment (a broker that starts does not
-know its topics yet). It counts as deleted when brokers answer UNKNOWN_TOPIC_OR_PARTITION for a while
-(`UnknownTopicTimer`), or sooner when all of them do (`Client.unknown_to_brokers`). A topic that the user may not
-describe is never deleted: brokers leave it out of a list of all topics, so a second request names it.
+A known partition may be missing from a reply although it exists: a starting broker does not know its topics yet. It
+counts as deleted after UNKNOWN_TOPIC_OR_PARTITION replies for some time (`UnknownTopicTimer`), or sooner if all brokers
+agree (`Client.unknown_to_brokers`). A topic without the Describe ACL is not deleted: brokers omit it from a list of all
+topics, so a second request names it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,21 @@ T = TypeVar("T")
 
 
 def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
-    """The partitions of a new query: (topic, partition) → the topic's id (16 bytes, zero before Kafka 2.8), sorted.
+    """Return the partitions of a new query.
 
-    Raises `ConfigurationError` for what is asked for by name and is not there, `DeadlineExceeded` when no broker
-    answers, `BrokerError` for what a broker refuses (authorization).
+    Returns
+    -------
+    dict of TopicPartition to bytes
+        Topic ids (16 bytes, zeros before Kafka 2.8), sorted by partition.
+
+    Raises
+    ------
+    ConfigurationError
+        A topic or partition that an option names does not exist.
+    DeadlineExceeded
+        No broker answers.
+    BrokerError
+        A broker refuses the request (authorization).
     """
     named = _named_topics(options)
     found, absent = _look_patiently(client, options, named, named or (), deadline, seen=False)
@@ -49,10 +60,20 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
 def claim_all(
     client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
 ) -> Claims:
-    """What a running query may read that is in no group: all that it subscribes to and that is there.
+    """Return the claims of a running query without group membership: all existing partitions of its topics.
 
-    `expected` is what it has read before. What of that is gone for good it does not own, and nobody else does: it is
-    deleted, never revoked. Raises as `discover`, but for topics that are not there: a running query waits for them.
+    Parameters
+    ----------
+    client : Client
+    options : SourceOptions
+    expected : collection of TopicPartition
+        Partitions read before. One that no longer exists is not in the result: it was deleted.
+    deadline : Deadline
+
+    Raises
+    ------
+    DeadlineExceeded, BrokerError
+        As `discover`. Missing topics are no error: a running query waits for them.
     """
     named = _named_topics(options)
     names = None if named is None else named | {topic for topic, _ in expected}
@@ -60,7 +81,7 @@ def claim_all(
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
-    """As `discover`, but one look: what is missing just now is left out, without a word."""
+    """Return the partitions in one reply, as `discover`; missing ones are left out silently."""
     named = _named_topics(options)
     snapshot = client.metadata(None if named is None else sorted(named), deadline)
     return dict(sorted(_subscribed(snapshot.topics.values(), options).items()))
@@ -125,9 +146,9 @@ def _absent(expected: Collection[str] | Collection[TopicPartition], found: Colle
 
 
 def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
-    """The leaders' node ids just now, to put ranges of one leader together (`maxInputPartitions`).
+    """Return the current leaders' node ids, to combine ranges of one leader (`maxInputPartitions`).
 
-    A partition without a leader is left out. One that is wrong costs a round trip, no more: nothing is tried twice.
+    Partitions without a leader are left out. A stale leader costs one round trip, so nothing is retried.
     """
     try:
         found, _ = client.leaders(partitions, deadline)
@@ -139,7 +160,7 @@ def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Dead
 def retry_unknown_topics(client: Client, look: Callable[[], T], deadline: Deadline) -> T:
     """Call `look`, and again when it raises `TopicUnknown`. It finds the topics, and then asks their leaders.
 
-    A topic may be deleted between the two. The leader then does not know it, and a second look finds it gone.
+    A topic may be deleted between the two requests. The leader then does not know it, and a second call notices.
     """
     return client.retrying("A look at the topics and their logs", look, deadline)
 

@@ -1,4 +1,4 @@
-"""What is checked about the group when a query starts: whether others are in it, and whether its offsets differ.
+"""Check the group when a query starts: live members, and offsets that differ from the checkpoint.
 
 Runs on the driver, once per start of a query.
 """
@@ -23,11 +23,11 @@ _CHECK_MS = 15_000
 
 
 def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
-    """Raises `ConfigurationError` when the group has live members: Kafka refuses commits from outside then."""
+    """Raise `ConfigurationError` if the group has live members: Kafka then refuses commits of non-members."""
     try:
         description = describe_group(client, group, deadline.at_most_ms(_CHECK_MS))
     except KafkaError as error:
-        # Not known is not the same as occupied: a commit that is refused later is reported then.
+        # Continue: a refused commit is reported later.
         log.warning("group %s: cannot tell whether it has live members: %s", group, in_options(error))
         return
     if description.members:
@@ -40,7 +40,7 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
 
 
 def warn_of_other_offsets(client: Client, options: SourceOptions, checkpoint: Offsets, deadline: Deadline) -> None:
-    """One log line after a restart: the checkpoint decides where to resume, also when the group's offsets differ."""
+    """Log once after a restart that the query resumes from the checkpoint, and how the group's offsets differ."""
     group = options.consumer.group_id
     if group is None:
         log.info("resuming from the checkpoint (no kafka.group.id)")

@@ -1,6 +1,6 @@
-"""What a query commits for its group: marked as soon as it is complete, waited for before a trigger ends.
+"""Commit the offsets of complete batches to the group. Runs on the driver.
 
-Runs on the driver. `OffsetManager` commits in the background, so a commit that fails never holds up a trigger.
+`OffsetManager` commits in the background: a failing commit never delays a trigger by more than a second.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from spark_kafka_source.plan.offsets import Offsets
 
 log = logging.getLogger(__name__)
 
-# A trigger waits this long for the commit it has sent, so that the group is up to date when it ends. A coordinator
-# that is in trouble already is not waited for: the commit goes on in the background.
+# A trigger waits this long for its commit, so that the group is up to date when it ends. If commits fail already, the
+# trigger does not wait.
 _AWAIT_COMMIT_MS = 1_000
-# With nothing new to read, Spark may end the query right after (availableNow), and what is revoked goes to another
-# member: then a commit gets more time.
+# Longer limit for the last commit: before Spark may end the query (availableNow), and before a partition is revoked.
 _AWAIT_LAST_COMMIT_MS = 10_000
 
 
 class GroupCommits:
-    """Does nothing before `begin`, nor for a query that has no group or is not to commit."""
+    """The commits of one query. Has no effect before `begin`, and for a query without a group or commits."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -38,11 +37,11 @@ class GroupCommits:
 
     @property
     def group(self) -> str | None:
-        """The group that gets the commits; None before `begin`, and for a query that does not commit."""
+        """The group; None before `begin`, and for a query that does not commit."""
         return None if self._manager is None else self._manager.group
 
     def begin(self, deadline: Deadline) -> None:
-        """Raises `ConfigurationError` when the group has live members, and this query is not to be one of them."""
+        """Start. Raises `ConfigurationError` if the group has live members and this query is not a member itself."""
         group = self._options.consumer.group_id
         if group is not None and self._options.commits and self._manager is None:
             client = client_for(self._options.client)
@@ -51,17 +50,23 @@ class GroupCommits:
             self._manager = OffsetManager(client, group)
 
     def join(self, member: GroupMember) -> None:
-        """Who commits from now on. Called in the thread that sends heartbeats, too."""
+        """Set the member that commits. Also called in the heartbeat thread."""
         if self._manager is not None:
             self._manager.set_member(member)
 
     def mark(self, complete: Offsets, claims: Claims, member: GroupMember = NO_MEMBER) -> None:
-        """`complete`, and where partitions are claimed, is to be committed: of what is owned, if it is the same topic.
+        """Mark the positions of owned partitions for the commit.
 
-        `member`: who had the `claims`; nothing is committed if it has lost them meanwhile.
+        Partitions of recreated topics are left out: the offsets belong to the old topic. Revoked partitions are
+        committed by their new owner.
 
-        For a recreated topic they would be positions in a log that they say nothing of, and so for one that may be
-        recreated before the commit gets through. What is revoked another member commits.
+        Parameters
+        ----------
+        complete : Offsets
+            End of a complete batch.
+        claims : Claims
+        member : GroupMember
+            The member that had the claims; nothing is committed if it has lost them since.
         """
         if self._manager is not None:
             ids, owned, epochs = complete.ids, claims.owned, claims.epochs(complete)
@@ -71,34 +76,35 @@ class GroupCommits:
                 if key in owned and ids.get(key[0], owned[key]) == owned[key]
             }
             self._manager.retain(offsets)
-            # A log that was truncated, or recreated, is read again from an earlier offset on.
+            # After truncation or recreation, the offset may be lower than before.
             self._manager.reset(offsets, member)
 
     def keep(self, owned: Collection[TopicPartition]) -> None:
-        """Nothing of the others is committed any more: what could not be by now would set another member back."""
+        """Drop marked offsets of all other partitions: a late commit would reset their new owner's offset."""
         if self._manager is not None:
             self._manager.retain(owned)
 
     def wait(self) -> None:
-        """Until what is marked is committed, but not for long."""
+        """Wait up to 1 s for the commit of marked offsets."""
         if self._manager is not None:
             self._flush(self._manager, _AWAIT_COMMIT_MS if self._manager.healthy else 0)
 
     def wait_for_last(self, otherwise: str) -> None:
-        """As `wait`, for longer, and with a warning if that was not enough. `otherwise`: what happens then."""
+        """Wait up to 10 s for the commit; log a warning after that. `otherwise` tells the consequence."""
         if self._manager is not None and not self._flush(self._manager, _AWAIT_LAST_COMMIT_MS):
             log.warning(
-                "group %s: the last commit could not be made in time; %s: %s",
+                "group %s: the last commit did not complete in time; %s: %s",
                 self._manager.group,
                 otherwise,
                 self._manager.counts.last_failure,
             )
 
     def _flush(self, manager: OffsetManager, timeout_ms: float) -> bool:
-        """The other topics of the query do not wait for one that was deleted."""
+        """Flush; a deleted topic does not delay the others."""
         deadline = client_for(self._options.client).deadline(timeout_ms)
         return manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
 
     def close(self) -> None:
+        """Stop committing."""
         if self._manager is not None:
             self._manager.close()

@@ -1,10 +1,10 @@
-"""A hint for wide queries, whose triggers cost processor time even when they find nothing new."""
+"""Warn if triggers without new records keep the driver busy, as in queries with very many partitions."""
 
 from __future__ import annotations
 
 from protocol.once import log_once
 
-# Below these an idle query takes little: per trigger, and of the time between two ends of triggers.
+# A trigger is busy from this processor time on, and from this share of the time since the previous trigger's end.
 _COSTLY_S = 0.05
 _SHARE = 0.25
 _BUSY_TRIGGERS = 50
@@ -18,14 +18,26 @@ class IdleTriggers:
         self._ended_s = float("-inf")
 
     def ended(self, *, idle: bool, ended_s: float, cpu_s: float, partitions: int) -> None:
-        """Take in one trigger: when it ended on a monotonic clock, and the processor time of its thread."""
+        """Record a trigger.
+
+        Parameters
+        ----------
+        idle : bool
+            True if it found no new records.
+        ended_s : float
+            Monotonic time of its end.
+        cpu_s : float
+            Processor time of its thread.
+        partitions : int
+            For the warning.
+        """
         busy = cpu_s >= max(_COSTLY_S, _SHARE * (ended_s - self._ended_s))
         self._ended_s = ended_s
-        # One slow reply in between does not start the count anew.
+        # One slow reply does not reset the count.
         self._busy = max(0, self._busy + (1 if busy else -1)) if idle else 0
         if self._busy == _BUSY_TRIGGERS:
             log_once(
-                f"this query looks for new records in {partitions} partitions without a pause, and each look takes "
+                f"this query checks {partitions} partitions for new records without a pause, and each check takes "
                 f"{cpu_s * 1000:.0f} ms of processor time on the driver: set an interval, as in "
                 "trigger(processingTime='1 second')"
             )

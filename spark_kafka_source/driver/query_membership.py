@@ -1,7 +1,7 @@
-"""A streaming query as one member of its group: which partitions it may read, and where it begins in those it gains.
+"""A streaming query as a member of its group: its assigned partitions, and their start offsets.
 
-Runs on the driver, in the process of one query: the first trigger joins, a thread of `protocol.group.membership` sends
-heartbeats, and executors know nothing of it. What happens in the group is taken up between two batches only.
+Runs on the driver, in the process of one query. The first trigger joins the group; a thread of
+`protocol.group.membership` sends heartbeats. Rebalances are handled between two batches only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
-# A trigger waits this long for the others in the group. With nothing to read it waits longer: a broker puts off the
-# first assignment of a group for 3 s by default (group.initial.rebalance.delay.ms).
+# Maximum wait of a trigger for a rebalance. Longer without any assigned partition: brokers delay the first rebalance of
+# a group by 3 s by default (group.initial.rebalance.delay.ms).
 _AWAIT_ASSIGNMENT_MS = 5_000
 _AWAIT_FIRST_ASSIGNMENT_MS = 15_000
 _LOOK_AGAIN_S = 0.2
@@ -38,16 +38,19 @@ _LOOK_AGAIN_S = 0.2
 
 @dataclass(frozen=True)
 class _Claim:
-    """`offset`: where the group was when the partition was claimed; None: nobody has read it for the group."""
+    """An assigned partition; `offset` is the group's offset at the assignment, None without one."""
 
     topic_id: bytes
     offset: int | None
 
 
 class QueryMembership:
-    """Opens nothing when it is made.
+    """The membership of one query. The constructor opens no connection.
 
-    `commits`: who is told which member commits. `member`: who has the claims that were given out last.
+    Attributes
+    ----------
+    member : GroupMember
+        The member that has the claims returned last.
     """
 
     def __init__(self, options: SourceOptions, commits: GroupCommits) -> None:
@@ -55,20 +58,32 @@ class QueryMembership:
         self._commits = commits
         self._membership: Membership | None = None
         self._topics: frozenset[str] = frozenset()
-        # Where `startingOffsets` were when the query began, of the topics that there were then.
+        # The resolved `startingOffsets` of the topics that existed when the query began.
         self._starting: dict[TopicPartition, _Claim] = {}
         self._claimed: dict[TopicPartition, _Claim] = {}
         self._before = Claims({})
         self.member = NO_MEMBER
 
     def claims(self, there: Claims, read: Offsets, *, ends_soon: bool, deadline: Deadline) -> Claims:
-        """Takes up what has happened in the group; `there`, less what is not this member's.
+        """Handle rebalances, and return the claims of this member.
 
-        A partition that is gained begins at the group's offset; where there is none, and nothing was read, where
-        `there.added` had it when the query began, and if it was not there then, at the beginning of its log.
-        `read` is complete: it is committed before a partition goes to another member. `ends_soon`: a run that reads
-        what is there and ends, so it waits for its assignment as long as it may. Raises `KafkaError` for what cannot be
-        a member, and what `start_offsets` raises for offsets of the group that are not in the log.
+        A new partition starts at the group's offset. Without one, an unread partition starts at its offset in
+        `there.added` at the query's start, or else at its log start offset.
+
+        Parameters
+        ----------
+        there : Claims
+            All existing partitions of the subscribed topics.
+        read : Offsets
+            End of the last complete batch; committed before a partition is revoked.
+        ends_soon : bool
+            True for a run that ends with the current backlog: it waits for its assignment until the deadline.
+        deadline : Deadline
+
+        Raises
+        ------
+        KafkaError
+            The query cannot be a member; or as `start_offsets` for group offsets that are not in the log.
         """
         for key, offset in there.added.items():
             if key in there.owned:
@@ -96,11 +111,11 @@ class QueryMembership:
 
     @property
     def has_lost(self) -> bool:
-        """Whether what `claims` gave out last has ended since, or may have."""
+        """True if the claims returned last are lost, or may be."""
         return self._membership is not None and self._membership.assignment_lost is not None
 
     def close(self) -> None:
-        """Leaves the group at once; with `group.instance.id` it is to come back, and stays."""
+        """Leave the group at once; a static member (`group.instance.id`) stays until its session times out."""
         if self._membership is not None:
             self._membership.close()
 
@@ -125,7 +140,7 @@ class QueryMembership:
         return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._claimed else _AWAIT_FIRST_ASSIGNMENT_MS)
 
     def _missing(self, membership: Membership, there: Claims, deadline: Deadline) -> str | None:
-        """Why more is to come of what this member is to have: only the coordinator knows what others hold yet."""
+        """Return why more partitions will be assigned, from the coordinator; None if none will."""
         if (reason := membership.rebalance_pending) is not None:
             return str(reason)
         group = str(self._options.consumer.group_id)
@@ -133,28 +148,32 @@ class QueryMembership:
             members = describe_group(client_for(self._options.client), group, deadline).members
         except KafkaError as error:
             log.info(
-                "group %s: cannot tell whether others have yet to give up partitions: %s", group, in_options(error)
+                "group %s: cannot tell whether other members still have to revoke partitions: %s",
+                group,
+                in_options(error),
             )
             return None
         targets = {member.member_id: member.target for member in members}
         due = targets.get(membership.member.member_id, frozenset()) - membership.owned
         if not membership.owned:
-            # In a cooperative rebalance of a classic group, what changes hands is nobody's for one generation.
+            # In a classic cooperative rebalance, moved partitions have no owner for one generation.
             due |= there.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
-        return f"other members have yet to give up {listed(sorted(due))}" if due else None
+        return f"other members still have to revoke {listed(sorted(due))}" if due else None
 
     def _poll_rebalance(
         self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline
     ) -> EndReason | None:
-        """Gives up and takes what the group says; why more is still to come, None when that is all."""
+        """Revoke and accept partitions; return why more will be assigned, None if the assignment is final."""
         group = self._options.consumer.group_id
 
         def before_revoke(revocation: Revocation) -> None:
             if not revocation.lost:
-                # A topic that was recreated since has other records at these offsets.
+                # Offsets of a recreated topic belong to the old one.
                 same_topics = dict(self._before.owned.items() & there.owned.items())
                 self._commits.mark(read, replace(self._before, owned=same_topics), self.member)
-                self._commits.wait_for_last("whoever gets the partitions reads again what this query has read last")
+                self._commits.wait_for_last(
+                    "the new owner of the partitions reads the last records of this query again"
+                )
             log.info(
                 "group %s: %s %s: %s",
                 group,
@@ -171,13 +190,13 @@ class QueryMembership:
         if assignment.added:
             log.info("group %s: assigned %s", group, listed(sorted(assignment.added)))
         if assignment.pending_reason is not None:
-            log.info("group %s: what else this query is to read is not known yet: %s", group, assignment.pending_reason)
+            log.info("group %s: the assignment is not final yet: %s", group, assignment.pending_reason)
         return assignment.pending_reason
 
     # -- where it begins ----------------------------------------------------------------------
 
     def _claim(self, owned: Mapping[TopicPartition, bytes], read: Offsets, deadline: Deadline) -> None:
-        """Looks up where the group is in what this member has gained. Once it has read on from there, `read` counts."""
+        """Fetch the group's offsets of new partitions. They apply until the query has read beyond them."""
         for key, claim in self._claimed.items():
             if claim.offset is not None and claim.offset <= read.ends.get(key, -1):
                 self._claimed[key] = replace(claim, offset=None)
@@ -192,7 +211,7 @@ class QueryMembership:
         self._claimed.update({key: _Claim(topic_id, begins.get(key)) for key, topic_id in gained.items()})
         if ahead := [key for key in gained if key in read.ends and key in offsets]:
             log.warning(
-                "group %s is ahead of the checkpoint, since others have read on: goes on at the group's offsets in %s",
+                "group %s is ahead of the checkpoint, since other members have read on: resuming at its offsets in %s",
                 options.consumer.group_id,
                 listed(ahead),
             )

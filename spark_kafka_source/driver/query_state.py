@@ -1,19 +1,19 @@
-"""What a streaming query keeps from one of Spark's calls to the next; what one trigger needs alone is in `trigger`.
+"""The state of a streaming query between Spark's calls; the state of one trigger is in `trigger`.
 
-Spark's calls in a run of a query, in one process on the driver, one after the other:
+Spark's calls during a run, sequential, in one process on the driver:
 
-    prepareForTriggerAvailableNow()   once, with that trigger only: the run ends where the logs end now
-    initialOffset()                   more than once, until the first batch is complete; after a restart, too
-    partitions(start, end)            a replay, if the run before has left a batch that is not complete
-    latestOffset(start, limit)        every trigger, idle ones too: the batch that ended at `start` is complete,
-                                      so that is what is committed
+    prepareForTriggerAvailableNow()   once, only with that trigger: the run ends at the current log end offsets
+    initialOffset()                   repeatedly, until the first batch is complete; after a restart, too
+    partitions(start, end)            a replay, if the previous run left an incomplete batch
+    latestOffset(start, limit)        every trigger, also idle ones: the batch that ended at `start` is complete,
+                                      so `start` is committed
       reportLatestOffset()            for the query's progress
-      partitions(start, end)          if `latestOffset` gave another end
-      commit(start)                   only when the next batch is planned, so never for the last one: a repetition
-    stop()                            hardly ever: the process of a query that is stopped is killed (`at_sigterm`)
+      partitions(start, end)          if `latestOffset` returned a new end
+      commit(start)                   only when the next batch is planned, so never for the last batch; redundant
+    stop()                            rarely: Spark kills the process of a stopped query (`at_sigterm`)
 
-Before PySpark 4.2 the first and the fifth are missing, `latestOffset` has no arguments, and a run that goes on from a
-checkpoint begins with `partitions(end, end)` of the last complete batch.
+Before PySpark 4.2 the first and the fifth call do not exist, `latestOffset` has no arguments, and a run that resumes
+from a checkpoint begins with `partitions(end, end)` of the last complete batch.
 """
 
 from __future__ import annotations
@@ -36,18 +36,25 @@ from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
 
 
 class QueryState:
-    """Opens nothing when it is made.
+    """The state of one query. The constructor opens no connection.
 
     Attributes
     ----------
-    membership : this query in its group; None if it is no member of one, and reads all that it subscribes to.
-    idle : counts triggers that find nothing new.
-    running : whether a trigger has begun: what is planned before that is a replay.
-    target : where the logs ended when an `availableNow` run began; None with other triggers.
-    planned_end : of the batch that `partitions` saw last: before PySpark 4.2 it is what is complete.
-    replay_lacked : how many offsets a replayed batch lacked; the next batch that is planned counts them as skipped.
-    logs : what the query may read, and what was seen of it, as of the last trigger; None before the first.
-    last_batch_ms : when a trigger last did not wait for `minOffsetsPerTrigger`.
+    membership : QueryMembership or None
+        None: the query is not a group member, and reads all subscribed partitions.
+    idle : IdleTriggers
+    running : bool
+        True once a trigger has begun; a batch planned before is a replay.
+    target : dict of TopicPartition to ListedOffset, or None
+        Log end offsets at the start of an `availableNow` run; None with other triggers.
+    planned_end : dict
+        End of the last batch passed to `partitions`: the complete batch before PySpark 4.2.
+    replay_lacked : dict of TopicPartition to int
+        Number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
+    logs : LogSnapshot or None
+        The logs in the last trigger; None before the first one.
+    last_batch_ms : float or None
+        Time of the last trigger that did not wait for `minOffsetsPerTrigger`.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -66,19 +73,20 @@ class QueryState:
 
     @property
     def client(self) -> Client:
+        """The process's client for these options."""
         return client_for(self.options.client)
 
     def deadline(self) -> Deadline:
-        """Of one call. As long as Spark's connector would try: `fetchOffset.numRetries` times more than once."""
+        """Return the deadline of one call: as long as Spark's connector retries (`fetchOffset.numRetries`)."""
         return self.client.deadline(self.options.offsets_timeout_ms)
 
     @property
     def member(self) -> GroupMember:
-        """Who commits."""
+        """The member that commits."""
         return NO_MEMBER if self.membership is None else self.membership.member
 
     def starting_offsets(self, deadline: Deadline) -> Offsets:
-        """Where the first batch begins; the answer stays the same. Raises as `latestOffset`."""
+        """Return the start of the first batch, resolved once. Raises as `latestOffset`."""
         if self._starting is None:
 
             def look() -> Offsets:

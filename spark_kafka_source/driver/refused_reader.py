@@ -1,4 +1,4 @@
-"""The streaming reader of a query that cannot have one: its options are wrong, or a package is missing."""
+"""The streaming reader of a query with wrong options or a missing package: it raises the error."""
 
 from __future__ import annotations
 
@@ -23,21 +23,27 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._error = error
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Raise the error."""
         self._refuse()
 
     def initialOffset(self) -> dict[str, Any]:
+        """Raise the error."""
         self._refuse()
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Raise the error."""
         self._refuse()
 
     def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
+        """Raise the error."""
         self._refuse()
 
     def partitions(self, start: object, end: object) -> Sequence[InputPartition]:
+        """Raise the error."""
         self._refuse()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Raise the error."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:

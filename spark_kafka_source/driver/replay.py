@@ -1,6 +1,7 @@
-"""What `partitions` asks brokers when an older version, Spark's own connector or an earlier run has planned a batch.
+"""Replay batches planned by an older version, by Spark's own connector or in an earlier run. Runs on the driver.
 
-What this version has planned it replays from its two offsets; with `failOnDataLoss=false` it only counts what is lost.
+A batch planned by this version needs no requests: its two offsets suffice. Only with `failOnDataLoss=false` are the
+lost offsets counted.
 """
 
 from __future__ import annotations
@@ -24,25 +25,29 @@ from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
-# What was missing of a replayed batch is not worth a longer wait.
+# Limit for counting the lost offsets of a replayed batch.
 _COUNT_MS = 5_000
 
 
 def first_begin(query: QueryState, end: Offsets) -> Offsets:
-    """The start of a first batch: `end` says where its partitions begin, or an older version has written it."""
+    """Return the start of a first batch: from `end`, or resolved again if an older version has written `end`."""
     if unresolved(Offsets({}), end):
-        log.warning("the checkpoint does not say where the first batch begins: at startingOffsets as they are now")
+        log.warning(
+            "the checkpoint lacks the start of the first batch: it starts at startingOffsets as they resolve now"
+        )
         begin = query.starting_offsets(query.deadline())
         late = data_loss.starts_after_end(begin, end)
         data_loss.raise_or_warn(late.values(), fail=query.options.fail_on_data_loss)
         return replace(begin, ends={**begin.ends, **{key: end.ends[key] for key in late}})
     if not query.running:
-        log.warning("the first batch is not complete: it is read again from where it began, not startingOffsets")
+        log.warning(
+            "the first batch is not complete: it is read again from its recorded start, not from startingOffsets"
+        )
     return Offsets({})
 
 
 def earliest(query: QueryState, partitions: Collection[TopicPartition], end: Offsets) -> dict[TopicPartition, int]:
-    """Where new partitions begin of a batch that Spark's own connector has planned: at its end if they are gone."""
+    """Return start offsets of new partitions in a batch planned by Spark's own connector; the end if deleted."""
     deadline = query.deadline()
 
     def look() -> dict[TopicPartition, int]:
@@ -56,21 +61,24 @@ def earliest(query: QueryState, partitions: Collection[TopicPartition], end: Off
 
 
 def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartition, int]:
-    """What is missing of a batch that another run has planned, for the next one to count, an empty one if need be.
+    """Return the number of lost offsets in a batch that another run has planned; the next batch records them.
 
-    The tasks leave it out and log it. So it is when a query has failed because of that, and goes on with
-    `failOnDataLoss=false`. What a topic had that was recreated is in no count.
+    The tasks skip these offsets and log them. This happens after a query failed with a data loss, and resumes with
+    `failOnDataLoss=false`. Records of a recreated topic are not counted.
     """
     deadline = query.client.deadline(_COUNT_MS)
     try:
         topics = query.client.metadata({one.topic for one in ranges}, deadline).topics
         known = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
         if unknown := sorted({one.topic_partition for one in ranges} - known):
-            log.warning("unknown just now, so that nobody counts what is missing: %s", ", ".join(map(name, unknown)))
+            log.warning(
+                "unknown to the brokers at the moment, so lost offsets are not counted: %s",
+                ", ".join(map(name, unknown)),
+            )
         there = [one for one in ranges if one.topic_partition in known]
         there = [one for one in there if not is_another_topic(topics[one.topic].topic_id, one.topic_id)]
         starts = log_starts(query.client, {one.topic_partition for one in there}, deadline)
         return data_loss.count_skipped(there, starts)
     except KafkaError as error:
-        log.warning("what is missing of the batch that is replayed is not counted: %s", in_options(error))
+        log.warning("lost offsets of the replayed batch are not counted: %s", in_options(error))
         return {}

@@ -1,7 +1,7 @@
-"""Where a new query begins, and where a batch read ends: from words, JSON, times or the group to one offset each.
+"""Resolve start and end offsets: from `earliest`, `latest`, JSON, times or the group's offsets.
 
-Runs on the driver, once per query or batch read; a restarted query takes its checkpoint and never comes here.
-Functions that ask leaders raise `TopicUnknown` soon: call them within `discovery.retry_unknown_topics`.
+Runs on the driver, once per new query or batch read; a restarted query resumes from its checkpoint. Functions that ask
+leaders raise `TopicUnknown` early: call them in `discovery.retry_unknown_topics`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_kafka_source.remedies import in_options
 
 log = logging.getLogger(__name__)
 
-# By then a broker that the cluster has replaced knows it, or is gone.
+# After this time, a replaced leader has noticed or is down.
 _STALE_LEADER_MS = 30_000
 
 OffsetSpec = str | ByPartition
@@ -40,12 +40,16 @@ OffsetSpec = str | ByPartition
 def starting_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """One offset for each of `partitions`, as `startingOffsets` says, or the option about times that is given instead.
+    """Return the start offset of each partition, from `startingOffsets` or an option with times.
 
-    Of a streaming query it logs once where the query starts and why: as a warning if it leaves out records.
+    Logs the start of a streaming query and its reason once: as a warning if existing records are not read.
 
-    Raises `ConfigurationError` for JSON that does not fit the partitions, offsets that are not in the log, or a time
-    that no record is as new as; `DataLoss` for a group's offsets that are not in the log any more.
+    Raises
+    ------
+    ConfigurationError
+        JSON does not match the partitions, an offset is not in the log, or no record is as new as a time.
+    DataLoss
+        An offset of the group is no longer in the log.
     """
     where = options.start
     at_latest: Collection[TopicPartition] = ()
@@ -88,7 +92,7 @@ def _why_group(
 
 
 def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> None:
-    """`unread`: offsets in the logs that the query leaves out because it starts at their ends."""
+    """Log the start; `unread` is the number of existing offsets that the query does not read."""
     begins = ", ".join(f"{name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition yet"
     more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
     line = f"no batch of this query is complete yet: it starts at {why}: {begins}{more}"
@@ -106,7 +110,7 @@ def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> 
 def ending_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """One offset (exclusive) for each of `partitions`, as `endingOffsets` or a time say where a batch read ends."""
+    """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time."""
     where = options.end
     if isinstance(where, AtTime):
         return _at_time(client, options, where, partitions, deadline)[0]
@@ -116,7 +120,7 @@ def ending_offsets(
 def first_at_or_after(
     client: Client, options: SourceOptions, times_ms: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """The first record of each partition that is as new as its time; partitions without one are left out."""
+    """Return the offset of each partition's first record at or after its time; partitions without one are left out."""
     listed = list_offsets(
         client,
         times_ms,
@@ -130,7 +134,7 @@ def first_at_or_after(
 def log_ends(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, ListedOffset]:
-    """How far each log can be read: to the last stable offset with `read_committed`, else the high watermark."""
+    """Return the last stable offsets with `read_committed`, otherwise the high watermarks."""
     return list_offsets(
         client,
         dict.fromkeys(partitions, LATEST),
@@ -147,9 +151,7 @@ def high_watermarks(
     *,
     known_epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
-    """Where each log ends, also if an open transaction holds back what is before that. `known_epochs` as in
-    `list_offsets`.
-    """
+    """Return the high watermarks. `known_epochs` as in `list_offsets`."""
     latest = dict.fromkeys(partitions, LATEST)
     listed = list_offsets(
         client, latest, deadline=deadline, known_epochs=known_epochs, unknown_topic_s=SUSPECT_DELETED_S
@@ -158,7 +160,7 @@ def high_watermarks(
 
 
 def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
-    """The first offset of each log that is still there."""
+    """Return the log start offsets."""
     earliest = dict.fromkeys(partitions, EARLIEST)
     listed = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=SUSPECT_DELETED_S)
     return {key: entry.offset for key, entry in listed.items()}
@@ -167,13 +169,13 @@ def log_starts(client: Client, partitions: Collection[TopicPartition], deadline:
 def _at_time(
     client: Client, options: SourceOptions, where: AtTime, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
-    """One offset each, and the partitions without a record that new: there it is the end of the log."""
+    """Return an offset per partition, and the partitions without a record that new, which have their log end offset."""
     if isinstance(where.times_ms, int):
         times_ms = dict.fromkeys(partitions, where.times_ms)
     else:
         times_ms = _flat(where.times_ms)
         _require_same_partitions(where.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
-    # The ends first: what is written in between counts as not there yet.
+    # The ends first, so that records written meanwhile are not included.
     ends = log_ends(client, options, partitions, deadline)
     found = first_at_or_after(client, options, times_ms, deadline)
     offsets = {key: min(found.get(key, ends[key].offset), ends[key].offset) for key in partitions}
@@ -197,7 +199,7 @@ def _resolved(
     wanted = _flat(where)
     _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
     starts = log_starts(client, partitions, deadline)
-    # What a query begins with may have to wait for a transaction, what it ends with must be there to read.
+    # A start may be after the last stable offset; an end must be readable.
     waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
     last = high_watermarks(client, partitions, deadline) if waits else ends
     resolved = {key: {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset) for key, offset in wanted.items()}
@@ -230,7 +232,7 @@ def _require_in_log(
             continue
         log_range = f"[{starts[key]}, {ends[key]})"
         message = f"{option}: offset {offset} of {name(key)} is out of range: the log holds {log_range}"
-        # A start before the log's start is data that is gone, which the user may have allowed.
+        # A start before the log start offset is a data loss, which the user may have allowed.
         if offset < starts[key]:
             loss = Loss(
                 START_OFFSET_RESET,
@@ -253,9 +255,14 @@ def group_offsets(
     *,
     after: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
-    """What the group has committed, of partitions for which it has, and of those of `after` only if it is further.
+    """Return the group's committed offsets; partitions without one, or with one not beyond `after`, are left out.
 
-    Where that is not in the log: what `kafka.auto.offset.reset` or `failOnDataLoss=false` say, else raises `DataLoss`.
+    An offset that is not in the log is replaced according to `kafka.auto.offset.reset` or `failOnDataLoss=false`.
+
+    Raises
+    ------
+    DataLoss
+        An offset is not in the log, and neither option allows a replacement.
     """
     group, after = options.consumer.group_id, after or {}
     assert group is not None
@@ -277,7 +284,7 @@ def group_offsets(
 def _from_group(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
-    """One offset each, and the partitions without a committed offset, which start at `kafka.auto.offset.reset`."""
+    """Return an offset per partition, and those without a committed one, which follow `kafka.auto.offset.reset`."""
     offsets = group_offsets(client, options, partitions, deadline)
     without = [key for key in partitions if key not in offsets]
     reset = options.consumer.auto_offset_reset
@@ -293,9 +300,12 @@ def _from_group(
 
 
 def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tuple[int, int], latest: int) -> int:
-    """Where to begin when the group's `offset` is not in the log, which holds [there[0], there[1]).
+    """Return the replacement of a group's offset outside of the log [there[0], there[1]); log skipped offsets.
 
-    Raises `DataLoss` unless the query may begin somewhere else. What it skips is said.
+    Raises
+    ------
+    DataLoss
+        No option allows a replacement.
     """
     start, end = there
     cause = (
@@ -307,9 +317,9 @@ def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tupl
         f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: "
         f"the log holds [{start}, {end}). Likely cause: {cause}"
     )
-    remedy = "To go on, set failOnDataLoss=false, to begin at the nearest offset that is there"
+    remedy = "To continue, set failOnDataLoss=false to start at the nearest offset in the log"
     if options.start == "group":
-        remedy += ". Or set kafka.auto.offset.reset=earliest or latest, to begin at one end of the log all the same"
+        remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at an end of the log"
     where = options.group_out_of_range
     begin = {"earliest": start, "latest": latest}.get(where, start if offset < start else end)
     chosen = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
@@ -324,16 +334,16 @@ def _newest_high_watermarks(
     known_epochs: Mapping[TopicPartition, int],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
-    """What a group has read may lie behind the beginning of an open transaction, and is there all the same.
+    """Return high watermarks: a group's offset may be after the last stable offset and still be valid.
 
-    A leader that was replaced and does not know it may end before what the group has read: it is not believed. Not for
-    ever: the group's offsets may also be those of an earlier topic under the same name.
+    Replies of stale leaders, which may end before the group's offset, are retried for 30 s. After that they are
+    accepted: the group's offsets may be those of a deleted topic with the same name.
     """
     try:
         patience = deadline.at_most_ms(_STALE_LEADER_MS)
         return high_watermarks(client, partitions, patience, known_epochs=known_epochs)
     except DeadlineExceeded as error:
-        log.info("%s; what the leaders say is taken as it is", in_options(error))
+        log.info("%s; the leaders' replies are accepted as they are", in_options(error))
         return high_watermarks(client, partitions, deadline)
 
 

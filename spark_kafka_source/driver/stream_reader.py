@@ -1,8 +1,8 @@
-"""Spark's calls for a streaming read. Their order, and what one of them leaves for the next, is in `query_state`.
+"""Spark's calls for a streaming read. `query_state` describes their order and the state between them.
 
-Lives on the driver, one Python process per query; pickled copies go to the executors, which only call `read`.
-The constructor has no side effects, since Spark also makes readers that it never uses: clients, threads and group
-checks begin with the first `latestOffset`.
+Runs on the driver, in one Python process per query; executors get pickled copies and only call `read`. The constructor
+has no side effects, since Spark also creates readers that it never uses: clients, threads and group checks start with
+the first `latestOffset`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,16 @@ _ONCE = (
 
 
 class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of a streaming query.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    warnings : sequence of str
+        Warnings about the options, logged once when the query runs.
+    """
+
     def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
-        """`warnings`: what there is to say about the options, once, when a query runs."""
         self._options = options
         self._warnings = warnings
         self._query = QueryState(options)
@@ -57,7 +65,7 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
 
     @with_remedies()
     def prepareForTriggerAvailableNow(self) -> None:
-        """Notes the ends of the logs as they are now: the query ends there."""
+        """Record the current log end offsets: the query ends there."""
         client, options, deadline = self._query.client, self._options, self._query.deadline()
 
         def target() -> dict[TopicPartition, ListedOffset]:
@@ -67,30 +75,36 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
         self._query.target = retry_unknown_topics(client, target, deadline)
 
     def initialOffset(self) -> JsonDict:
-        """Stands for `startingOffsets`, which the first `latestOffset` looks up.
+        """Return a placeholder for `startingOffsets`, which the first `latestOffset` resolves.
 
-        Spark keeps it in no checkpoint, and asks again when a restarted query replays its first batch. By then
-        `latest`, a group or a time may mean something else, or cannot be looked up any more.
+        Spark does not store it in a checkpoint, and calls this again when a restarted query replays its first batch.
+        By then `latest`, a group or a time may resolve differently, or no longer.
         """
         return STARTING_OFFSETS
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that Spark passes to `latestOffset`, except with the trigger `once`.
 
-        Then it passes `ReadAllAvailable`, so a query without a limit has one without effect to tell the two apart.
+        With `once` it passes `ReadAllAvailable`. A query without a limit gets a huge one, so that both differ.
         """
         return ReadMaxRows(self._options.max_offsets_per_trigger or MAX_INT64)
 
     @with_remedies()
     def latestOffset(self, start: JsonDict | None = None, limit: ReadLimit | None = None) -> JsonDict:
-        """Commits `start`, whose batch is complete, and returns where the next one ends: `start` if nothing is new.
+        """Commit `start`, whose batch is complete, and return the end of the next batch: `start` if nothing is new.
 
-        A query's first batch is planned even if there is nothing to read, since its end records where the query begins.
-        A member of a group that has been assigned nothing yet is as new as before.
-        PySpark before 4.2 passes no arguments: then the batch that `partitions` was last called for is complete.
-        Raises `DataLoss` for a topic that was deleted, recreated, or is shorter than before, and
-        `DeadlineExceeded` when no broker has answered through all of `fetchOffset.numRetries`. At a query's start also
-        `ConfigurationError`: unknown topic, `startingOffsets` that do not fit, a group with live members.
+        A query's first batch is planned even without records, since its end contains the query's start offsets, unless
+        the query is a group member without an assignment. PySpark before 4.2 passes no arguments: the batch of the
+        last `partitions` call is complete.
+
+        Raises
+        ------
+        DataLoss
+            A topic was deleted, recreated or truncated.
+        DeadlineExceeded
+            No broker answered during all of `fetchOffset.numRetries`.
+        ConfigurationError
+            At a query's start: an unknown topic, `startingOffsets` that do not match, a group with live members.
         """
         for warning in self._warnings:
             log_once(warning)
@@ -98,7 +112,7 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
         start = query.planned_end if start is None else start
         deadline = query.deadline()
         if not query.running:
-            query.client.brokers(deadline)  # a wrong address ends here, before checks that wait for brokers, too
+            query.client.brokers(deadline)  # fails early for a wrong address
             query.commits.begin(deadline)
             if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
                 log_once(_ONCE % query.commits.group)
@@ -130,14 +144,14 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
         return start if end is None else end.to_json_dict()
 
     def reportLatestOffset(self) -> JsonDict | None:
-        """The ends of the logs when the last trigger looked: the progress' `latestOffset`, for lag."""
+        """Return the log end offsets of the last trigger: the progress' `latestOffset`, for lag."""
         return None if self._query.logs is None else self._query.logs.log_ends().to_json_dict()
 
     @with_remedies()
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
-        """The tasks of the batch (start, end). Also called for a replay after a restart, before anything else.
+        """Return the tasks of a batch. Also called first after a restart, for a replay.
 
-        They follow from the two offsets and the options alone, so a replay has the same ones.
+        The tasks depend on the two offsets and the options only, so a replay has the same tasks.
         """
         query, options = self._query, self._options
         query.planned_end = end
@@ -157,14 +171,16 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
         return [RangePartition(group) for group in groups(ranges, options.max_input_partitions, until.leaders)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """On an executor: the rows of one task."""
+        """Yield the rows of one task. Runs on an executor."""
         return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:
+        """Mark the end of a complete batch for the commit."""
         if self._query.logs is not None:
             self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.claims, self._query.member)
 
     def stop(self) -> None:
+        """Leave the group, and stop committing."""
         if self._query.membership is not None:
             self._query.membership.close()
         self._query.commits.close()

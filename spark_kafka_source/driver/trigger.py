@@ -1,6 +1,6 @@
-"""One trigger: asks brokers what there is to read, and has the plan decide how far the next batch goes.
+"""One trigger: fetch offsets from brokers, and plan the next batch. Runs on the driver, in `latestOffset`.
 
-Runs on the driver, in `latestOffset`. What later calls need of what it learns it leaves in the `QueryState`.
+Results that later calls need are stored in the `QueryState`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,24 @@ from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
 
-# A partition that has not answered by then keeps the record size that was seen before.
+# Partitions whose leader has not answered by then keep the previous record size.
 _RECORD_SIZES_MS = 2_000
 
 
 @dataclass
 class Trigger:
-    """`read`: where the last batch ended; before the first one it has no ends, but `starting` says where to begin."""
+    """One trigger of a query.
+
+    Parameters
+    ----------
+    query : QueryState
+    read : Offsets
+        End of the last batch; empty before the first one.
+    starting : mapping of TopicPartition to int
+        Start offsets of a query's first batch.
+    limit : ReadLimit or None
+    deadline : Deadline
+    """
 
     query: QueryState
     read: Offsets
@@ -41,7 +52,7 @@ class Trigger:
         self._losses: list[data_loss.Loss] = []
 
     def plan(self) -> Offsets | None:
-        """The next batch's end, None when nothing is new. Commits `read` once the topics are known to be the same."""
+        """Return the end of the next batch, None if nothing is new. Commits `read` after the topic ids are checked."""
         backlog = retry_unknown_topics(self._client, self._look, self.deadline)
         if self._must_wait(backlog.size):
             return None
@@ -58,11 +69,11 @@ class Trigger:
     # -- what there is to read ----------------------------------------------------------------
 
     def _look(self) -> Backlog:
-        """Raises `TopicUnknown` when a topic goes meanwhile."""
+        """Return the backlog. Raises `TopicUnknown` if a topic is deleted meanwhile."""
         self._losses = []
         logs = self._claimed_logs()
         if self.query.membership is not None and self.query.membership.has_lost:
-            # A driver that stood still between claims and ends sees what is for others to read. Its time may be over.
+            # A driver suspended between the two requests sees records of other members; its deadline may have passed.
             self.deadline = self.query.deadline()
             logs = self._claimed_logs()
         if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.held_back()):
@@ -75,7 +86,7 @@ class Trigger:
         return self._backlog(logs)
 
     def _claimed_logs(self) -> LogSnapshot:
-        """What this query may read, and then how far each of those logs can be read. `read` is marked in between."""
+        """Return the claims and their log end offsets; mark `read` for the commit in between."""
         known = self.read.ends.keys() | self.starting.keys()
         claims = claim_all(self._client, self._options, known, self.deadline)
         claims = replace(claims, added={**self.starting, **claims.added})
@@ -86,7 +97,7 @@ class Trigger:
         return LogSnapshot(self.read, claims, log_ends(self._client, self._options, claims.owned, self.deadline))
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
-        """What there is to read, after asking where it begins, and raising what is lost."""
+        """Return the backlog with its start offsets; raise or keep losses."""
         target, fail = self.query.target, self._options.fail_on_data_loss
         if target is not None:
             target.update(logs.late_targets(target))
@@ -102,13 +113,13 @@ class Trigger:
         return backlog if fail else replace(backlog, advanced=self._advanced(backlog))
 
     def _agreed(self, backlog: Backlog) -> dict[TopicPartition, int]:
-        """Where to go on in truncated logs: where they begin to have other records than were read (KIP-320)."""
+        """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
         truncated, epochs, owned = backlog.truncated(), backlog.logs.epochs, backlog.logs.claims.owned
         now = discover_present(self._client, self._options, self.deadline) if truncated else {}
         agreed = {}
         for key in truncated:
             if now.get(key) != owned[key]:
-                # By its name a leader is asked for a topic that was recreated since it was found, too.
+                # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{name(key)} ends before what was read, and is of another topic by now")
             agreed[key] = end = backlog.ends[key]
             if key in epochs:
@@ -118,13 +129,13 @@ class Trigger:
         return agreed
 
     def _advanced(self, backlog: Backlog) -> dict[TopicPartition, int]:
-        """Where to go on in logs that have lost what was to be read next. Else a task finds that, and fails."""
+        """Return the log start offsets of logs that no longer have the position. Otherwise a task would fail on it."""
         behind = backlog.continued()
         begins = log_starts(self._client, behind, self.deadline)
         return {key: min(begins[key], backlog.ends[key]) for key in behind if begins[key] > backlog.starts[key]}
 
     def _raise_or_keep(self, losses: Iterable[data_loss.Loss], *, fail: bool | None = None) -> None:
-        """What the query goes on without is kept, and warned of when the batch is planned. `fail`: `failOnDataLoss`."""
+        """Raise losses if `fail` (default: `failOnDataLoss`), otherwise keep them for later warnings."""
         if self._options.fail_on_data_loss if fail is None else fail:
             data_loss.raise_or_warn(losses, fail=True)
         self._losses += losses
@@ -132,7 +143,7 @@ class Trigger:
     # -- how much of it -----------------------------------------------------------------------
 
     def _must_wait(self, new_offsets: int) -> bool:
-        """`minOffsetsPerTrigger`; a run that reads what is there and ends has nothing to wait for."""
+        """Return True if `minOffsetsPerTrigger` is not reached; an `availableNow` run never waits."""
         if self.query.target is not None:
             return False
         now_ms = self._client.clock.now_s() * 1000
@@ -149,7 +160,7 @@ class Trigger:
         return wait
 
     def _max_offsets(self, backlog: Backlog) -> int | None:
-        """The stricter of `maxOffsetsPerTrigger` and `maxBytesPerTrigger`; None: all there are."""
+        """Return the stricter of `maxOffsetsPerTrigger` and `maxBytesPerTrigger`; None: no limit."""
         max_offsets = limits.max_offsets(self.limit, self._options.max_offsets_per_trigger)
         max_bytes = limits.max_bytes(self.limit, self._options.max_bytes_per_trigger)
         starts, ends = backlog.starts, backlog.ends

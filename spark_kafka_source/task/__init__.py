@@ -1,1 +1,1 @@
-"""What runs in a task, in the executors' Python workers, to read; imported there for every batch, so it stays light."""
+"""Read ranges of offsets in tasks, in the executors' Python workers. Imported for every batch, so imports are few."""

@@ -1,6 +1,6 @@
-"""`kafka.client.rack` as it is on this machine: `env:NAME` stands for the environment variable NAME of the executor.
+"""Resolve `kafka.client.rack=env:NAME`: the rack is the environment variable NAME of the executor.
 
-Called in tasks, where the answer is: executors of one query may run in several racks, which one option cannot say.
+Runs in tasks: executors of one query may be in different racks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FROM_ENVIRONMENT = "env:"
 
 
 def in_this_rack(config: ConsumerConfig) -> ConsumerConfig:
-    """`config` with the rack looked up; without a rack, and one warning, where the variable is not set."""
+    """Return the configuration with this machine's rack; without one, and with a warning, if the variable is unset."""
     if not config.client_rack.startswith(_FROM_ENVIRONMENT):
         return config
     variable = config.client_rack[len(_FROM_ENVIRONMENT) :]

@@ -1,4 +1,4 @@
-"""What Spark carries from the driver to a task: the ranges to read. Pickled by Spark, so it stays small."""
+"""The input partition of a task: the ranges to read. Spark pickles it on the driver for the executor."""
 
 from __future__ import annotations
 
@@ -11,4 +11,6 @@ from protocol.consumer.log_offsets import Range
 
 @dataclass
 class RangePartition(InputPartition):
+    """Ranges that one task reads."""
+
     ranges: tuple[Range, ...]

@@ -1,7 +1,7 @@
-"""Ranges of partitions → Arrow batches with the columns Spark expects. Runs in the executors' Python workers.
+"""Read ranges as Arrow batches with Spark's columns. Runs in the executors' Python workers.
 
-Adds to what `protocol` reads the columns that are constant in a range (topic, partition) and turns milliseconds
-into Spark's microseconds. Touches columns, never single records.
+Adds the columns that are constant in a range (topic, partition), and converts milliseconds to Spark's microseconds.
+Handles columns, never single records.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _MOST_MILLIS = (2**63 - 1) // 1000
-# So Spark takes the first rows while the next ones are on their way.
+# Small, so that Spark receives the first rows while the next ones are fetched.
 _FIRST_FETCH_BYTES = 1 << 20
-# Of one column of topics; 16 are kept. Names of more than 60 characters are repeated for each chunk.
+# Limit of one cached topic column; 16 are cached. Names of more than 60 characters are repeated for each chunk.
 _MOST_KEPT_BYTES = 1 << 20
 _PLANNED_ONCE = (
     ". If this is not the first action on the DataFrame: its offsets are those of the first one. Call load() again to "
     "read what the topic has now"
 )
-# The columns of Spark's that are columns of `protocol`'s; the others are the same in a whole range.
+# Spark's columns that `protocol` decodes; the others are constant in a range.
 _DECODED = {
     "key": "key",
     "value": "value",
@@ -50,13 +50,22 @@ _DECODED = {
 
 
 def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of all `ranges`, each range's in offset order, as `row_schema.arrow_schema`.
+    """Yield the rows of all ranges, in offset order within each range.
 
-    Raises what `protocol.consumer.bounded_reader.BoundedReader` raises, and `UsageError` for a record whose timestamp
-    no column of Spark's can hold.
+    Yields
+    ------
+    pyarrow.RecordBatch
+        With the schema `row_schema.arrow_schema`.
+
+    Raises
+    ------
+    KafkaError
+        As `protocol.consumer.bounded_reader.BoundedReader`.
+    UsageError
+        A record's timestamp exceeds Spark's range.
     """
     client = client_for(options.client)
-    client.has_answered = True  # the driver, when it planned these ranges
+    client.has_answered = True  # the driver has connected when it planned these ranges
     records = BoundedReader(
         client,
         in_this_rack(options.consumer),
@@ -87,12 +96,12 @@ def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
 
 @lru_cache(maxsize=16)
 def _record_bytes(cluster: ClientConfig) -> dict[str, float]:
-    """By topic, what earlier tasks have learnt: so the first Fetch of a task asks for no more than its range has."""
+    """Return the record sizes by topic that earlier tasks measured: they bound the first Fetch of a task."""
     return {}
 
 
 def _decoded(columns: Sequence[str]) -> list[str]:
-    # Without any column nobody would know how many rows there are.
+    # At least one column is needed to count the rows.
     return [_DECODED[name] for name in columns if name in _DECODED] or ["offset"]
 
 
@@ -130,7 +139,7 @@ def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
 
 
 def _topic_column(topic: str, rows: int) -> pa.Array:
-    """The topic, repeated. Chunks of all sizes share a column of a power of two, as long as that is not large."""
+    """Return the topic, repeated. Chunks share a cached column of a power of two rows, unless it is too large."""
     rounded = 1 << max(rows - 1, 1).bit_length()
     if rounded * len(topic) > _MOST_KEPT_BYTES:
         return _repeated(topic, rows)

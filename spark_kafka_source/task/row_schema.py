@@ -1,8 +1,8 @@
-"""The columns of a row of this source, in Spark's types and in Arrow's, side by side.
+"""The columns of the source's rows, in Spark's and in Arrow's types.
 
-The same columns, types and nullability (everything may be null) as Spark's own Kafka connector. Used by `source`
-for the declared schema and by `range_reader` for the batches: Spark refuses a batch whose Arrow schema is not
-exactly the one it works out from the declared one. Imports pyspark only to build Spark's types.
+Columns, types and nullability (all nullable) are those of Spark's own Kafka connector. `source` declares the schema,
+`range_reader` makes the batches: Spark rejects a batch unless its Arrow schema equals the conversion of the declared
+schema. Imports pyspark only to build Spark's types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-# Spark names the field inside a list "element" when it turns its own array type into Arrow's.
+# Spark names the field in a list "element" when it converts its array type to Arrow's.
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 
 
@@ -26,7 +26,7 @@ def _struct(types: Mapping[str, object]) -> dict[str, object]:
     return {"type": "struct", "fields": fields}
 
 
-# Spark's type as its JSON spells it, and Arrow's type, of each column that there can be.
+# Each column with Spark's type, as in its JSON, and Arrow's type.
 _TYPES: dict[str, tuple[object, pa.DataType]] = {
     "key": ("binary", pa.binary()),
     "value": ("binary", pa.binary()),
@@ -43,25 +43,25 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """The schema of every `RecordBatch` that is handed to Spark."""
+    """Return the schema of every `RecordBatch` for Spark."""
     return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
-    """The schema that the source declares."""
+    """Return the schema that the source declares."""
     from pyspark.sql.types import StructType
 
     return StructType.fromJson(_struct({name: _TYPES[name][0] for name in columns}))
 
 
 def require_own_schema(given: StructType, columns: Sequence[str]) -> None:
-    """`given` is what Spark wants rows of. Raises `ConfigurationError` if that is another schema, set by the user."""
+    """Raise `ConfigurationError` if the user has set another schema, which Spark passes as `given`."""
     own = spark_schema(columns)
     if _without_comments(given) != _without_comments(own):
         raise ConfigurationError(
             f".schema(...) sets ({_text(given)}), but records are always ({_text(own)}): leave .schema(...) "
-            'out. The query itself makes columns of what is in a value, as from_json(value.cast("string"), ...) does. '
-            "The option columns leaves columns out, and includeHeaders adds the headers"
+            'out. Convert values in the query, for example with from_json(value.cast("string"), ...). '
+            "The option columns selects columns, and includeHeaders adds the headers"
         )
 
 

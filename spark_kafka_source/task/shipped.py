@@ -1,4 +1,4 @@
-"""The data source, readers and writers: Spark pickles them for executors, which may lack this package."""
+"""The base of the data source, readers and writers, which Spark pickles for executors that may lack this package."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pyspark import cloudpickle
 
 
 class Shipped:
-    """A base for what Spark sends to executors: one that lacks the package fails with the way to install it there."""
+    """Unpickling fails with the way to install this package if an executor lacks it."""
 
     def __new__(cls, *_arguments: object, **_named: object) -> Any:
+        """Make an object, and make sure that warnings show their level."""
         _show_log_levels()
         return super().__new__(cls)
 
@@ -30,7 +31,7 @@ class Shipped:
         if kind.__module__ == "__main__" or getattr(module, kind.__qualname__, None) is not kind:
             # Defined in a function or a notebook: cloudpickle sends such a class by value.
             return copyreg.__newobj__, (kind,), self.__getstate__()  # type: ignore[attr-defined]
-        # The state as bytes: its classes are looked up by the function, which has the error for that.
+        # The state as bytes: the function imports its classes, and raises the error if it cannot.
         state: bytes = cloudpickle.dumps(self.__getstate__())  # type: ignore[no-untyped-call]
         return _restore_function(), (kind.__module__, kind.__qualname__, state)
 
@@ -43,7 +44,7 @@ def _show_log_levels() -> None:
 
 
 def _restore_function() -> Callable[[str, str, bytes], Any]:
-    """A local function, since cloudpickle sends its code along; of a module it would send the name alone."""
+    """Return a local function: cloudpickle sends its code; it would send only the name of a module's function."""
 
     def restore(module: str, name: str, state: bytes) -> Any:
         import importlib

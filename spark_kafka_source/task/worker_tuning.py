@@ -1,10 +1,11 @@
-"""What a reused Python worker of Spark pays between two tasks, and how our tasks make it pay less.
+"""Reduce the time that a reused Python worker of Spark needs between two tasks. Runs in executors, after each task.
 
-Called at the end of tasks, in executors. Two things cost more than a small task itself. PySpark's daemon collects
-garbage after every task: about 20 ms over all that PySpark, pandas, Arrow and NumPy have loaded. And Spark's JVM tells
-the next task in two writes to a TCP socket without TCP_NODELAY: the second write waits (Nagle) until the worker's side
-has acknowledged the first, which Linux puts off for 40 ms on a socket that has just answered (delayed ACK). With
-`spark.python.unix.domain.socket.enabled` there is no such wait.
+Two delays exceed the time of a small task:
+
+- PySpark's daemon collects garbage after every task: about 20 ms for the objects of PySpark, pandas, Arrow and NumPy.
+- Spark's JVM sends the next task in two writes to a TCP socket without TCP_NODELAY. The second write waits (Nagle) for
+  the worker's acknowledgement of the first, which Linux delays by 40 ms on a socket that has just sent (delayed ACK).
+  With `spark.python.unix.domain.socket.enabled` there is no such delay.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 
 @lru_cache(maxsize=1)
 def tune_worker() -> None:
-    """Makes this process, if it is a worker, quick between tasks; later calls do nothing.
+    """Tune this process if it is a worker; later calls do nothing.
 
-    Call it at the end of a task, when all that tasks need has been imported and cached: it is taken out of the
-    garbage collector's sight for ever, cycles that are alive now included.
+    Call it at the end of a task, after all imports: the garbage collector ignores all current objects from then on,
+    also cycles.
     """
     gc.collect()
     gc.freeze()
@@ -36,8 +37,8 @@ def tune_worker() -> None:
 def _acknowledge_at_once(task_socket: socket.socket, quick_ack: int) -> None:
     """Between tasks, tells Linux not to put off the next acknowledgement.
 
-    It forgets that with the next answer that is sent, so it is told in the one thing that happens in this process
-    after a task's last answer and before the next order: the daemon's collection of garbage.
+    The next send resets the option, so it is set during the daemon's garbage collection: the only event in this
+    process between a task's last output and the next task.
     """
 
     def between_tasks(phase: str, info: dict[str, Any]) -> None:
@@ -51,7 +52,7 @@ def _acknowledge_at_once(task_socket: socket.socket, quick_ack: int) -> None:
 
 
 def _task_socket(frame: FrameType | None) -> socket.socket | None:
-    """The socket that `pyspark.daemon.worker`, somewhere up the stack, gets its tasks from; None in other processes."""
+    """Return the task socket of `pyspark.daemon.worker`, found up the stack; None in other processes."""
     while frame is not None:
         if frame.f_code.co_name == "worker" and isinstance(frame.f_locals.get("sock"), socket.socket):
             found: socket.socket = frame.f_locals["sock"]

@@ -172,7 +172,7 @@ def test_a_start_that_turns_out_to_lie_after_the_end_is_an_error(
     options = {"assign": json.dumps({timed: [0]}), "startingTimestamp": T0_MS + 500}
     with pytest.raises(Exception, match="RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET") as caught:
         batch(spark, kafka1, endingOffsets=json.dumps({timed: {"0": 20}}), **options).collect()
-    assert f"{timed}-0 would be read from offset 50, which lies after offset 20" in str(caught.value)
+    assert f"{timed}-0 would be read from offset 50, which is after its end, offset 20" in str(caught.value)
 
 
 # -- waiting for more -----------------------------------------------------------------------------
