@@ -21,9 +21,9 @@ from protocol.condition import Condition
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.net.byte_stream import ByteStream
 from protocol.secret import hide_variables
-from protocol.wire import frame, versions
+from protocol.wire import frame
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from protocol.wire.schema import Api
+from protocol.wire.schema import Api, choose_version
 
 if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator, Session
@@ -208,7 +208,7 @@ class Connection:
 
     def choose_version(self, api: Api, at_least: int = 0, at_most: int | None = None) -> int:
         """Return the newest version that client and broker support. Raises `UnsupportedVersion`."""
-        return versions.choose(api, self.versions, at_least=at_least, at_most=at_most)
+        return choose_version(api, self.versions, at_least=at_least, at_most=at_most)
 
     def close(self, error: KafkaError | None = None) -> None:
         """Close the connection; waiting calls raise `error` (a failure of the broker), by default `ConnectionLost`."""

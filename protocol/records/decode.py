@@ -1,9 +1,9 @@
 """Decode record batches into Arrow columns, some thousand rows at a time: the hot path of every consumer.
 
 Combines the steps: `visibility` (which batches), `decompressed_batches`, `record_bounds` (where records end),
-`record_fields` (where their fields are), `binary_column` (the copies). The only Python object per record is its end
-position, and only where `record_bounds` must walk records one by one. Sans-IO. Topics are unknown here: `where` is
-only quoted in errors.
+`record_fields` (where their fields are), `arrow_numpy.binary_column` (the copies). The only Python object per record is
+its end position, and only where `record_bounds` must walk records one by one. Sans-IO. Topics are unknown here: `where`
+is only quoted in errors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError, UsageError
-from protocol.records.arrow_numpy import record_batch, to_arrow
+from protocol.records.arrow_numpy import binary_column, record_batch, to_arrow
 from protocol.records.batch_header import LOG_APPEND_TIME
-from protocol.records.binary_column import binary_column
 from protocol.records.decompressed_batches import ROWS_AT_ONCE, DecompressedBatches, decompressed_batches
 from protocol.records.legacy import decode_messages
 from protocol.records.memory_records import MemoryRecords
 from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
-from protocol.records.record_fields import RecordFields, read_fields
-from protocol.records.record_headers import HEADERS_TYPE, record_headers
+from protocol.records.record_fields import HEADERS_TYPE, RecordFields, read_fields, record_headers
 from protocol.records.varints import Bytes, Positions
 from protocol.records.visibility import visible_batches
 

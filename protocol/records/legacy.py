@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
-from protocol.records.arrow_numpy import record_batch, to_arrow
+from protocol.records.arrow_numpy import binary_column, record_batch, to_arrow
 from protocol.records.batch_header import (
     COMPRESSION_MASK,
     FRAME,
@@ -31,7 +31,6 @@ from protocol.records.batch_header import (
     MAGIC,
     MAGIC_AT,
 )
-from protocol.records.binary_column import binary_column
 from protocol.records.compression import Bytes, Codec, decompress
 
 NO_TIMESTAMP_TYPE = -1

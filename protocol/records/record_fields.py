@@ -1,7 +1,10 @@
-"""Find the bounds of every field from the bounds of records, vectorised over the records of one chunk.
+"""Find the bounds of every field from the bounds of records, and build the headers column. Vectorised over records.
 
-Implements the layout of a record (magic 2) and checks that its fields fill it exactly. Copies no payload. Used by
-`decode`.
+Implements the layout of a record (magic 2) and checks that its fields fill it exactly. Used by `decode`.
+
+The headers column is list<struct<key: string, value: binary>>, null for a record without headers. Headers form a chain
+within each record: they are read in vectorised rounds over the records (the first header of each, then the second and
+so on), and one by one for a rare record with very many.
 """
 
 from __future__ import annotations
@@ -11,11 +14,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from protocol.errors import Corrupt
+from protocol.records.arrow_numpy import binaries, binary_column
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
+from protocol.wire.primitives import Reader
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
 
 _ATTRIBUTES_BYTES = 1
+_MAX_ROUNDS = 100
+_MAX_AT_ONCE = 1 << 18
+_MAX_PER_RECORD = 1 << 20
+_SMALLEST_HEADER_BYTES = 2
 
 
 @dataclass
@@ -73,3 +85,108 @@ def _end(at: Positions, length: Integers, ends: Positions, what: str) -> Positio
     if (end > ends).any():
         raise Corrupt(f"a {what} is longer than its record")
     return end
+
+
+class _Bounds:
+    """Positions and lengths of all keys and values, flattened; a null value has length -1."""
+
+    def __init__(self, total: int) -> None:
+        self.key_at, self.key_length, self.value_at, self.value_length = (np.empty(total, np.int64) for _ in range(4))
+
+
+def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
+    """Build the headers of each record: `count[i]` of them are in `data[at[i]:ends[i]]`.
+
+    Raises
+    ------
+    Corrupt, Truncated
+        The headers of a record do not fill it exactly.
+    """
+    rows = len(at)
+    counts = count.astype(np.int64)
+    if not counts.any():
+        return pa.nulls(rows, HEADERS_TYPE)
+    left_bytes = ends - at
+    impossible = counts > left_bytes // _SMALLEST_HEADER_BYTES
+    if impossible.any():
+        row = int(impossible.argmax())
+        raise Corrupt(f"a record announces {counts[row]} headers, but only {left_bytes[row]} bytes are left for them")
+    if (largest := int(counts.max())) > _MAX_PER_RECORD:
+        raise Corrupt(
+            f"a record has {largest} headers; the maximum is {_MAX_PER_RECORD} "
+            "(leave out the headers column to read the record without them)"
+        )
+    total = int(counts.sum())
+    if total > _MAX_AT_ONCE and rows > 1:
+        half = rows // 2
+        return pa.concat_arrays(
+            [record_headers(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))]
+        )
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    bounds = _Bounds(total)
+    many = counts > _MAX_ROUNDS
+    _in_rounds(data, np.flatnonzero((counts > 0) & ~many), first, at, counts, ends, bounds)
+    for row in np.flatnonzero(many).tolist():
+        _one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)
+    pairs = pa.StructArray.from_arrays(
+        [
+            _text(binary_column(data, bounds.key_at, bounds.key_length)),
+            binary_column(data, bounds.value_at, bounds.value_length),
+        ],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    validity = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(HEADERS_TYPE, rows, [validity, pa.py_buffer(first.astype(np.int32))], children=[pairs])
+
+
+def _in_rounds(
+    data: Bytes,
+    rows: npt.NDArray[np.int64],
+    first: Positions,
+    at: Positions,
+    counts: npt.NDArray[np.int64],
+    ends: Positions,
+    bounds: _Bounds,
+) -> None:
+    cursor, done = at[rows], 0
+    while len(rows):
+        target = first[rows] + done
+        length, start = read_varints(data, cursor)
+        if length.min() < 0:
+            raise Corrupt("a header without a key")
+        bounds.key_at[target], bounds.key_length[target] = start, length
+        length, start = read_varints(data, start + length)
+        if length.min() < -1:
+            raise Corrupt(f"a header value of length {length.min()}")
+        bounds.value_at[target], bounds.value_length[target] = start, length
+        cursor = start + np.maximum(length, 0)
+        done += 1
+        more = counts[rows] > done
+        if (cursor > ends[rows]).any() or (cursor[~more] != ends[rows[~more]]).any():
+            raise Corrupt("the headers of a record do not fill it exactly")
+        rows, cursor = rows[more], cursor[more]
+
+
+def _one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bounds) -> None:
+    reader = Reader(data[:end].data)
+    reader.position = at
+    for target in targets:
+        for what, where, lengths in (
+            ("key", bounds.key_at, bounds.key_length),
+            ("value", bounds.value_at, bounds.value_length),
+        ):
+            length = reader.varint()
+            if length < (0 if what == "key" else -1):
+                raise Corrupt(f"a header {what} of length {length}")
+            where[target], lengths[target] = reader.advance(max(0, length)), length
+    if reader.left:
+        raise Corrupt("the headers of a record do not fill it exactly")
+
+
+def _text(keys: pa.Array) -> pa.Array:
+    """Decode header keys. As in the Java client, bytes that are not UTF-8 are replaced: brokers do not check them."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        # UTF-8 by construction, so the cast, which imports no pandas, cannot fail.
+        return binaries([key.decode("utf-8", "replace").encode() for key in keys.to_pylist()]).cast(pa.string())

@@ -1,7 +1,8 @@
 """The types that describe a message: `Field`, `Array`, `Struct`, `Api`, and the broker of a request (`Route`).
 
 The files of `wire.messages` describe each message once for all versions, as data. `wire.codec` compiles a description
-into an encoder and a decoder of one version. This module does not handle bytes.
+into an encoder and a decoder of one version. `choose_version` chooses it for a request. This module does not handle
+bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 
-from protocol.errors import UsageError
+from protocol.errors import UnsupportedVersion, UsageError
 
 Primitive = Literal[
     "bool",
@@ -188,3 +189,36 @@ class Api:
 
     def __repr__(self) -> str:
         return f"<Api {self.key} {self.name} v{self.first} to v{self.last}>"
+
+
+def choose_version(
+    api: Api, broker: Mapping[int, tuple[int, int]], at_least: int = 0, at_most: int | None = None
+) -> int:
+    """Return the highest version that satisfies the client, the broker and the call.
+
+    Parameters
+    ----------
+    api
+        The API to call.
+    broker
+        API key to the (lowest, highest) version that the broker supports.
+    at_least, at_most
+        Range that the call requires; ListOffsets, for example, needs v7 for the offset of the maximum timestamp.
+
+    Raises
+    ------
+    UnsupportedVersion
+        No version satisfies all; the message names the ranges.
+    """
+    ours = f"this client supports v{api.first} to v{api.last}"
+    needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
+    needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
+    if api.key not in broker:
+        raise UnsupportedVersion(f"the broker does not support {api.name} (API key {api.key}); {ours}", api=api.name)
+    lowest, highest = broker[api.key]
+    floor = max(api.first, lowest, at_least)
+    ceiling = min(api.last, highest, api.last if at_most is None else at_most)
+    if floor > ceiling:
+        message = f"no common version of {api.name}: {ours}, the broker v{lowest} to v{highest}"
+        raise UnsupportedVersion(f"{message}; {needs}" if needs else message, api=api.name)
+    return ceiling

@@ -21,8 +21,8 @@ from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
+from protocol.records.arrow_numpy import binary_column
 from protocol.records.batch_header import CHECKED_FROM
-from protocol.records.binary_column import binary_column
 from protocol.records.decode import decode
 from protocol.records.decompressed_batches import DecompressedBatches, decompressed_batches
 from protocol.records.encode import finalize_header, record_sizes

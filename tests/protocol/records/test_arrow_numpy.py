@@ -24,7 +24,7 @@ from protocol.records.arrow_numpy import binaries, to_arrow
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.encode import encode_batches, finalize_header, record_sizes
 from protocol.records.record_columns import record_columns
-from protocol.records.record_headers import HEADERS_TYPE
+from protocol.records.record_fields import HEADERS_TYPE
 from protocol.records.memory_records import read_batch_headers
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 

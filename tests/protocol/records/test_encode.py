@@ -19,7 +19,7 @@ from protocol.records.decode import decode
 from protocol.records.encode import encode_batches, finalize_header, record_sizes
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import record_columns
-from protocol.records.record_headers import HEADERS_TYPE
+from protocol.records.record_fields import HEADERS_TYPE
 from tests.encoded import encode
 from tests.protocol.records import reference
 from tests.protocol.records.reference import read_batch, write_batch

@@ -17,7 +17,7 @@ def test_importing_wire_loads_only_the_messages_used() -> None:
     code = """
 import sys
 before = set(sys.modules)
-import protocol.wire.frame, protocol.wire.versions
+import protocol.wire.frame, protocol.wire.schema
 from protocol.wire.messages.m01_fetch import FETCH
 print(*sorted(set(sys.modules) - before))
 """

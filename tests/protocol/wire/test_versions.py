@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import UnsupportedVersion
 from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.versions import choose
+from protocol.wire.schema import choose_version
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from protocol.wire.versions import choose
     ],
 )
 def test_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[str, int], expected: int) -> None:
-    assert choose(FETCH, {1: broker}, **needs) == expected
+    assert choose_version(FETCH, {1: broker}, **needs) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_version_mismatch_error_has_all_ranges(
     broker: dict[int, tuple[int, int]], needs: dict[str, int], told: list[str]
 ) -> None:
     with pytest.raises(UnsupportedVersion) as raised:
-        choose(FETCH, broker, **needs)
+        choose_version(FETCH, broker, **needs)
 
     for words in told:
         assert words in str(raised.value)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from protocol.records.record_headers import HEADERS_TYPE
+from protocol.records.record_fields import HEADERS_TYPE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import topic_factory
