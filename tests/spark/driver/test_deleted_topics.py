@@ -1,0 +1,158 @@
+"""A topic deleted within a batch: the query fails with the cause, or continues with the other topics within seconds."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from protocol.errors import DataLoss
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict
+from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.spark.driver.topic_admin import produce
+from tests.topic_changes import delete_topics
+
+pytestmark = pytest.mark.skipif(
+    version_numbers(KAFKA_VERSION) < (3, 3), reason="brokers with ZooKeeper prove no deletion within seconds"
+)
+
+LIMIT_S = 8.0
+"""About 2 s are expected per look at a deleted topic; brokers without proof of the deletion take 10 to 30 s."""
+
+PATTERN, LIST, ASSIGN, CLASSIC, CONSUMER = "subscribePattern", "subscribe", "assign", "classic member", "member"
+
+
+def subscription(how: str, prefix: str, topics: list[str]) -> dict[str, str]:
+    if how == ASSIGN:
+        return {"assign": "{" + ", ".join(f'"{topic}": [0]' for topic in topics) + "}"}
+    if how == LIST:
+        return {"subscribe": ",".join(topics)}
+    member = {CLASSIC: {"kafka.group.protocol": "classic"}, CONSUMER: {"kafka.group.protocol": "consumer"}}
+    return {"subscribePattern": f"^{prefix}-.*", **member.get(how, {})}
+
+
+def options(kafka: LocalKafka, **given: str) -> dict[str, str]:
+    servers = kafka.bootstrap_servers
+    return {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest", "failOnDataLoss": "false", **given}
+
+
+def two_topics(topic: TopicFactory) -> tuple[str, str, str]:
+    prefix = f"deleted{uuid.uuid4().hex[:6]}"
+    return prefix, topic(1, prefix=prefix), topic(1, prefix=prefix)
+
+
+def rows_by_topic(reader: KafkaStreamReader, start: JsonDict, end: JsonDict) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for task in reader.partitions(start, end):
+        for batch in reader.read(task):
+            found.update(batch.column("topic").to_pylist())
+    return found
+
+
+@pytest.mark.parametrize("how", [PATTERN, LIST, ASSIGN, CLASSIC, CONSUMER])
+def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
+    how: str, kafka: LocalKafka, topic: TopicFactory
+) -> None:
+    if how == CONSUMER and version_numbers(KAFKA_VERSION) < (4, 0):
+        pytest.skip("the consumer protocol begins with Kafka 4.0")
+    prefix, kept, gone = two_topics(topic)
+    for name in (kept, gone):
+        produce(kafka, name, "first", 3)
+    given = options(kafka, **subscription(how, prefix, [kept, gone]), **{"kafka.group.id": f"group-{prefix}"})
+    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
+    limit = reader.getDefaultReadLimit()
+    try:
+        begin = reader.initialOffset()
+        first = reader.latestOffset(begin, limit)
+        while not {kept, gone} <= first.keys():
+            begin, first = first, reader.latestOffset(first, limit)
+        for name in (kept, gone):
+            produce(kafka, name, "next", 2)
+        planned = reader.latestOffset(first, limit)
+        delete_topics(kafka, gone)
+        produce(kafka, kept, "last", 5)
+        began_s = time.monotonic()
+        assert rows_by_topic(reader, first, planned) == {kept: 2}
+        read_s = time.monotonic() - began_s
+        end = reader.latestOffset(planned, limit)
+        planned_s = time.monotonic() - began_s - read_s
+        assert rows_by_topic(reader, planned, end) == {kept: 5}
+        assert gone not in end
+    finally:
+        reader.stop()
+    assert read_s < LIMIT_S
+    assert planned_s < LIMIT_S
+
+
+@pytest.mark.parametrize("how", [PATTERN, LIST, ASSIGN])
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_deleted_within_batch_read_delays_other_topics_by_seconds(
+    how: str, fail: str, kafka: LocalKafka, topic: TopicFactory
+) -> None:
+    prefix, kept, gone = two_topics(topic)
+    for name in (kept, gone):
+        produce(kafka, name, "first", 3)
+    given = options(kafka, **subscription(how, prefix, [kept, gone]), failOnDataLoss=fail)
+    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    tasks = reader.partitions()
+    delete_topics(kafka, gone)
+    began_s = time.monotonic()
+    if fail == "true":
+        with pytest.raises(DataLoss, match=rf"{gone}-0: .*Likely cause: the topic was deleted.*failOnDataLoss=false"):
+            [list(reader.read(task)) for task in tasks]
+    else:
+        assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 3
+    assert time.monotonic() - began_s < LIMIT_S
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_query_of_pattern_survives_topic_deleted_within_batch(
+    fail: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """With failOnDataLoss=true it fails with the topic, the cause and the option."""
+    prefix, kept, gone = two_topics(topic)
+    for name in (kept, gone):
+        produce(kafka, name, "first", 3)
+    found: Counter[str] = Counter()
+    deleted_s: list[float] = []
+    continued_s: list[float] = []
+
+    def read(batch: DataFrame, number: int) -> None:
+        if number == 1 and not deleted_s:
+            delete_topics(kafka, gone)
+            deleted_s.append(time.monotonic())
+            produce(kafka, kept, "last", 5)
+        rows = Counter(row.topic for row in batch.select("topic").collect())
+        found.update(rows)
+        if number == 2:
+            continued_s.append(time.monotonic())
+
+    given = options(kafka, **subscription(PATTERN, prefix, []), failOnDataLoss=fail)
+    rows = spark.readStream.format("pykafka-group").options(**given).load()
+    query = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path)).start()
+    query.processAllAvailable()
+    for name in (kept, gone):
+        produce(kafka, name, "next", 2)
+    if fail == "true":
+        with pytest.raises(StreamingQueryException, match=rf"{gone}-0.*the topic was deleted.*failOnDataLoss=false"):
+            query.awaitTermination(60)
+        return
+    give_up_s = time.monotonic() + 60
+    while found[kept] < 10:
+        assert time.monotonic() < give_up_s
+        assert query.exception() is None
+        time.sleep(0.05)
+    query.stop()
+    assert found[kept] == 10
+    if continued_s:
+        assert continued_s[0] - deleted_s[0] < 2 * LIMIT_S
