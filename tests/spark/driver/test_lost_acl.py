@@ -1,0 +1,71 @@
+"""A query whose ACL for a topic is removed: an authorisation error, never a deleted topic, and no row read twice."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, topic_factory
+from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
+from tests.protocol.security.secure_parts import options
+from tests.secured_kafka import SecuredKafka
+from tests.spark.driver.topic_admin import produce
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+@pytest.mark.parametrize("how", ["subscribePattern", "subscribe", "assign", "classic", "consumer"])
+def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
+    how: str, fail_on_data_loss: str, spark: SparkSession, secured: SecuredKafka, tmp_path: Path
+) -> None:
+    if how == "consumer" and version_numbers(KAFKA_VERSION) < (4, 0):
+        pytest.skip("the consumer protocol begins with Kafka 4.0")
+    prefix = f"acl{uuid.uuid4().hex[:6]}"
+    create = next(factory := topic_factory(secured.kafka))
+    first, second = create(prefix=prefix), create(prefix=prefix)
+    acls = [Acl("Read", "Group", prefix), Acl("Read", "Topic", first), Acl("Read", "Topic", second)]
+    subscription = {"subscribePattern": f"^{prefix}-.*"}
+    if how in ("classic", "consumer"):
+        subscription["kafka.group.protocol"] = how
+    elif how != "subscribePattern":
+        names = {"subscribe": f"{first},{second}", "assign": f'{{"{first}": [0], "{second}": [0]}}'}
+        subscription = {how: names[how]}
+    given = options(secured.properties("SASL_PLAINTEXT") | BOB) | subscription
+    given |= {"startingOffsets": "earliest", "failOnDataLoss": fail_on_data_loss, "kafka.group.id": prefix}
+
+    def run() -> Counter[str]:
+        found: Counter[str] = Counter()
+
+        def read(batch: DataFrame, _: int) -> None:
+            found.update(row.topic for row in batch.select("topic").collect())
+
+        rows = spark.readStream.format("pykafka-group").options(**given).load()
+        writer = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return found
+
+    allow(secured.kafka, acls)
+    for topic in (first, second):
+        produce(secured.kafka, topic, "first", 3)
+    assert run() == {first: 3, second: 3}
+    for topic in (first, second):
+        produce(secured.kafka, topic, "next", 2)
+    revoke(secured.kafka, acls[2:])
+    with pytest.raises(StreamingQueryException) as refused:
+        run()
+    said = str(refused.value)
+    assert re.search(rf"TOPIC_AUTHORIZATION_FAILED.*it needs (Describe|Read) on Topic {second}\b", said), said
+    assert "was deleted (or" not in said
+    assert "failOnDataLoss" not in said
+    allow(secured.kafka, acls[2:])
+    assert run() == {first: 2, second: 2}
+    revoke(secured.kafka, acls)
+    for _ in factory:
+        pass
