@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client, parse_consumer
 from protocol.config_providers import ENCODING, parse_java_properties
+from protocol.consumer_group.group_consumer_config import GROUP_PROPERTIES
 from protocol.errors import AdminFailed, ConfigurationError, KafkaError
 from spark_kafka_source.cli.values import DURATION
 
@@ -24,15 +26,26 @@ _VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The client and the deadline of a command. The isolation level of `consumer` decides what the log end is.
+    """The client and the deadline of a command.
 
     `properties` are those of the client; a command that opens a consumer or producer passes them on.
     """
 
     client: Client
-    consumer: ConsumerConfig
     deadline: Deadline
     properties: Mapping[str, str]
+
+    @cached_property
+    def consumer(self) -> ConsumerConfig:
+        """The consumer properties; the isolation level decides what the log end is.
+
+        Raises
+        ------
+        ConfigurationError
+            One of them is wrong.
+        """
+        of_members = {row.name for row in GROUP_PROPERTIES}
+        return parse_consumer({name: value for name, value in self.properties.items() if name not in of_members})
 
     @property
     def left_ms(self) -> float:
@@ -56,12 +69,14 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         given = _given(bootstrap_server, command_config, properties)
         try:
-            config, consumer = parse_client(given), parse_consumer(given)
+            config = parse_client(given)
         except ConfigurationError as error:
             raise click.UsageError(str(error)) from error
         with Client(config) as client:
             try:
-                command(cluster=Cluster(client, consumer, client.deadline(timeout_ms), given), **arguments)
+                command(cluster=Cluster(client, client.deadline(timeout_ms), given), **arguments)
+            except ConfigurationError as error:
+                raise click.UsageError(str(error)) from error
             except AdminFailed as error:
                 raise _failure(*error.errors.values()) from error
             except KafkaError as error:

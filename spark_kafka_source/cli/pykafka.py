@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from spark_kafka_source.cli.consume import consume
 from spark_kafka_source.cli.groups import groups
 from spark_kafka_source.cli.topics import topics
 from spark_kafka_source.cli.txn import txn
@@ -19,6 +20,7 @@ def pykafka() -> None:
     """
 
 
+pykafka.add_command(consume)
 pykafka.add_command(groups)
 pykafka.add_command(topics)
 pykafka.add_command(txn)

@@ -30,7 +30,7 @@ _ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?
 _ISO_UNITS_MS = (86_400_000, 3_600_000, 60_000, 1_000)
 
 
-def _duration_ms(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Parse `7d`, `90s`, bare milliseconds, or ISO 8601 as in Kafka's tools: `P7DT1H`."""
     iso = _ISO_DURATION.fullmatch(text)
     if iso is None or not any(iso.groups()):
@@ -49,6 +49,14 @@ def _topic_partitions(text: str) -> tuple[str, tuple[int, ...] | None]:
     return name, tuple(sorted({int(number) for number in numbers.split(",")})) if colon else None
 
 
-DURATION = Parsed("duration", _duration_ms)
+def _numbers(text: str) -> tuple[int, ...]:
+    """Parse `0,3` into numbers."""
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise ValueError("numbers such as 0 or 0,3")
+    return tuple(sorted({int(number) for number in text.split(",")}))
+
+
+DURATION = Parsed("duration", parse_duration)
+NUMBERS = Parsed("numbers", _numbers)
 TIME = Parsed("time", timestamp_ms)
 TOPIC_PARTITIONS = Parsed("partitions", _topic_partitions)

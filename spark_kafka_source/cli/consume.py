@@ -1,0 +1,252 @@
+"""`pykafka consume`: print records of a topic, or write them to a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protocol.consumer.log_offsets import Range
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.records.decode import ALL_COLUMNS
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.new_offsets import named_partitions
+from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, list_ends, parse_span, resolve
+from spark_kafka_source.cli.record_files import SUFFIXES, RecordFile
+from spark_kafka_source.cli.record_filters import RecordFilter
+from spark_kafka_source.cli.record_sources import follow, read_as_member, read_ranges
+from spark_kafka_source.cli.record_text import RecordFormat, json_format, text_format
+from spark_kafka_source.cli.stop_signals import stop_request
+from spark_kafka_source.cli.values import NUMBERS, Parsed
+
+_JSON = "json"
+# Bytes that control a terminal become question marks there; \t, \n and \r stay.
+_ON_TERMINAL = bytes(63 if (byte < 32 and byte not in b"\t\n\r") or byte == 127 else byte for byte in range(256))
+
+
+_POSITION_OR_JSON = Parsed("position", lambda text: text if text == _JSON else parse_span(text))
+_FORMAT = Parsed("format", text_format)
+
+
+def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> Any:
+    pairs = [value.partition("=") for value in values]
+    return tuple((name, value.encode() if equals else None) for name, equals, value in pairs)
+
+
+class _Output:
+    """Filters, counts and writes records; the receiver of `consume`."""
+
+    def __init__(self, chosen: RecordFilter, limit: int | None) -> None:
+        self._filter = chosen
+        self._left = limit
+        self.count = 0
+        self.file: RecordFile | None = None
+        self.format: RecordFormat | None = None
+        self.progress: Progress | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns to read."""
+        if self.format is None:
+            return frozenset(ALL_COLUMNS)
+        return self.format.columns | self._filter.columns | {"offset"}
+
+    def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
+        found, unread = self._filter.apply(batch), None
+        if self._left is not None and found.num_rows >= self._left:
+            found = found.slice(0, self._left)
+            last = found.column("offset")[-1].as_py() if found.num_rows else batch.column("offset")[0].as_py() - 1
+            unread = last + 1 if last < batch.column("offset")[-1].as_py() else None
+        if found.num_rows:
+            self._write(key, found)
+        self.count += found.num_rows
+        if self._left is not None:
+            self._left -= found.num_rows
+        if self.progress is not None:
+            self.progress.advance(self.progress.task_ids[0], batch.num_rows)
+        return unread
+
+    def _write(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
+        if self.file is not None:
+            self.file.write(key[1], batch)
+        elif self.format is not None:
+            rendered = self.format.render(*key, batch)
+            click.echo(rendered.translate(_ON_TERMINAL) if sys.stdout.isatty() else rendered, nl=False)
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "-o",
+    "--offset",
+    "offsets",
+    type=_POSITION_OR_JSON,
+    multiple=True,
+    metavar="POSITION",
+    help="earliest, latest, an offset, +N (after the earliest), -N (before the latest), @2026-01-31T06:00Z, @-1h, or "
+    "FROM:TO of these.  [default: latest; with --to or --exit-at-end: earliest]",
+)
+@click.option("-p", "--partition", "partitions", type=NUMBERS, help="Only these partitions: 0 or 0,3.")
+@click.option("-g", "--group", help="Read as a member of this group, and commit offsets.")
+@click.option("-n", "--count", "limit", type=click.IntRange(1), help="Stop after this number of records.")
+@click.option(
+    "-f",
+    "--format",
+    "text",
+    type=_FORMAT,
+    metavar="FORMAT",
+    help=r"%t topic, %p partition, %o offset, %T timestamp, %k key, %v value, %h headers, %K and %S length of key and "
+    r"value, \n, \t, \xHH.  [default: %v\n]",
+)
+@click.option("-J", "--json", "as_json", is_flag=True, help="Print a JSON object per line; also: -o json.")
+@click.option("--key", help="Only records with this key.")
+@click.option("--grep", "pattern", metavar="REGEX", help="Only records whose value contains a match.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    callback=_headers,
+    help="Only records with this header; repeatable, all must be there.",
+)
+@click.option(
+    "--to",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Write to a file in the format of its suffix: {' or '.join(SUFFIXES)}.",
+)
+@click.option(
+    "--follow/--exit-at-end",
+    " /-e",
+    "follows",
+    default=None,
+    help="Wait for new records, or stop at the present log ends.  [default: --follow; with --to: --exit-at-end]",
+)
+@asks_brokers
+def consume(
+    cluster: Cluster,
+    topic: str,
+    offsets: tuple[Span | str, ...],
+    partitions: tuple[int, ...] | None,
+    group: str | None,
+    limit: int | None,
+    text: RecordFormat | None,
+    as_json: bool,
+    key: str | None,
+    pattern: str | None,
+    headers: tuple[tuple[str, bytes | None], ...],
+    path: Path | None,
+    follows: bool | None,
+) -> None:
+    """Print the records of a topic until Ctrl-C, or write them to a Parquet or Arrow file.
+
+    Without a group no offsets are committed. -n counts records of all partitions; +N and -N in a position count
+    offsets of each partition. --timeout limits the time until the first request for records.
+
+    \b
+    Examples:
+      pykafka consume orders -o -10 -f '%p:%o %k %v\\n'
+      pykafka consume orders -o @-1h:latest --grep refused -o json
+      pykafka consume orders -p 0,1 --to orders.parquet
+    """
+    spans = [each for each in offsets if isinstance(each, Span)]
+    as_json = as_json or len(spans) < len(offsets)
+    _check_usage(spans, path, text, partitions, group, as_json=as_json)
+    try:
+        output = _Output(RecordFilter(key.encode() if key is not None else None, pattern, headers), limit)
+    except ValueError as error:
+        raise click.UsageError(f"--grep: {error}") from error
+    follows = (path is None) if follows is None else follows
+    default = FROM_LATEST if follows else FROM_EARLIEST
+    span = spans[0] if spans else Span(default)
+    if path is None:
+        output.format = json_format() if as_json else text or text_format(r"%v\n")
+    with stop_request() as stop, ExitStack() as opened:
+        if group is not None:
+            properties = _group_properties(cluster, group, span, given=bool(spans))
+            _open(opened, output, path, topic, None)
+            read_as_member(cluster, properties, topic, output.columns, output, stop, exit_at_end=not follows)
+        else:
+            starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
+            total = sum(max(0, each.until_offset - each.from_offset) for each in ends or ())
+            _open(opened, output, path, topic, None if ends is None else total)
+            if ends is None:
+                follow(cluster, starts, output.columns, output, stop)
+            else:
+                read_ranges(cluster, ends, output.columns, output, stop)
+    if path is not None:
+        click.echo(f"{output.count} records written to {path}", err=True)
+
+
+def _check_usage(
+    spans: list[Span],
+    path: Path | None,
+    text: RecordFormat | None,
+    partitions: tuple[int, ...] | None,
+    group: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    if len(spans) > 1:
+        raise click.UsageError("Give one position; FROM:TO is a range.")
+    if (path is not None) + (text is not None) + as_json > 1:
+        raise click.UsageError("Give only one of --to, --format and --json.")
+    if path is not None and path.suffix not in SUFFIXES:
+        raise click.UsageError(f"--to: the suffix of {path} is not one of {', '.join(SUFFIXES)}.")
+    if group is None:
+        return
+    if partitions is not None:
+        raise click.UsageError("--partition cannot be combined with --group: the group assigns partitions.")
+    if spans and spans[0] not in (Span(FROM_EARLIEST), Span(FROM_LATEST)):
+        raise click.UsageError("With --group, a position is earliest or latest, where the group has no offset.")
+
+
+def _group_properties(cluster: Cluster, group: str, span: Span, *, given: bool) -> Mapping[str, object]:
+    own = {"group.id": group}
+    if given or "auto.offset.reset" not in cluster.properties:
+        own["auto.offset.reset"] = span.start.kind
+    return {**cluster.properties, **own}
+
+
+def _offsets(
+    cluster: Cluster, topic: str, partitions: tuple[int, ...] | None, span: Span, *, follows: bool
+) -> tuple[dict[TopicPartition, int], list[Range] | None]:
+    """Return the start offsets, and the ranges to read unless records are followed."""
+    client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
+    keys = named_partitions(client, [(topic, partitions)], deadline)
+    logs = list_ends(client, consumer, keys, deadline)
+    starts = resolve(client, consumer, span.start, logs, deadline)
+    if span.end is None and follows:
+        return starts, None
+    ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
+    known = client.remembered_topic(topic)
+    topic_id = NO_TOPIC_ID if known is None else known.topic_id
+    return starts, [
+        Range(*key, starts[key], ends[key], topic_id, until_epoch=logs.ends[key].leader_epoch)
+        for key in keys
+        if starts[key] < ends[key]
+    ]
+
+
+def _open(opened: ExitStack, output: _Output, path: Path | None, topic: str, total: int | None) -> None:
+    """Open the file and, on a terminal, its progress bar."""
+    if path is None:
+        return
+    output.file = opened.enter_context(RecordFile(path, topic))
+    if sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        progress = opened.enter_context(Progress(*columns, console=Console(stderr=True)))
+        progress.add_task(path.name, total=total)
+        output.progress = progress

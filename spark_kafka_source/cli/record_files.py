@@ -1,0 +1,76 @@
+"""Write record batches to a Parquet or Arrow file, in bounded memory; the file appears when it is complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from protocol.tables import READ_SCHEMA
+
+SUFFIXES = (".parquet", ".arrow")
+# Of a row group: large enough for columns to compress, small enough for memory.
+_MOST_ROWS = 1 << 18
+_MOST_BYTES = 32 << 20
+
+
+class RecordFile:
+    """A file that receives record batches of one topic, with the columns of `protocol.read`.
+
+    It is written under a temporary name beside it, and renamed when the context ends without an error.
+
+    Parameters
+    ----------
+    path : Path
+        The suffix is one of `SUFFIXES`.
+    topic : str
+    """
+
+    def __init__(self, path: Path, topic: str) -> None:
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.partial")
+        self._topics = pa.array([topic])
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._writer: pa.ipc.RecordBatchFileWriter | pq.ParquetWriter = (
+            pq.ParquetWriter(self._partial, READ_SCHEMA, compression="zstd")
+            if path.suffix == ".parquet"
+            else pa.ipc.new_file(self._partial, READ_SCHEMA)
+        )
+
+    def __enter__(self) -> RecordFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._write_group()
+            self._writer.close()
+            if kind is None:
+                self._partial.replace(self._path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    def write(self, partition: int, batch: pa.RecordBatch) -> None:
+        """Add a batch that has all columns."""
+        index = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
+        arrays = {
+            "topic": pa.DictionaryArray.from_arrays(index, self._topics),
+            "partition": pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows),
+            **dict(zip(batch.schema.names, batch.columns, strict=True)),
+        }
+        self._batches.append(
+            pa.RecordBatch.from_arrays([arrays[name] for name in READ_SCHEMA.names], schema=READ_SCHEMA)
+        )
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= _MOST_ROWS or self._bytes >= _MOST_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._batches:
+            table = pa.Table.from_batches(self._batches, READ_SCHEMA).combine_chunks()
+            self._batches, self._rows, self._bytes = [], 0, 0
+            self._writer.write_table(table)

@@ -1,0 +1,66 @@
+"""Filters of records by key, value and headers, on columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+@dataclass(frozen=True)
+class RecordFilter:
+    """Conditions that a record must all fulfil.
+
+    Attributes
+    ----------
+    key : bytes or None
+        The key is this one.
+    pattern : str or None
+        The value contains a match of this regular expression (RE2).
+    headers : sequence of (str, bytes or None)
+        The record has a header of this name and value; None is any value.
+    """
+
+    key: bytes | None = None
+    pattern: str | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a wrong regular expression."""
+        if self.pattern is not None:
+            try:
+                pc.match_substring_regex(pa.array([b""]), self.pattern.encode())
+            except pa.ArrowInvalid as error:
+                raise ValueError(str(error)) from error
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that the filter reads."""
+        given = {"key": self.key is not None, "value": self.pattern is not None, "headers": bool(self.headers)}
+        return frozenset(name for name, used in given.items() if used)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that fulfil all conditions."""
+        masks = []
+        if self.key is not None:
+            masks.append(pc.equal(batch.column("key"), pa.scalar(self.key, pa.binary())))
+        if self.pattern is not None:
+            masks.append(pc.match_substring_regex(batch.column("value"), self.pattern.encode()))
+        masks += [_has_header(batch.column("headers"), name, value) for name, value in self.headers]
+        for mask in masks[1:]:
+            masks[0] = pc.and_(masks[0], mask)
+        # Null, of a record without a key or value, is false.
+        return batch.filter(masks[0]) if masks else batch
+
+
+def _has_header(headers: pa.Array, name: str, value: bytes | None) -> pa.Array:
+    rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
+    found = pc.equal(pairs.field("key"), name)
+    if value is not None:
+        found = pc.and_(found, pc.equal(pairs.field("value"), pa.scalar(value, pa.binary())))
+    mask = np.zeros(len(headers), np.bool_)
+    mask[rows.filter(found).to_numpy()] = True
+    return pa.array(mask)

@@ -1,0 +1,96 @@
+"""Read records of a topic: a range, from an offset on without end, or as a member of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import pyarrow as pa
+
+from protocol.consumer.bounded_reader import BoundedReader
+from protocol.consumer.consumer import Consumer
+from protocol.consumer.log_offsets import Range
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.cli.connection import Cluster
+from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest
+
+
+class Receiver(Protocol):
+    """Receives the records of a command, and decides when it has enough."""
+
+    @property
+    def done(self) -> bool:
+        """True if no more records are needed."""
+
+    def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
+        """Process a batch; return the offset of its first unprocessed record, None if there is none."""
+
+
+def read_ranges(
+    cluster: Cluster, ranges: Collection[Range], columns: Collection[str], receiver: Receiver, stop: StopRequest
+) -> None:
+    """Read ranges in parallel."""
+    reader = BoundedReader(
+        cluster.client,
+        cluster.consumer,
+        list(ranges),
+        columns=columns,
+        poll_timeout_ms=cluster.client.config.default_api_timeout_ms,
+    )
+    for each, batch in reader:
+        receiver.take(each.topic_partition, batch)
+        if stop or receiver.done:
+            return
+
+
+def follow(
+    cluster: Cluster,
+    offsets: Mapping[TopicPartition, int],
+    columns: Collection[str],
+    receiver: Receiver,
+    stop: StopRequest,
+) -> None:
+    """Read partitions from offsets on until stopped."""
+    with Consumer(cluster.client, cluster.consumer, columns=columns) as consumer:
+        consumer.consume_partitions(offsets, cluster.deadline)
+        while not (stop or receiver.done):
+            if (arrived := consumer.poll(CHECK_MS)) is not None:
+                stream, batch = arrived
+                receiver.take((stream.topic, stream.partition), batch)
+
+
+def read_as_member(
+    cluster: Cluster,
+    properties: Mapping[str, object],
+    topic: str,
+    columns: Collection[str],
+    receiver: Receiver,
+    stop: StopRequest,
+    *,
+    exit_at_end: bool,
+) -> None:
+    """Read as a member of the group in `properties`; the offsets of processed records are committed."""
+    with KafkaConsumer(cluster.client, properties, columns=columns) as consumer:
+        consumer.subscribe([topic])
+        while not (stop or receiver.done):
+            records = consumer.poll(CHECK_MS)
+            unread = {key: _first_offset(batches[0]) for key, batches in records.items()}
+            try:
+                for key, batches in records.items():
+                    for batch in batches:
+                        if receiver.done:
+                            break
+                        unread[key] = receiver.take(key, batch)
+            finally:
+                # `close` commits positions: those of records that were not processed must not be included.
+                for key, offset in unread.items():
+                    if offset is not None:
+                        consumer.seek(key, offset)
+            owned = consumer.assignment
+            if exit_at_end and not records and owned and all(consumer.current_lag(key) == 0 for key in owned):
+                return
+
+
+def _first_offset(batch: pa.RecordBatch) -> int | None:
+    return int(batch.column("offset")[0].as_py())

@@ -1,0 +1,216 @@
+"""`pykafka consume` on a real broker: records of librdkafka, offsets as Kafka's own tool reports them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.documents import commands
+from tests.wait_until import wait_until
+
+TIME_MS = 1_769_839_200_000
+
+
+@pytest.fixture
+def run(kafka1: LocalKafka) -> Any:
+    def call(*arguments: str, code: int = 0) -> Result:
+        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+        result = CliRunner().invoke(pykafka, ["consume", *arguments], env=env)
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1) -> None:
+    """Write values 0, 1, … in turn to the partitions; keys repeat after three, times are a second apart."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    for number in range(count):
+        producer.produce(
+            topic,
+            f"value-{number}",
+            f"key-{number % 3}",
+            number % partitions,
+            timestamp=TIME_MS + number * 1000,
+            headers={"number": str(number)} if number % 2 else None,
+        )
+    assert producer.flush(30) == 0
+
+
+def words(result: Result) -> list[str]:
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("position", "first", "last"),
+    [
+        ("earliest:latest", 0, 9),
+        ("3:5", 3, 4),
+        ("+7:", 7, 9),
+        ("-2:", 8, 9),
+        ("+1:-7", 1, 2),
+        ("@2026-01-31T06:00:04Z:", 4, 9),
+        ("@2026-01-31T06:00:03.5Z:@2026-01-31T06:00:06Z", 4, 5),
+        ("@2099-01-01T00:00Z:", 10, 9),
+        (":99", 0, 9),
+    ],
+)
+def test_positions_select_offsets(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, position: str, first: int, last: int
+) -> None:
+    topic = topic1(1, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 10)
+    found = words(run(topic, "-o", position, "-e", "-f", r"%o %v\n"))
+    assert found == [f"{number} value-{number}" for number in range(first, last + 1)]
+
+
+def test_partitions_count_and_filters_select_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(3, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 30, partitions=3)
+    everything = sorted(words(run(topic, "-e", "-f", r"%v\n")))
+    assert everything == sorted(f"value-{number}" for number in range(30))
+    assert sorted(words(run(topic, "-e", "-p", "0,2"))) == sorted(f"value-{n}" for n in range(30) if n % 3 != 1)
+    assert len(words(run(topic, "-o", "earliest", "-n", "4"))) == 4
+    assert words(run(topic, "-e", "--key", "key-1", "--grep", "-1[0-9]$", "--header", "number=13")) == ["value-13"]
+    assert sorted(words(run(topic, "-e", "--header", "number", "--grep", "^value-.$"))) == [
+        f"value-{number}" for number in (1, 3, 5, 7, 9)
+    ]
+    assert "no partition" in run(topic, "-e", "-p", "3", code=1).stderr
+
+
+def test_json_lines_are_the_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 2)
+    by_short_name, by_flag = (words(run(topic, "-e", *json_option)) for json_option in (("-o", "json"), ("-J",)))
+    assert by_short_name == by_flag
+    assert [json.loads(line) for line in by_flag] == [
+        {
+            "topic": topic,
+            "partition": 0,
+            "offset": number,
+            "timestamp_ms": TIME_MS + number * 1000,
+            "key": f"key-{number}",
+            "value": f"value-{number}",
+            "headers": [{"key": "number", "value": "1"}] if number else [],
+        }
+        for number in range(2)
+    ]
+
+
+def test_group_commits_printed_records_only(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 10)
+    group = f"g-{topic}"
+    assert words(run(topic, "-g", group, "-o", "earliest", "-n", "4")) == [f"value-{number}" for number in range(4)]
+    assert kafka1.describe_group(group).split()[-6:-3] == ["4", "10", "6"]
+    assert words(run(topic, "-g", group, "-e")) == [f"value-{number}" for number in range(4, 10)]
+    assert kafka1.describe_group(group).split()[-6:-3] == ["10", "10", "0"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_file_has_all_columns(run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, suffix: str) -> None:
+    topic = topic1(2, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 20, partitions=2)
+    path = tmp_path / f"records{suffix}"
+    assert f"20 records written to {path}" in run(topic, "--to", str(path)).stderr
+    table = pq.read_table(path) if suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+    assert sorted(table.column("value").to_pylist()) == sorted(f"value-{number}".encode() for number in range(20))
+    row = table.filter(pa.compute.equal(table.column("value"), b"value-3")).to_pylist()[0]
+    assert row == {
+        "topic": topic,
+        "partition": 1,
+        "key": b"key-0",
+        "value": b"value-3",
+        "offset": 1,
+        "timestamp_ms": TIME_MS + 3000,
+        "timestamp_type": 0,
+        "headers": [{"key": "number", "value": b"3"}],
+    }
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_failed_export_leaves_no_file(run: Any, topic1: TopicFactory, tmp_path: Path) -> None:
+    path = tmp_path / "records.parquet"
+    run(topic1(1), "-o", "3:", "--to", str(path), "-p", "7", code=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_following_with_complete_file(
+    kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, number: int
+) -> None:
+    topic, path = topic1(1, config={"retention.ms": "-1"}), tmp_path / "records.parquet"
+    fill(kafka1, topic, 5)
+    command = ["consume", topic, "-o", "earliest", "--follow", "--to", str(path), "-g", f"g-{topic}"]
+    arguments = [sys.executable, "-m", "spark_kafka_source.cli", *command, "-X", "auto.commit.interval.ms=100"]
+    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: " 5 " in kafka1.describe_group(f"g-{topic}"), lambda: "no commit", every_s=0.5)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (0, f"5 records written to {path}\n")
+    assert pq.read_metadata(path).num_rows == 5
+
+
+def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 3)
+    arguments = [sys.executable, "-m", "spark_kafka_source.cli", "consume", topic, "-o", "-1", "-n", "3"]
+    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "value-2\n"
+        time.sleep(0.5)
+        fill(kafka1, topic, 2)
+        told, _ = process.communicate(timeout=30)
+    assert (process.returncode, told) == (0, "value-0\nvalue-1\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("t", "-o", "soon"), "a position is earliest"),
+        (("t", "-o", "1", "-o", "2"), "one position"),
+        (("t", "-f", "%z"), "not a field"),
+        (("t", "-f", "%v", "-J"), "only one of"),
+        (("t", "--to", "records.txt"), ".parquet, .arrow"),
+        (("t", "-g", "g", "-p", "0"), "--group"),
+        (("t", "-g", "g", "-o", "5"), "earliest or latest"),
+        (("t", "--grep", "("), "--grep"),
+        (("t", "-p", "x"), "0,3"),
+    ],
+)
+def test_wrong_usage_is_refused(arguments: tuple[str, ...], says: str) -> None:
+    result = CliRunner().invoke(pykafka, ["consume", *arguments, "--bootstrap-server", "127.0.0.1:1"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+
+
+def test_consume_commands_of_docs_succeed(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shlex
+
+    monkeypatch.chdir(tmp_path)
+    examples = [shlex.split(each)[2:] for each in sorted(commands()) if each.startswith("pykafka consume")]
+    assert len(examples) >= 6
+    topic = topic1(2, config={"retention.ms": "-1"})
+    fill(kafka1, topic, 20, partitions=2)
+    for example in examples:
+        ends = () if "-e" in example or "--to" in example or "latest" in " ".join(example) else ("-e",)
+        run(*(word.replace("orders", topic) if word == "orders" else word for word in example), *ends)
