@@ -246,7 +246,7 @@ class PartitionFetcher:
         with self.lock:
             while not self.closed:
                 now_s = self._client.clock.now_s()
-                buffers = [stream.buffer for stream in self._streams.values()]
+                buffers = (stream.buffer for stream in self._streams.values())
                 sources = {each.source: each for each in buffers if each.error is None}
                 if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}

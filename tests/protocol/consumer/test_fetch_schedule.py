@@ -412,7 +412,7 @@ class TestPreferredReplica:
         reading.clock.at_s = 1_300.1
         assert reading.next() == LONGEST_S
         assert (followed.buffer.source.broker, followed.buffer.source.preferred_replica) == (None, NO_REPLICA)
-        assert reading.told == [followed], "the router must resolve the leader"
+        assert reading.told == [followed], "the leader thread must resolve the leader"
 
     def test_thread_leaves_streams_of_other_brokers_alone(self, reading: Reading, followed: PartitionConsumer) -> None:
         """Their reply may be in flight, and is read with their current state."""
