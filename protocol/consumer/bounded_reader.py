@@ -11,82 +11,25 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from protocol.broker_errors import ErrorCode
 from protocol.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_failures import InvalidPosition, Retry, log_retry, poll_timed_out, topic_deleted
-from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
+from protocol.consumer.fetch_position import CompletedFetch, RangePosition, due_for_leaders
 from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult, requests_by_broker
 from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.log_offsets import Range
-from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, TransportError
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
 
 # Another thread may have read our reply from a shared connection: check again after this time.
 _LONGEST_WAIT_S = 0.1
-_NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 # Time for a busy broker to send an empty reply, besides fetch.max.wait.ms.
 _ANSWER_MS = 1_000
-
-
-class _Reading(FetchPosition):
-    """The state of one range.
-
-    `asked_at_s` is the time of the first request for the next records (None: not requested yet). `unknown` is the timer
-    of a missing topic. Both use a clock that is paused while the caller is away.
-    """
-
-    def __init__(
-        self,
-        wanted: Range,
-        config: ConsumerConfig,
-        first_fetch_bytes: int | None,
-        backoff: Backoff,
-        record_bytes: dict[str, float],
-    ) -> None:
-        super().__init__(
-            wanted.topic,
-            wanted.partition,
-            wanted.from_offset,
-            config,
-            until_offset=wanted.until_offset,
-            topic_id=wanted.topic_id,
-            last_epoch=wanted.from_epoch,
-            backoff=backoff,
-            record_bytes=record_bytes,
-        )
-        self.wanted = wanted
-        self.asked_at_s: float | None = None
-        self._fetch_bytes = first_fetch_bytes or config.max_partition_fetch_bytes
-        self.unknown = UnknownTopicTimer.before_skipping()
-
-    def fetch_bytes(self) -> int:
-        """As `FetchPosition.fetch_bytes`, limited at the start of the range."""
-        return max(self._at_least_bytes, min(super().fetch_bytes(), self._fetch_bytes))
-
-    def served(self) -> None:
-        """Record that a reply contained records."""
-        self.asked_at_s = None
-        self._fetch_bytes *= 2
-
-    def record(self, error: KafkaError | None, now_s: float) -> None:
-        """Record the result of a metadata lookup. Time in which the topic is unknown does not count as waiting."""
-        began_s = self.unknown.began_s
-        self.unknown.record(error, now_s)
-        if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
-            self.asked_at_s += now_s - began_s
-
-    @property
-    def known_epoch(self) -> int:
-        """The newest leader epoch known for this topic id; -1 if unknown."""
-        return NO_LEADER_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
-
 
 OnLoss = Callable[[DataLoss, Range], None]
 
@@ -98,7 +41,7 @@ def raise_loss(loss: DataLoss, skipped: Range) -> None:
 
 @dataclass(frozen=True)
 class _InFlight:
-    request: FetchRequest[_Reading]
+    request: FetchRequest[RangePosition]
     reply: Reply
     deadline: Deadline
 
@@ -149,16 +92,22 @@ class BoundedReader:
         self._client = client
         self._config = config
         self._columns = columns
-        self._poll_timeout_s = poll_timeout_ms / 1000
         self._on_loss = on_loss
         self._builders: dict[Broker, FetchRequestBuilder] = {}
         self._in_flight: list[_InFlight] = []
         self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
-        self._waiting: list[_Reading] = []  # ranges without a request in flight, longest wait first
+        self._waiting: list[RangePosition] = []  # ranges without a request in flight, longest wait first
         record_bytes = {} if record_bytes is None else record_bytes
         for wanted in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
-            reading = _Reading(wanted, config, first_fetch_bytes, backoff, record_bytes)
+            reading = RangePosition(
+                wanted,
+                config,
+                poll_timeout_s=poll_timeout_ms / 1000,
+                first_fetch_bytes=first_fetch_bytes,
+                backoff=backoff,
+                record_bytes=record_bytes,
+            )
             if not reading.done:
                 self._waiting.append(reading)
         self.skipped: list[Range] = []
@@ -174,7 +123,7 @@ class BoundedReader:
 
     # -- requests and replies -----------------------------------------------------------------
 
-    def _next_fetched(self) -> list[tuple[_Reading, CompletedFetch]]:
+    def _next_fetched(self) -> list[tuple[RangePosition, CompletedFetch]]:
         """Return the records of one reply, after sending the next request to that broker; empty at the end."""
         while self._waiting or self._in_flight:
             self._send_due()
@@ -199,46 +148,42 @@ class BoundedReader:
         asked = {reading for readings in requests.values() for reading in readings}
         self._waiting = [each for each in self._waiting if each not in asked]
         for reading in asked:
-            self._begin_asking(reading)
+            reading.begin_asking(self._clock.now_s())
         for broker, readings in requests.items():
             self._send(broker, readings)
 
-    def _begin_asking(self, reading: _Reading) -> None:
-        if reading.asked_at_s is None:
-            reading.asked_at_s = self._clock.now_s()
-
-    def _resolve_leaders(self, readings: list[_Reading]) -> None:
+    def _resolve_leaders(self, readings: list[RangePosition]) -> None:
         """Resolve the brokers of ranges, and handle failures."""
         failures = self._find_brokers(readings)
         for reading in readings:
             error = failures.get(reading)
-            reading.record(error, self._clock.now_s())
+            reading.record_lookup(error, self._clock.now_s())
             if error is None:
                 continue
-            self._begin_asking(reading)
+            reading.begin_asking(self._clock.now_s())
             if reading.unknown.expired or self._is_deleted(reading):
                 self._reset_position(reading, topic_deleted(reading, error))
             else:
                 self._handle_failure(reading, error)
 
-    def _is_deleted(self, reading: _Reading) -> bool:
+    def _is_deleted(self, reading: RangePosition) -> bool:
         """Ask several brokers at once; the topic existed when the range was planned."""
         if not reading.unknown.suspects_deleted(self._clock.now_s()):
             return False
         return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
 
-    def _find_brokers(self, readings: list[_Reading]) -> dict[_Reading, KafkaError]:
+    def _find_brokers(self, readings: list[RangePosition]) -> dict[RangePosition, KafkaError]:
         """Resolve brokers with one request; return the failures."""
         return resolve_leaders(self._client, readings, self._first_deadline(readings)) if readings else {}
 
-    def _send(self, broker: Broker, readings: list[_Reading]) -> None:
+    def _send(self, broker: Broker, readings: list[RangePosition]) -> None:
         builder = self._builders.get(broker)
         if builder is None:
             # Every range moves with every reply, so a fetch session would save nothing.
             builder = self._builders[broker] = FetchRequestBuilder(broker, self._config, sessions=False)
         deadline = self._first_deadline(readings)
-        limits = self._config.fetch_max_bytes, self._config.fetch_max_wait_ms
-        request = builder.build(readings, max_bytes=limits[0], max_wait_ms=limits[1])
+        max_bytes, max_wait_ms = self._config.fetch_max_bytes, self._config.fetch_max_wait_ms
+        request = builder.build(readings, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
         try:
             reply = send_fetch(self._client, request, deadline)
         except KafkaError as error:
@@ -246,11 +191,11 @@ class BoundedReader:
             self._handle_failures(request.handle_loss(error))
             return
         # Let a live broker without data send its empty reply first, so that the error can say so.
-        patience_ms = deadline.remaining_s() * 1000 + self._config.fetch_max_wait_ms + _ANSWER_MS
+        patience_ms = deadline.remaining_s() * 1000 + max_wait_ms + _ANSWER_MS
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
         self._in_flight.append(_InFlight(request, reply, Deadline.after_ms(patience_ms, self._clock)))
 
-    def _take_reply(self) -> FetchResult[_Reading] | None:
+    def _take_reply(self) -> FetchResult[RangePosition] | None:
         """Wait for a reply and handle it; return None without a request in flight, or if no reply arrived."""
         if not self._in_flight:
             self._sleep()
@@ -271,8 +216,8 @@ class BoundedReader:
         self._handle_failures(result)
         served = {reading for reading, _ in result.completed}
         for reading in request.partitions:
-            if reading not in served:
-                self._check_patience(reading)
+            if reading not in served and reading.is_starved(self._clock.now_s()):
+                raise poll_timed_out(reading)
         return result
 
     def _waits_for_one_broker(self) -> bool:
@@ -280,7 +225,7 @@ class BoundedReader:
         broker = self._in_flight[0].request.broker
         return len(self._in_flight) == 1 and all(each.broker == broker for each in self._waiting)
 
-    def _confirm(self, result: FetchResult[_Reading]) -> None:
+    def _confirm(self, result: FetchResult[RangePosition]) -> None:
         """Drop records that may be of a recreated topic: before Kafka 3.1, requests contain only the topic name."""
         with_ids = [reading for reading, _ in result.completed if reading.topic_id != NO_TOPIC_ID]
         self._client.expire_metadata({reading.topic for reading in with_ids})
@@ -308,32 +253,17 @@ class BoundedReader:
 
     # -- failures -----------------------------------------------------------------------------
 
-    def _first_deadline(self, readings: Sequence[_Reading]) -> Deadline:
+    def _first_deadline(self, readings: Sequence[RangePosition]) -> Deadline:
         return min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
 
-    def _deadline(self, reading: _Reading) -> Deadline:
-        at_s = self._began_s(reading) + self._poll_timeout_s
-        if reading.unknown.began_s is not None:
-            at_s = max(at_s, reading.unknown.began_s + reading.unknown.longest_s)
-        if isinstance(reading.failure, BrokerError) and reading.failure.code in _NOT_HOSTED:
-            # A leader may forget a deleted topic before the other brokers do: the metadata decide.
-            at_s = max(at_s, self._began_s(reading) + reading.unknown.limit_s)
-        return Deadline(at_s, self._clock)
+    def _deadline(self, reading: RangePosition) -> Deadline:
+        return Deadline(reading.deadline_s(self._clock.now_s()), self._clock)
 
-    def _began_s(self, reading: _Reading) -> float:
-        return self._clock.now_s() if reading.asked_at_s is None else reading.asked_at_s
-
-    def _check_patience(self, reading: _Reading) -> None:
-        if reading.done or reading.asked_at_s is None or reading.failure is not None:
-            return
-        if self._deadline(reading).passed:
-            raise poll_timed_out(reading)
-
-    def _handle_failures(self, result: FetchResult[_Reading]) -> None:
+    def _handle_failures(self, result: FetchResult[RangePosition]) -> None:
         for reading, error in result.failed:
             self._handle_failure(reading, error)
 
-    def _handle_failure(self, reading: _Reading, error: KafkaError) -> None:
+    def _handle_failure(self, reading: RangePosition, error: KafkaError) -> None:
         """Back off after a retriable error, skip lost records, raise other errors."""
         action = decide_with_leader(self._client, reading, error, self._deadline(reading))
         if isinstance(action, InvalidPosition):
@@ -343,25 +273,22 @@ class BoundedReader:
         else:
             raise action.error
 
-    def _retry(self, reading: _Reading, retry: Retry) -> None:
+    def _retry(self, reading: RangePosition, retry: Retry) -> None:
         log_retry(reading, retry.error)
         now_s = self._client.clock.now_s()
         reading.postpone(retry.error, now_s)
-        reading.retry_at_s = now_s + reading.unknown.wait_s(reading.retry_at_s - now_s)
         if retry.refresh_metadata:
             self._client.expire_metadata([reading.topic])
         if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():
-            spent_s = self._clock.now_s() - self._began_s(reading)
+            spent_s = reading.waited_s(self._clock.now_s())
             raise DeadlineExceeded(
                 f"Fetch of {reading.name} at offset {reading.position} did not succeed in "
                 f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {retry.error}",
                 attempts=reading.attempts,
             ) from retry.error
 
-    def _reset_position(self, reading: _Reading, lost: InvalidPosition) -> None:
-        # If nothing was read before the range, records before it are not part of it.
-        first_offset = 0 if reading.wanted.from_epoch != NO_LEADER_EPOCH else reading.wanted.from_offset
-        resume = max(lost.resume, first_offset)
+    def _reset_position(self, reading: RangePosition, lost: InvalidPosition) -> None:
+        resume = max(lost.resume, reading.first_offset)
         skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, resume))
         loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
         loss.__cause__ = lost.cause

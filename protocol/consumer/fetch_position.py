@@ -1,4 +1,4 @@
-"""The state of one partition being read: position, size of the next Fetch, and the handling of replies. Sans-IO.
+"""The state of one partition or range being read: position, size of the next Fetch, and its replies. Sans-IO.
 
 `fetch_request` requests many of them at once; `bounded_reader` and `partition_fetcher` own them.
 """
@@ -16,8 +16,10 @@ import pyarrow as pa
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Backoff
 from protocol.cluster.metadata import Broker
+from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
-from protocol.errors import KafkaError, LogTruncated, ProtocolError
+from protocol.consumer.log_offsets import Range
+from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import decode
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
@@ -25,6 +27,8 @@ from protocol.records.memory_records import MemoryRecords, read_batch_headers
 P = TypeVar("P", bound="FetchPosition")
 
 UNBOUNDED = 2**63 - 1
+
+_NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 
 _SMALLEST_FETCH_BYTES = 64 * 1024
 # The size of records is unknown before the first reply. A larger record still arrives, since a broker always sends at
@@ -310,6 +314,110 @@ class FetchPosition:
                 settings=("fetch.max.bytes",),
             )
         self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
+
+
+class RangePosition(FetchPosition):
+    """The position in a bounded range, and the time for which its reader has waited for records.
+
+    Times are of a clock that is paused while the caller processes a batch.
+
+    Attributes
+    ----------
+    wanted : Range
+    asked_at_s : float or None
+        Time of the first request for the next records; None if they were not requested yet.
+    unknown : UnknownTopicTimer
+        Timer of a missing topic.
+    """
+
+    def __init__(
+        self,
+        wanted: Range,
+        config: ConsumerConfig,
+        *,
+        poll_timeout_s: float,
+        first_fetch_bytes: int | None = None,
+        backoff: Backoff | None = None,
+        record_bytes: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__(
+            wanted.topic,
+            wanted.partition,
+            wanted.from_offset,
+            config,
+            until_offset=wanted.until_offset,
+            topic_id=wanted.topic_id,
+            last_epoch=wanted.from_epoch,
+            backoff=backoff,
+            record_bytes=record_bytes,
+        )
+        self.wanted = wanted
+        self.asked_at_s: float | None = None
+        self.unknown = UnknownTopicTimer.before_skipping()
+        self._poll_timeout_s = poll_timeout_s
+        self._fetch_bytes = first_fetch_bytes or config.max_partition_fetch_bytes
+
+    @property
+    def known_epoch(self) -> int:
+        """The newest leader epoch known for this topic id; -1 if unknown."""
+        return NO_LEADER_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
+
+    @property
+    def first_offset(self) -> int:
+        """The first offset to read again if the log was truncated.
+
+        If nothing was read before the range, records before it are not part of it.
+        """
+        return 0 if self.wanted.from_epoch != NO_LEADER_EPOCH else self.wanted.from_offset
+
+    def fetch_bytes(self) -> int:
+        """As `FetchPosition.fetch_bytes`, limited at the start of the range."""
+        return max(self._at_least_bytes, min(super().fetch_bytes(), self._fetch_bytes))
+
+    def begin_asking(self, now_s: float) -> None:
+        """Record a request for the next records; the first one starts the time."""
+        if self.asked_at_s is None:
+            self.asked_at_s = now_s
+
+    def served(self) -> None:
+        """Record that a reply contained records."""
+        self.asked_at_s = None
+        self._fetch_bytes *= 2
+
+    def record_lookup(self, error: KafkaError | None, now_s: float) -> None:
+        """Record the result of a metadata lookup. Time in which the topic is unknown does not count as waiting."""
+        began_s = self.unknown.began_s
+        self.unknown.record(error, now_s)
+        if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
+            self.asked_at_s += now_s - began_s
+
+    def postpone(self, error: KafkaError, now_s: float) -> None:
+        """As `FetchPosition.postpone`, but look up an unknown topic often enough for its timer."""
+        super().postpone(error, now_s)
+        self.retry_at_s = now_s + self.unknown.wait_s(self.retry_at_s - now_s)
+
+    def waited_s(self, now_s: float) -> float:
+        """Return the time since the first request for the next records."""
+        return 0.0 if self.asked_at_s is None else now_s - self.asked_at_s
+
+    def deadline_s(self, now_s: float) -> float:
+        """Return the time at which the reader gives up: `poll_timeout_s` after the first request, later if the topic
+        may have been deleted.
+        """
+        began_s = now_s if self.asked_at_s is None else self.asked_at_s
+        at_s = began_s + self._poll_timeout_s
+        if self.unknown.began_s is not None:
+            at_s = max(at_s, self.unknown.began_s + self.unknown.longest_s)
+        if isinstance(self.failure, BrokerError) and self.failure.code in _NOT_HOSTED:
+            # A leader may forget a deleted topic before the other brokers do: the metadata decide.
+            at_s = max(at_s, began_s + self.unknown.limit_s)
+        return at_s
+
+    def is_starved(self, now_s: float) -> bool:
+        """Return True if replies came, but no records until the deadline."""
+        if self.done or self.asked_at_s is None or self.failure is not None:
+            return False
+        return now_s >= self.deadline_s(now_s)
 
 
 def due_for_leaders(partitions: Iterable[P], now_s: float) -> list[P]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.config import ConsumerConfig
-from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
+from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition, RangePosition
+from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError, LogTruncated, ProtocolError, TransportError
 from tests.protocol.consumer.consuming import records, reply_row
 
@@ -132,3 +133,45 @@ def test_failures_back_off_until_a_good_reply() -> None:
     assert (partition.attempts, partition.broker) == (3, None)
     partition.handle_response(reply_row(), "broker")
     assert (partition.failure, partition.attempts) == (None, 0)
+
+
+class TestPatience:
+    """How long a range waits for records, with `poll_timeout_s` of 10."""
+
+    @pytest.fixture
+    def position(self) -> RangePosition:
+        return RangePosition(Range("orders", 3, 0, 100), ConsumerConfig(), poll_timeout_s=10)
+
+    def test_time_begins_with_the_first_request_for_the_next_records(self, position: RangePosition) -> None:
+        assert position.deadline_s(50) == 60
+        for now_s in (50, 55):
+            position.begin_asking(now_s)
+        assert position.deadline_s(55) == 60
+        assert position.waited_s(55) == 5
+        position.served()
+        assert position.deadline_s(55) == 65
+
+    def test_range_without_records_is_starved_at_the_deadline_unless_it_fails(self, position: RangePosition) -> None:
+        assert not position.is_starved(1_000)
+        position.begin_asking(0)
+        assert [position.is_starved(now_s) for now_s in (9.9, 10)] == [False, True]
+        position.postpone(TransportError("gone"), 10)
+        assert not position.is_starved(20), "the failure decides"
+
+    def test_time_of_an_unknown_topic_does_not_count(self, position: RangePosition) -> None:
+        unknown = broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Metadata", topic="orders", partition=3)
+        position.begin_asking(0)
+        position.record_lookup(unknown, 2)
+        assert position.deadline_s(2) == 2 + position.unknown.longest_s
+        position.record_lookup(None, 8)
+        assert position.deadline_s(8) == 16
+
+    def test_leader_without_the_partition_leaves_time_for_the_metadata(self, position: RangePosition) -> None:
+        position.begin_asking(0)
+        position.postpone(broker_error(ErrorCode.UNKNOWN_TOPIC_ID, "Fetch"), 1)
+        assert position.deadline_s(1) == position.unknown.limit_s
+
+    @pytest.mark.parametrize(("from_epoch", "first_offset"), [(4, 0), (-1, 50)])
+    def test_truncated_log_is_read_again_from_records_read_before(self, from_epoch: int, first_offset: int) -> None:
+        wanted = Range("orders", 3, 50, 100, from_epoch=from_epoch)
+        assert RangePosition(wanted, ConsumerConfig(), poll_timeout_s=10).first_offset == first_offset
