@@ -71,21 +71,16 @@ def decide(partition: FetchPosition, error: KafkaError) -> Action:
     """Return what to do after `partition` could not be fetched, or has no leader."""
     if isinstance(error, TopicRecreated):
         return _topic_recreated(partition, error)
-    if _is_about_the_log(error):
+    if isinstance(error, LogTruncated) or (
+        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    ):
         if partition.preferred_replica != NO_REPLICA:
             # A follower may be behind: the leader decides.
             return Retry(error, refresh_metadata=False)
-        assert isinstance(error, LogTruncated | BrokerError)
         return CheckLog(error)
     if is_retriable(error) or _is_unknown_server_error(error):
         return Retry(error, refresh_metadata=what_to_refresh(error) is Refresh.METADATA)
     return Fail(error)
-
-
-def _is_about_the_log(error: KafkaError) -> bool:
-    return isinstance(error, LogTruncated) or (
-        isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_OUT_OF_RANGE
-    )
 
 
 def _is_unknown_server_error(error: KafkaError) -> bool:
