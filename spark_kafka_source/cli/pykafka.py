@@ -6,6 +6,7 @@ import click
 
 from spark_kafka_source.cli.consume import consume
 from spark_kafka_source.cli.groups import groups
+from spark_kafka_source.cli.produce import produce
 from spark_kafka_source.cli.topics import topics
 from spark_kafka_source.cli.txn import txn
 
@@ -22,5 +23,6 @@ def pykafka() -> None:
 
 pykafka.add_command(consume)
 pykafka.add_command(groups)
+pykafka.add_command(produce)
 pykafka.add_command(topics)
 pykafka.add_command(txn)

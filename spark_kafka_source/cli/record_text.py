@@ -30,6 +30,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "S": ("value",),
 }
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_ONE_ROW = pa.RecordBatch.from_pydict({"offset": [0]})
 _TOKEN = re.compile(r"%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
 
 
@@ -69,6 +70,11 @@ def text_format(text: str) -> RecordFormat:
         return _joined(pieces, batch.num_rows)
 
     return RecordFormat(needed, render)
+
+
+def unescape(text: str) -> bytes:
+    r"""Parse text with the escape sequences of a format, such as `\t`. Raises `ValueError`."""
+    return text_format(text.replace("%", "%%")).render("", 0, _ONE_ROW)
 
 
 def _piece(field: str, topic: str, partition: int, batch: pa.RecordBatch) -> Any:

@@ -1,0 +1,204 @@
+"""`pykafka produce`: write records from standard input or a file to a topic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.producer import Producer
+from protocol.producer.results import ProducedRange
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.records.record_fields import HEADERS_TYPE
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.record_inputs import (
+    FORMATS,
+    JSON,
+    LINES,
+    InputError,
+    InputFormat,
+    format_of_suffix,
+    read_records,
+)
+from spark_kafka_source.cli.record_text import unescape
+from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.values import Parsed
+
+_COLUMNS = ("topic", "partition", "first_offset", "last_offset", "records")
+_SEPARATOR = Parsed("separator", unescape)
+
+Header = dict[str, Any]
+
+
+def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[Header]:
+    pairs = [value.partition("=") for value in values]
+    return [{"key": name, "value": value.encode() if equals else None} for name, equals, value in pairs]
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("path", metavar="[FILE]", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-i",
+    "--input",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Format of the input.  [default: that of FILE's suffix; lines for standard input]",
+)
+@click.option("-K", "--key-separator", "separator", type=_SEPARATOR, help=r"Lines are KEY, this text, VALUE: : or \t")
+@click.option("-k", "--key", help="The key of all records that have none.")
+@click.option("--key-column", metavar="NAME", help="Column of a table with the keys.  [default: key]")
+@click.option(
+    "--value-column",
+    metavar="NAME",
+    help="Column of a table with the values.  [default: value; without it rows become JSON objects]",
+)
+@click.option("-Z", "--empty-as-null", is_flag=True, help="Send empty keys and values as null.")
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_headers,
+    help="Add a header; repeatable.",
+)
+@click.option(
+    "-p",
+    "--partition",
+    type=click.IntRange(-1, 2**31 - 1),
+    help="Write to this partition; -1: by the key, also if the input names partitions.",
+)
+@click.option(
+    "-z",
+    "--compression",
+    type=click.Choice(("none", "gzip", "snappy", "lz4", "zstd")),
+    help="compression.type  [default: none]",
+)
+@click.option("--acks", type=click.Choice(("all", "1", "0")), help="Replicas to wait for.  [default: all]")
+@click.option("--transactional-id", help="Write all records in one transaction.")
+@output_option
+@asks_brokers
+def produce(
+    cluster: Cluster,
+    topic: str,
+    path: Path | None,
+    kind: str | None,
+    separator: bytes | None,
+    key: str | None,
+    key_column: str | None,
+    value_column: str | None,
+    empty_as_null: bool,
+    headers: list[Header],
+    partition: int | None,
+    compression: str | None,
+    acks: str | None,
+    transactional_id: str | None,
+    output: str,
+) -> None:
+    """Write records from standard input or FILE to a topic, and show the offsets written.
+
+    After an error or Ctrl-C, the records before it are written and shown; with --transactional-id none is visible to
+    consumers with isolation.level=read_committed.
+
+    \b
+    Examples:
+      echo 'customer-7:paid' | pykafka produce orders -K : -H source=shell
+      pykafka produce orders orders.parquet -z zstd
+      pykafka consume orders -e -o json | pykafka produce orders-copy -i json
+    """
+    kind = kind or (LINES if path is None else format_of_suffix(path.suffix))
+    if separator is not None and kind != LINES:
+        raise click.UsageError(f"--key-separator is for lines; the input is {kind}.")
+    if (key_column or value_column) is not None and kind in (LINES, JSON):
+        raise click.UsageError(f"--key-column and --value-column are for tables; the input is {kind}.")
+    how = InputFormat(kind, separator, key_column, value_column, empty_as_null)
+    properties = _properties(cluster, compression, acks, transactional_id)
+    written: dict[TopicPartition, ProducedRange] = {}
+    try:
+        with _source(path) as source, _producer(cluster, properties, written) as producer:
+            try:
+                for batch in read_records(source, how):
+                    _send(producer, topic, batch, key, headers, partition)
+            except KeyboardInterrupt as error:
+                raise InputError("interrupted") from error
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        if written:
+            print_rows(_COLUMNS, [(*each, *_numbers(found)) for each, found in sorted(written.items())], output)
+
+
+def _properties(
+    cluster: Cluster, compression: str | None, acks: str | None, transactional_id: str | None
+) -> Mapping[str, str]:
+    given = {"compression.type": compression, "acks": acks, "transactional.id": transactional_id}
+    return {**cluster.properties, **{name: value for name, value in given.items() if value is not None}}
+
+
+@contextmanager
+def _source(path: Path | None) -> Iterator[BinaryIO]:
+    if path is not None:
+        with path.open("rb") as file:
+            yield file
+        return
+    if sys.stdin.isatty():
+        click.echo("A record per line; Ctrl-D ends.", err=True)
+    yield sys.stdin.buffer
+
+
+@contextmanager
+def _producer(
+    cluster: Cluster, properties: Mapping[str, str], written: dict[TopicPartition, ProducedRange]
+) -> Iterator[Producer]:
+    """Open a producer and, with a transactional id, a transaction; put into `written` what can be read afterwards."""
+    if "transactional.id" in properties:
+        with TransactionalProducer(cluster.client, properties) as producer:
+            producer.init_transactions(cluster.left_ms)
+            producer.begin_transaction()
+            yield producer
+            producer.commit_transaction()
+            written.update(producer.acknowledged)
+        return
+    with Producer(cluster.client, properties) as producer:
+        try:
+            yield producer
+        except InputError:
+            producer.flush()
+            raise
+        else:
+            producer.flush()
+        finally:
+            written.update(producer.acknowledged)
+
+
+def _send(
+    producer: Producer, topic: str, batch: pa.RecordBatch, key: str | None, headers: list[Header], partition: int | None
+) -> None:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    partitions = columns.pop("partition", None)
+    if partition is not None:
+        partitions = None if partition < 0 else np.full(batch.num_rows, partition, np.int32)
+    if key is not None:
+        default = pa.scalar(key.encode(), pa.binary())
+        columns["key"] = columns["key"].fill_null(default) if "key" in columns else pa.repeat(default, batch.num_rows)
+    if headers:
+        own = columns.get("headers")
+        if own is None or own.null_count == len(own):
+            columns["headers"] = pa.repeat(pa.scalar(headers, HEADERS_TYPE), batch.num_rows)
+        else:
+            columns["headers"] = pa.array([[*(each or ()), *headers] for each in own.to_pylist()], HEADERS_TYPE)
+    producer.send_columns(topic, pa.RecordBatch.from_pydict(columns), partitions)
+
+
+def _numbers(found: ProducedRange) -> tuple[int | None, int | None, int]:
+    # Without offsets, with acks=0.
+    first, last = (offset if offset >= 0 else None for offset in (found.first_offset, found.last_offset))
+    return first, last, found.count

@@ -1,0 +1,216 @@
+"""`pykafka produce` on a real broker, read back by librdkafka."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.documents import commands
+
+
+@pytest.fixture
+def run(kafka1: LocalKafka) -> Any:
+    def call(*arguments: str, given: bytes = b"", code: int = 0) -> Result:
+        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+        result = CliRunner().invoke(pykafka, ["produce", *arguments], env=env, input=given)
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def read(kafka: LocalKafka, topic: str, partitions: int = 1, isolation: str = "read_committed") -> list[Message]:
+    """Return all messages, by librdkafka."""
+    config = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "unused", "isolation.level": isolation}
+    consumer = Consumer({**config, "enable.partition.eof": True, "log_level": 0})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    found, ended = [], 0
+    while ended < partitions:
+        message = consumer.poll(30)
+        assert message is not None
+        if message.error() is None:
+            found.append(message)
+        else:
+            ended += 1
+    consumer.close()
+    return found
+
+
+def pairs(messages: list[Message]) -> list[tuple[bytes | None, bytes | None]]:
+    return [(message.key(), message.value()) for message in messages]
+
+
+def test_lines_are_values_and_offsets_are_printed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1)
+    run(topic, given=b"zero\n")
+    told = run(topic, "-o", "json", "-z", "lz4", given="a\n\nnaïve\xff\nlast".encode("latin-1"))
+    assert json.loads(told.stdout) == [
+        {"topic": topic, "partition": 0, "first_offset": 1, "last_offset": 4, "records": 4}
+    ]
+    assert pairs(read(kafka1, topic)) == [
+        (None, b"zero"),
+        (None, b"a"),
+        (None, b""),
+        (None, b"na\xefve\xff"),
+        (None, b"last"),
+    ]
+    assert run(topic, given=b"").stdout == ""
+
+
+def test_keys_headers_and_partition_are_sent(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(3)
+    run(topic, "-K", ":", "-H", "source=shell", "-H", "empty", "-p", "2", "-Z", given=b"k:v:w\nonly\ngone:\n:x\n")
+    found = read(kafka1, topic, 3)
+    assert {message.partition() for message in found} == {2}
+    assert pairs(found) == [(b"k", b"v:w"), (None, b"only"), (b"gone", None), (None, b"x")]
+    assert found[0].headers() == [("source", b"shell"), ("empty", None)]
+    run(topic, "-k", "fixed", "-K", r"\t", "--acks", "1", given=b"a\tb\nc\n")
+    assert {(b"a", b"b"), (b"fixed", b"c")} == {*pairs(read(kafka1, topic, 3))} - {*pairs(found)}
+
+
+def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    source, target = topic1(2, config={"retention.ms": "-1"}), topic1(2, config={"retention.ms": "-1"})
+    lines = (
+        b'{"key": "k", "value": "v", "headers": {"h": "1", "n": null}, "timestamp_ms": 1769839200000, "partition": 1}\n'
+        b'{"key_base64": "/w==", "value": {"id": 7, "name": "na\xc3\xafve"}, "partition": 0}\n'
+        b'{"value": null, "headers": [{"key": "h", "value_base64": "/g=="}], "partition": 0}\n'
+    )
+    run(source, "-i", "json", given=lines)
+    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    printed = CliRunner().invoke(pykafka, ["consume", source, "-e", "-o", "json"], env=env).stdout_bytes
+    run(target, "-i", "json", given=printed)
+    first, second = (
+        [
+            (each.partition(), each.key(), each.value(), each.headers(), each.timestamp())
+            for each in read(kafka1, name, 2)
+        ]
+        for name in (source, target)
+    )
+    assert sorted(first, key=repr) == sorted(second, key=repr)
+    (dated,) = [each for each in first if each[0] == 1]
+    assert dated == (1, b"k", b"v", [("h", b"1"), ("n", None)], (1, 1769839200000))
+    assert [each[1:4] for each in first if each[0] == 0] == [
+        (b"\xff", '{"id":7,"name":"naïve"}'.encode(), None),
+        (None, None, [("h", b"\xfe")]),
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
+def test_tables_are_records_or_rows_as_json(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, suffix: str
+) -> None:
+    topic, path = topic1(1), tmp_path / f"table{suffix}"
+    records = pa.table({"key": ["a", "b"], "value": ["1", "2"], "timestamp_ms": [1769839200000, 1769839200001]})
+    orders = pa.table({"id": [7, 8], "name": ["x", "naïve"], "paid": [1.5, 2.0]})
+
+    def save(table: pa.Table) -> None:
+        if suffix == ".csv":
+            from pyarrow import csv
+
+            csv.write_csv(table, path)
+        elif suffix == ".parquet":
+            pq.write_table(table, path)
+        else:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+
+    save(records)
+    run(topic, str(path))
+    save(orders)
+    run(topic, str(path), "--key-column", "id")
+    run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", given=path.read_bytes())
+    found = read(kafka1, topic)
+    assert found[1].timestamp() == (1, 1769839200001)
+    rows = ['{"id":7,"name":"x","paid":1.5}', '{"id":8,"name":"naïve","paid":2.0}']
+    if suffix == ".csv":  # keys are text there
+        rows = [row.replace("7", '"7"').replace("8", '"8"') for row in rows]
+    assert pairs(found) == [
+        *((b"a", b"1"), (b"b", b"2")),
+        *((b"7", rows[0].encode()), (b"8", rows[1].encode())),
+        *((b"7", b"x"), (b"8", "naïve".encode())),
+    ]
+
+
+def test_parquet_export_is_imported_unchanged(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    source, target, path = topic1(2), topic1(2), str(tmp_path / "records.parquet")
+    run(source, "-K", ":", "-H", "n=1", given=b"".join(b"k%d:v%d\n" % (n, n) for n in range(100)))
+    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    assert CliRunner().invoke(pykafka, ["consume", source, "--to", path], env=env).exit_code == 0
+    run(target, path)
+    first, second = (
+        sorted(
+            (m.partition(), m.offset(), m.key(), m.value(), m.headers()[0], m.timestamp()) for m in read(kafka1, t, 2)
+        )
+        for t in (source, target)
+    )
+    assert len(first) == 100
+    assert first == second
+
+
+def test_transaction_is_all_or_nothing(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1)
+    transactional = (topic, "-i", "json", "--transactional-id", f"id-{topic}")
+    refused = run(*transactional, given=b'{"value": "1"}\n' * 70_000 + b"{}\n", code=1)
+    assert "line 70001: the field value is missing" in refused.stderr
+    assert read(kafka1, topic) == []
+    run(*transactional, given=b'{"value": "1"}\n{"value": "2"}\n')
+    assert [message.value() for message in read(kafka1, topic)] == [b"1", b"2"]
+
+
+def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1)
+    failed = run(topic, "-i", "json", "-o", "csv", given=b'{"value": "%s"}\n' % (b"x" * 100) * 20_000 + b"x\n", code=1)
+    assert "Error: line 20001: " in failed.stderr
+    count = int(failed.stdout.splitlines()[1].split(",")[-1])
+    assert count == len(read(kafka1, topic)) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "code", "says"),
+    [
+        (("-i", "json"), b"[1]\n", 1, "line 1: a record is a JSON object"),
+        (("-i", "json"), b'{"value": "x", "val": 1}\n', 1, "'val' is not one of the fields"),
+        (("-i", "json"), b'{"value_base64": "?"}\n', 1, "value_base64"),
+        (("-i", "csv"), b"value,note\n1,2\n", 1, "note is not a column of a record"),
+        (("-i", "csv", "--key-column", "id"), b"value\n1\n", 1, "no column id"),
+        (("-i", "parquet"), b"PAR0", 1, "not parquet"),
+        (("-p", "9"), b"x\n", 1, "partition 9"),
+        (("-i", "json", "-K", ":"), b"", 2, "--key-separator is for lines"),
+        (("--value-column", "x"), b"", 2, "for tables"),
+        (("-X", "acks=2"), b"", 2, "acks"),
+    ],
+)
+def test_wrong_input_and_usage_are_one_error(
+    run: Any, topic1: TopicFactory, arguments: tuple[str, ...], given: bytes, code: int, says: str
+) -> None:
+    told = run(topic1(1), *arguments, given=given, code=code)
+    assert says in " ".join(told.stderr.split())
+    assert told.stdout == ""
+
+
+def test_produce_commands_of_docs_succeed(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("orders.csv").write_text("id,name\n7,x\n")
+    pq.write_table(pa.table({"key": ["a"], "value": ["1"]}), "orders.parquet")
+    topic = topic1(2)
+    examples = [each for each in sorted(commands()) if "pykafka produce" in each]
+    assert len(examples) >= 5
+    for example in examples:
+        words = shlex.split(example.split("pykafka produce")[1].split("<")[0])
+        given = b'{"value": "x"}\n' if "json" in words else b"customer-7:paid\n"
+        run(topic, *words[1:], given=given)
