@@ -240,6 +240,11 @@ class PartitionConsumer:
         return self.buffer.last_epoch
 
     @property
+    def topic_id(self) -> bytes:
+        """Id of the topic to which `position` belongs, 16 bytes; zeros if unknown."""
+        return self.buffer.source.topic_id
+
+    @property
     def paused(self) -> bool:
         """True between `pause` and `resume`."""
         return self.buffer.paused

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
@@ -193,12 +194,30 @@ class AssignedPartitions:
             self._lost.pop(key, None)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
-        """Return positions of started partitions; with `moved` only those that may differ from the group's offsets."""
+        """Return positions to commit: of started partitions, unless in a recreated topic.
+
+        With `moved` only positions that may differ from the group's offsets.
+        """
+        recreated = self.recreated
         return {
             key: CommittedOffset(consumer.position, consumer.last_epoch)
             for key, consumer in self._consumers.items()
-            if not moved or self._committed.get(key) != consumer.position
+            if key not in recreated and (not moved or self._committed.get(key) != consumer.position)
         }
+
+    @property
+    def recreated(self) -> frozenset[TopicPartition]:
+        """Return partitions whose position belongs to a deleted topic, while a new topic has its name.
+
+        A commit names the topic: the offset would be one of the new topic, and records before it would be skipped.
+        """
+        consumers = list(self._consumers.items())
+        known = {topic: self._client.remembered_topic(topic) for topic in {key[0] for key, _ in consumers}}
+        return frozenset(
+            key
+            for key, consumer in consumers
+            if (topic := known[key[0]]) is not None and is_another_topic(topic.topic_id, consumer.topic_id)
+        )
 
     def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Record offsets that are being committed."""
@@ -221,20 +240,21 @@ class AssignedPartitions:
             return None
         return None if read is None else ((read[0].topic, read[0].partition), read[1])
 
-    def recover(self, loss: DataLoss) -> None:
-        """Seek after lost data: to the last common offset, else by `auto.offset.reset`.
+    def recover(self, loss: DataLoss) -> int:
+        """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
         Raises the loss if the reset is `none`. Waits for the leader. Called in the thread that reads the partition.
         """
         key = self._check_reset(loss)
         if isinstance(loss, LogTruncated):
-            offset = loss.context["end_offset"]
+            offset: int = loss.context["end_offset"]
         else:
             found, failure = list_reset_offsets(self._client, self._config, [key], self._client.deadline())
             if failure is not None:
                 raise failure
             offset = found[key]
         self._resume_at(loss, offset)
+        return offset
 
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":
@@ -243,7 +263,10 @@ class AssignedPartitions:
 
     def _resume_at(self, loss: DataLoss, offset: int) -> None:
         log.warning("%s; reading continues at offset %d", loss, offset)
-        if (consumer := self._consumers.get((loss.context["topic"], loss.context["partition"]))) is not None:
+        key = loss.context["topic"], loss.context["partition"]
+        # Brokers delete the committed offsets of a deleted topic.
+        self._committed.pop(key, None)
+        if (consumer := self._consumers.get(key)) is not None:
             consumer.seek(offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:

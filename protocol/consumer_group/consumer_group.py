@@ -285,7 +285,9 @@ class _SessionRun:
         self._handler = handler
         self._client, self._membership = shared.client, shared.membership
         self._partitions, self._commits, self._on_error = shared.partitions, shared.commits, shared.on_error
-        self._session = ConsumerGroupSession(self._client, self._membership, self._commits, assignment)
+        self._session = ConsumerGroupSession(
+            self._client, self._membership, self._commits, assignment, self._partitions
+        )
         self._assigned = assignment.owned
         self._threads: dict[TopicPartition, threading.Thread] = {}
         self._raised: list[BaseException] = []
@@ -391,6 +393,7 @@ class _SessionRun:
                 self._commit_marked()
 
     def _stop(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
+        self._session.ignore_marks_in_recreated_topics()
         self._partitions.drop(partitions)
         threads = [self._threads.pop(key) for key in partitions if key in self._threads]
         limit_ms = self._shared.max_poll_interval_ms

@@ -15,6 +15,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.condition import Event
 from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer, messages_of
+from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
@@ -41,13 +42,21 @@ class ConsumerGroupSession:
         The reason of the end; None before.
     """
 
-    def __init__(self, client: Client, membership: Membership, commits: Commits, assignment: Assignment) -> None:
+    def __init__(
+        self,
+        client: Client,
+        membership: Membership,
+        commits: Commits,
+        assignment: Assignment,
+        partitions: AssignedPartitions,
+    ) -> None:
         self.ended = Event()
         self.end_reason: EndReason | None = None
         self._member = assignment.member
         self._client = client
         self._membership = membership
         self._commits = commits
+        self._partitions = partitions
         self._lock = threading.Lock()
         self._marked = MarkedOffsets()
         self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
@@ -169,6 +178,7 @@ class ConsumerGroupSession:
             The claims are lost.
         """
         self._membership.progress()  # also detects that this process was suspended
+        self.ignore_marks_in_recreated_topics()
         with self._lock:
             marked = self._marked.take()
             self._commits.commit_async(marked, self._member)
@@ -184,6 +194,18 @@ class ConsumerGroupSession:
         """Set the start offset of a claim."""
         with self._lock:
             self._marked.set_start_offset(key, offset)
+
+    def position_lost(self, key: TopicPartition, offset: int) -> None:
+        """Lower the mark to the position after lost data: marks of a recreated topic would not exceed the old ones."""
+        with self._lock:
+            if key in self._claimed_partitions:
+                self._marked.reset(key, CommittedOffset(offset))
+
+    def ignore_marks_in_recreated_topics(self) -> None:
+        """Do not commit marks in deleted topics whose names new topics have. Call before partitions are dropped."""
+        present, recreated = self._partitions.consumers.keys(), self._partitions.recreated
+        with self._lock:
+            self._marked.ignored = (self._marked.ignored - present) | recreated
 
     def add_claims(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """Add claims of `member`, which may differ from the former member if that owned nothing and rejoined."""
@@ -238,7 +260,7 @@ class ConsumerGroupClaim:
         self,
         session: ConsumerGroupSession,
         consumer: PartitionConsumer,
-        recover: Callable[[DataLoss], None],
+        recover: Callable[[DataLoss], int],
         on_error: Callable[[KafkaError], None],
     ) -> None:
         self.topic = consumer.topic
@@ -308,7 +330,8 @@ class ConsumerGroupClaim:
         try:
             return self._consumer.poll(timeout_ms)
         except DataLoss as loss:
-            self._recover(loss)
+            offset = self._recover(loss)
+            self._session.position_lost((self.topic, self.partition), offset)
         return None
 
 
@@ -316,12 +339,18 @@ class MarkedOffsets:
     """Offsets that handlers have marked, by sarama's rules; dirty ones are not committed yet.
 
     The caller holds a lock.
+
+    Attributes
+    ----------
+    ignored : frozenset of (str, int)
+        Partitions whose marks `take` does not return.
     """
 
     def __init__(self) -> None:
         self._marked: dict[TopicPartition, CommittedOffset] = {}
         self._dirty: set[TopicPartition] = set()
         self._taken: set[TopicPartition] = set()
+        self.ignored: frozenset[TopicPartition] = frozenset()
 
     def set_start_offset(self, key: TopicPartition, offset: int) -> None:
         """Set the start offset; lower offsets are accepted by `reset` only."""
@@ -349,8 +378,8 @@ class MarkedOffsets:
 
     def take(self) -> dict[TopicPartition, CommittedOffset]:
         """Return the dirty offsets, and clear them."""
-        new = self.dirty
-        self._dirty.clear()
+        new = {key: to for key, to in self.dirty.items() if key not in self.ignored}
+        self._dirty -= new.keys()
         self._taken |= new.keys()
         return new
 
@@ -365,3 +394,4 @@ class MarkedOffsets:
             self._marked.pop(key, None)
             self._dirty.discard(key)
             self._taken.discard(key)
+        self.ignored -= set(partitions)

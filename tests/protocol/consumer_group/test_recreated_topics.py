@@ -1,0 +1,235 @@
+"""Topics that are deleted and created again while consumers read them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.group.committed_offsets import fetch_offsets
+from protocol.net.connection import Connection
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of, produce, records
+from tests.protocol.consumer_group.conftest import NewConsumer
+from tests.topic_changes import recreate
+from tests.wait_until import wait_until
+
+RECREATED = "deleted and created again"
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Numbers of requests of all clients, by API."""
+    counts: Counter[str] = Counter()
+    send = Connection.send
+
+    def count(self: Connection, api: Any, *given: Any, **named: Any) -> Any:
+        counts[api.name] += 1
+        return send(self, api, *given, **named)
+
+    monkeypatch.setattr(Connection, "send", count)
+    return counts
+
+
+class Reader:
+    """Polls, and notes the values."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._consumer = consumer
+        self.values: list[bytes] = []
+
+    def until_read(self, count: int) -> None:
+        wait_until(lambda: self._poll() or len(self.values) >= count, lambda: f"{self.values}")
+        assert len(self.values) == count
+
+    def _poll(self) -> None:
+        for batches in self._consumer.poll(50).values():
+            self.values += (value for batch in batches for value in batch["value"].to_pylist())
+
+
+def read_recreated(consumer: KafkaConsumer, kafka1: LocalKafka, topic: str, requests: Counter[str], count: int) -> None:
+    """Recreate the topic, of which five records were read, and read the new records for two more seconds."""
+    reader = Reader(consumer)
+    produce(kafka1, topic, range(5))
+    reader.until_read(5)
+    requests.clear()
+    recreate(kafka1, topic)
+    produce(kafka1, topic, range(100, 100 + count))
+    reader.until_read(5 + count)
+    end_s = time.monotonic() + 2
+    while time.monotonic() < end_s:
+        reader._poll()
+    assert [int(value[:9]) for value in reader.values] == [*range(5), *range(100, 100 + count)]
+    assert requests["Metadata"] < 60
+    assert requests["ListOffsets"] < 10
+
+
+# Fewer records than before, the same number, and more.
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_recreated_topic_is_read_from_its_beginning_by_a_member(
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    new_consumer: NewConsumer,
+    protocol: dict[str, object],
+    requests: Counter[str],
+    count: int,
+) -> None:
+    name = topic1()
+    consumer = new_consumer(**{**protocol, "enable.auto.commit": True})
+    consumer.subscribe([name])
+    read_recreated(consumer, kafka1, name, requests, count)
+
+
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_recreated_topic_is_read_from_its_beginning_after_assign_with_one_warning(
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    new_consumer: NewConsumer,
+    requests: Counter[str],
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+) -> None:
+    name = topic1()
+    consumer = new_consumer()
+    consumer.assign([(name, 0)])
+    with caplog.at_level(logging.WARNING):
+        read_recreated(consumer, kafka1, name, requests, count)
+    assert [RECREATED in each.getMessage() for each in caplog.records] == [True]
+
+
+def test_uncommitted_position_of_old_topic_is_not_committed_to_new_one(
+    kafka1: LocalKafka, topic1: TopicFactory, new_consumer: NewConsumer, protocol: dict[str, object]
+) -> None:
+    """As the start offset it would skip new records."""
+    name = topic1()
+    consumer = new_consumer(**{**protocol, "enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
+    consumer.subscribe([name])
+    reader = Reader(consumer)
+    produce(kafka1, name, range(5))
+    reader.until_read(5)
+    recreate(kafka1, name)
+    produce(kafka1, name, range(100, 108))
+    time.sleep(3)
+    reader.until_read(13)
+    assert [int(value[:9]) for value in reader.values] == [*range(5), *range(100, 108)]
+
+
+def test_marks_in_old_topic_are_not_committed_to_new_one(
+    kafka1: LocalKafka, topic1: TopicFactory, client: Client, group: str, protocol: dict[str, object]
+) -> None:
+    name = topic1()
+    values: list[int] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                values.append(int((message.value or b"")[:9]))
+                session.mark_message(message)
+                if values == [0, 1, 2, 3, 4]:
+                    recreate(kafka1, name)
+                    produce(kafka1, name, range(100, 108))
+                    time.sleep(3)  # the member leaves the old topic meanwhile
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    given = {**protocol, "group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 1_500}
+    member = ConsumerGroup(client, parse_group_consumer(given))
+
+    def run() -> None:
+        while not member.closed:
+            member.consume([name], Handler())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        produce(kafka1, name, range(5))
+        wait_until(lambda: {*range(5), *range(100, 108)} <= set(values), lambda: str(values))
+    finally:
+        member.close()
+        thread.join()
+
+
+def test_marks_of_old_records_do_not_hide_marks_of_new_ones() -> None:
+    """Offsets of the old topic are higher: committed, they would skip new records after a restart."""
+    processed: list[int] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                if len(processed) < 8:
+                    processed.append(message.offset)
+                    session.mark_message(message)
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    with FakeKafka() as fake:
+        fake.create_topic("healthy", 1)
+        fake.write("healthy", 0, records(0, 5))
+        with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
+
+            def committed() -> int | None:
+                found = fetch_offsets(client, "etl", [("healthy", 0)], client.deadline()).get(("healthy", 0))
+                return None if found is None else found.offset
+
+            given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+            group = ConsumerGroup(client, parse_group_consumer(given))
+            thread = threading.Thread(target=group.consume, args=(["healthy"], Handler()))
+            thread.start()
+            try:
+                wait_until(lambda: committed() == 5)
+                with fake.changed:
+                    fake.delete_topic("healthy")
+                    fake.create_topic("healthy", 1)
+                    fake.write("healthy", 0, records(0, 10))
+                wait_until(lambda: len(processed) == 8)
+                wait_until(lambda: committed() == 3, lambda: str(committed()))
+            finally:
+                group.close()
+                thread.join()
+            assert processed == [0, 1, 2, 3, 4, 0, 1, 2]
+            assert committed() == 3
+
+
+def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one() -> None:
+    """Brokers delete the committed offsets of a deleted topic."""
+    with FakeKafka() as fake:
+        fake.create_topic("healthy", 1)
+        fake.write("healthy", 0, records(0, 5))
+        with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
+            given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+            with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+                consumer.subscribe(["healthy"])
+                reader = Reader(consumer)
+                reader.until_read(5)
+
+                def committed() -> int | None:
+                    reader._poll()
+                    found = consumer.committed([("healthy", 0)])[("healthy", 0)]
+                    return None if found is None else found.offset
+
+                wait_until(lambda: committed() == 5)
+                with fake.changed:
+                    fake.delete_topic("healthy")
+                    fake.create_topic("healthy", 1)
+                    fake.write("healthy", 0, records(0, 5))
+                reader.until_read(10)
+                wait_until(lambda: committed() == 5, lambda: str(committed()))
