@@ -280,6 +280,7 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
             "sasl.jaas.config is [hidden], which lacks password; is pasword a misspelling of password?",
         ),
         ({"sasl.jaas.config": "hunter2"}, "sasl.jaas.config is [hidden], which cannot be read"),
+        ({"sasl.jaas.config": PASSWORD[:-1]}, "[hidden], which cannot be read: it must end with a semicolon."),
         (
             {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": PASSWORD},
             "whose login module does not support",
