@@ -1,7 +1,7 @@
 """The Kafka clients of this Python process, one for each set of connection options.
 
-Spark reuses its Python workers from batch to batch: a client kept here keeps its connections and metadata, so that
-a task of a small batch costs one round trip. Connections are checked for life, and for a fork, by the pool.
+Spark reuses its Python workers: a cached client keeps its connections and metadata, so that a task of a small batch
+costs one round trip. The connection pool replaces closed connections and handles forks.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ from spark_kafka_source.remedies import in_options
 
 @lru_cache(maxsize=16)
 def client_for(config: ClientConfig) -> Client:
-    """The process's client for this configuration. Opens nothing until it is used; never closed."""
+    """Return the process's client for this configuration. It connects when first used, and is never closed."""
     return Client(config, format_error=in_options)

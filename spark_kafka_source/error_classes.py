@@ -1,7 +1,7 @@
-"""Names of error classes: those of Spark's own Kafka connector, put before messages of errors that mean the same.
+"""Error classes of Spark's own Kafka connector, for messages of errors with the same meaning.
 
-Spark prints them in brackets; alerts look for them. The names are those of `error/kafka-error-conditions.json` in
-the connector's jar, version 4.2.
+Spark prints them in brackets; alerts match them. From `error/kafka-error-conditions.json` in the connector's jar,
+version 4.2.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ MALFORMED_RECORD_TIMESTAMP = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 
 
 def named(error_class: str, message: str) -> str:
-    """`[ERROR_CLASS] message`, as Spark prints it."""
+    """Return `[ERROR_CLASS] message`, as Spark prints it."""
     return f"[{error_class}] {message}"

@@ -1,6 +1,6 @@
 """Option names and remedies for errors of `protocol`, which has Kafka's properties only.
 
-Used wherever such an error leaves for Spark or its log. Errors raised in this package name options already.
+Used for errors and warnings that reach Spark or its log. Errors raised in this package name options already.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The data source "pykafka-group": name, schema, and who reads and writes. No logic.
+"""The data source "pykafka-group": name, schema, readers and writers.
 
-Spark makes one in the driver's planning processes; importing it must stay cheap, so the parts are imported when used.
+Spark creates one in each of the driver's planning processes. Its parts are imported when used: the import is cheap.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NAME = "pykafka-group"
 
-# Spark puts it among the options of a table of SQL.
+# Spark adds this option for SQL tables.
 _TABLE = "provider"
 
 
@@ -46,29 +46,35 @@ class KafkaGroupDataSource(Shipped, DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return NAME
 
     def schema(self) -> StructType:
-        """Spark asks in `load()`, unless the user gives a schema, and in `CREATE TABLE` without columns."""
-        # A table may be one to write to.
+        """Return the schema of rows.
+
+        Spark calls this in `load()` without a user's schema, and in `CREATE TABLE` without columns.
+        """
+        # A table may be for writing.
         if _TABLE not in self.options:
             check_read_options(self.options)
         return spark_schema(row_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch query."""
         from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
         require_own_schema(schema, row_columns(self.options))
         return KafkaBatchReader(parse_source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a streaming query; one that raises the error if an option is wrong."""
         from spark_kafka_source.driver.refused_reader import RefusedStreamReader
 
         try:
             from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 
             require_own_schema(schema, row_columns(self.options))
-            # Spark also makes a reader to plan with, in another process; the reader that runs the query warns.
+            # Spark also creates a reader for planning, in another process; only the reader that runs the query warns.
             with deferred_warnings() as warnings:
                 options = parse_source_options(self.options, streaming=True)
         except (ConfigurationError, ImportError) as error:
@@ -76,30 +82,36 @@ class KafkaGroupDataSource(Shipped, DataSource):
         return KafkaStreamReader(options, warnings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Return the writer of a batch write."""
         from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 
         return KafkaBatchWriter(parse_sink_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a micro-batch."""
         from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 
-        # Here, too, one is made to plan with; the one that is told how a batch ended says the warnings.
+        # Spark also creates a writer for planning; only the one that commits or aborts logs the warnings.
         with deferred_warnings() as warnings:
             options = parse_sink_options(self.options)
         return KafkaStreamWriter(options, schema, warnings)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("pykafka-group")` known to a session, and the session the active one of the calling thread.
+    """Register `format("pykafka-group")` in a session, and activate the session in the calling thread.
 
-    Needed where Spark does not find the format by itself, and once in each new thread that writes; harmless elsewhere.
-    A query that is loaded afterwards shares nothing with those loaded before, which first queries at the same time
-    need: docs/tuning.md.
+    Needed if Spark does not discover the format, and once in each new thread that writes; harmless otherwise. A
+    query loaded afterwards shares nothing with queries loaded before, which is needed for queries that start at the
+    same time: see docs/tuning.md.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
     """
     activate(spark)
     try:
         spark.dataSource.register(KafkaGroupDataSource)
     except AnalysisException as error:
-        # PySpark 4.0 refuses a name that it has found by itself; later ones replace it.
+        # PySpark 4.0 refuses a format that it has discovered itself; later versions replace it.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise

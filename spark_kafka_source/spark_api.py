@@ -1,7 +1,7 @@
-"""What the installed PySpark offers of the data source API, under one name each, from 4.0 on.
+"""The data source API of the installed PySpark, from 4.0 on, under common names.
 
-Read limits and `SupportsTriggerAvailableNow` came with 4.2: before it, the classes here stand in for them, and
-Spark calls `latestOffset()` without arguments.
+Read limits and `SupportsTriggerAvailableNow` exist since 4.2. Before, the classes here replace them, and Spark calls
+`latestOffset()` without arguments.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ else:
         from dataclasses import dataclass
 
         class ReadLimit:
-            """Stands in for PySpark 4.2's class."""
+            """Replaces PySpark 4.2's class."""
 
         class ReadAllAvailable(ReadLimit):
-            """Stands in for PySpark 4.2's class."""
+            """Replaces PySpark 4.2's class."""
 
         @dataclass
         class ReadMaxRows(ReadLimit):
-            """Stands in for PySpark 4.2's class."""
+            """Replaces PySpark 4.2's class."""
 
             max_rows: Any
 
         class SupportsTriggerAvailableNow:
-            """Stands in for PySpark 4.2's class."""
+            """Replaces PySpark 4.2's class."""
 
 
 __all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow", "activate"]
 
 
 def activate(session: SparkSession) -> None:
-    """Make `session` the active one of the calling thread, if the thread has none.
+    """Activate a session in the calling thread, unless the thread has one.
 
-    Spark's writers look a format in Python up in the active session alone, which Spark keeps per thread and PySpark
-    sets only in the thread that has made the session. See docs/troubleshooting.md.
+    Spark's writers look up a Python format in the active session only. Spark keeps it per thread, and PySpark sets it
+    only in the thread that has created the session. See docs/troubleshooting.md.
     """
     if session.getActiveSession() is None:
-        # The public call that does it, and runs no job.
+        # A public call that activates the session, without a job.
         session.createDataFrame([], "id int")

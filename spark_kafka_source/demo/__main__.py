@@ -100,7 +100,7 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
 def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -> None:
     screen.more()
     screen.more(
-        "Each batch, and the offsets of all partitions together. What a batch has read is committed to the group"
+        "Each batch, and the offsets of all partitions together. The offsets of each batch are committed to the group"
     )
     screen.more("when the batch is complete, so the lag (log end less committed) is what Kafka's own tools see:")
     watch.header()

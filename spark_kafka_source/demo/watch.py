@@ -68,7 +68,7 @@ class Watch:
         done
             The condition.
         what
-            What has not happened, for the error message.
+            The missing event, for the error message.
         timeout_s
             Maximum time in seconds.
 

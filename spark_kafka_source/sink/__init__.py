@@ -1,4 +1,4 @@
-"""What writes: Spark's writers on the driver, their tasks in the executors, and a function for `foreachBatch`."""
+"""Write to Kafka: Spark's writers on the driver, their tasks on executors, and a function for `foreachBatch`."""
 
 from __future__ import annotations
 

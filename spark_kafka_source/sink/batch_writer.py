@@ -1,7 +1,6 @@
-"""The batch sink: `df.write`. Checks on the driver, lets the tasks write, logs one line.
+"""The batch sink: `df.write`. Checks the DataFrame on the driver; tasks write; the driver logs one line.
 
-At least once, unless `deliveryGuarantee` says more: rows of a task that failed, or that Spark ran twice, may be in
-Kafka more than once.
+At least once by default: rows of a task that failed, or that Spark ran twice, may be in Kafka more than once.
 """
 
 from __future__ import annotations
@@ -24,8 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class KafkaBatchWriter(Shipped, DataSourceArrowWriter):
+    """The writer of one batch write.
+
+    Raises
+    ------
+    ConfigurationError, UsageError
+        The DataFrame cannot be written (see `plan_sink`).
+    """
+
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        """Raises `ConfigurationError` or `UsageError` for a DataFrame that cannot be written (see `plan_sink`)."""
         if overwrite:
             raise ConfigurationError(
                 'save mode "overwrite" is not possible: records are only ever added to a topic. Use .mode("append"); '
@@ -35,13 +41,16 @@ class KafkaBatchWriter(Shipped, DataSourceArrowWriter):
         self._task = delivery.task_writer(options, plan_sink(schema, options.topic), streaming=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+        """Write the rows of one task. Runs on an executor."""
         return self._task.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Complete the write after all tasks. Runs on the driver."""
         delivery.commit(self._options, messages)
         log.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Abort transactions after a failure. Runs on the driver."""
         delivery.abort(self._options, self._task, messages)
         if self._options.delivery_guarantee != "exactly-once":
-            log.warning("the write is not complete. What was written stays in Kafka (%s)", summary(messages))
+            log.warning("the write is not complete. The rows written so far stay in Kafka (%s)", summary(messages))

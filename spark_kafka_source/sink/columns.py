@@ -1,10 +1,9 @@
-"""The columns of a DataFrame that is written to Kafka: checked once, then turned into what the producer takes.
+"""Check the columns of a DataFrame once, and convert Spark's Arrow batches for the producer. Sans-IO.
 
-Pure: schema and options in, a `SinkPlan` out; an Arrow batch of Spark in, one batch of columns per topic out. The
-writers make the plan on the driver, `task_writer` uses it in the executors. Knows nothing of brokers.
+The writers create the `SinkPlan` on the driver; `task_writer` uses it on executors to split batches by topic.
 
-Names, types and messages follow Spark's own Kafka connector: columns it does not know are left out, headers are
-written whenever there is a `headers` column, and names are matched with their case.
+Names, types and messages follow Spark's own Kafka connector: unknown columns are ignored, headers are written if there
+is a `headers` column, and names are case-sensitive.
 """
 
 from __future__ import annotations
@@ -46,10 +45,14 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """Which columns of the DataFrame are written, and to which topic.
+    """The columns to write, and the topic.
 
-    `topic` is the option, which beats the column of that name; None: every row names its own. `names` are those of
-    value, key, headers, topic, partition and timestamp that the DataFrame has and that are used.
+    Attributes
+    ----------
+    topic : str or None
+        The option, which overrides the column `topic`; None: the column has each row's topic.
+    names : frozenset of str
+        The used columns among value, key, headers, topic, partition and timestamp.
     """
 
     topic: str | None
@@ -60,9 +63,14 @@ class SinkPlan:
 class TopicColumns:
     """Rows of one topic, in their order.
 
-    `columns` has `value` and, where the DataFrame has them, `key` (binary), `headers`
-    (list<struct<key: string, value: binary>>) and `timestamp_ms` (int64, null: now). `partitions` (int32) is None
-    without such a column; a null in it leaves the row to the partitioner.
+    Attributes
+    ----------
+    topic : str
+    columns : pyarrow.RecordBatch
+        `value: binary`, and if the DataFrame has them `key: binary`, `headers: list<struct<key: string, value:
+        binary>>` and `timestamp_ms: int64` (null: now).
+    partitions : pyarrow.Int32Array or None
+        None without such a column. The partitioner chooses for null.
     """
 
     topic: str
@@ -74,10 +82,14 @@ class TopicColumns:
 
 
 def plan_sink(schema: StructType, topic: str | None) -> SinkPlan:
-    """The plan for a DataFrame of this schema; `topic` is the option, if it was given.
+    """Return the plan for a DataFrame of this schema; `topic` is the option, if given.
 
-    Raises `UsageError` for a missing value column and for a column of a wrong type, `ConfigurationError` when
-    neither an option nor a column says which topic.
+    Raises
+    ------
+    UsageError
+        The column `value` is missing, or a column has a wrong type.
+    ConfigurationError
+        There is neither the option nor the column `topic`.
     """
     fields = {field.name: field for field in schema.fields}
     if "topic" not in fields and topic is None:
@@ -87,8 +99,8 @@ def plan_sink(schema: StructType, topic: str | None) -> SinkPlan:
         )
     if "value" not in fields:
         raise UsageError(
-            f"Required attribute 'value' not found; the columns are {_listed(schema)}. Put what is to be written "
-            "into one column named value, of type string or binary, for example with "
+            f"Required attribute 'value' not found; the columns are {_listed(schema)}. Convert the row "
+            "to one column named value, of type string or binary, for example with "
             'selectExpr("to_json(struct(*)) AS value").'
         )
     used = [name for name in _ALLOWED if name in fields and not (name == "topic" and topic is not None)]
@@ -114,7 +126,7 @@ def _check_type(field: StructField) -> None:
 
 
 def _type_name(kind: DataType) -> str:
-    """Spark's name of the type, with only what matters to Kafka (no nullability, no collation)."""
+    """Return Spark's name of the type, without nullability and collation."""
     if isinstance(kind, StringType):
         return "string"
     if isinstance(kind, (BinaryType, IntegerType, TimestampType)):
@@ -133,10 +145,13 @@ def _listed(schema: StructType) -> str:
 
 
 def topic_columns(plan: SinkPlan, batch: pa.RecordBatch) -> Iterator[TopicColumns]:
-    """The rows of `batch`, by topic; within a topic they keep their order.
+    """Yield the rows of a batch by topic, in their order within each topic.
 
-    Raises `UsageError` for a row that Kafka cannot take (null topic, header without a key, negative timestamp or
-    partition) before it yields anything.
+    Raises
+    ------
+    UsageError
+        Kafka does not accept a row: null topic, header without a key, negative timestamp or partition. Raised before
+        anything is yielded.
     """
     if batch.num_rows == 0:
         return
@@ -156,7 +171,7 @@ def topic_columns(plan: SinkPlan, batch: pa.RecordBatch) -> Iterator[TopicColumn
 
 
 def _rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, pa.Array | None]]:
-    """(topic, its rows), in the order in which topics appear; None stands for all rows, in the common case of one."""
+    """Yield topics and their row numbers, in the order of first appearance; None for all rows of a single topic."""
     first = topics[0]
     if pc.all(pc.equal(topics, first)).as_py():
         yield first.as_py(), None
@@ -183,7 +198,7 @@ def _columns(plan: SinkPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column as this type; string to binary shares the bytes. Spark may also send the large_ types."""
+    """Cast a column; string to binary shares the bytes. Spark may also send the large_ types."""
     return column if column.type == kind else column.cast(kind)
 
 

@@ -1,4 +1,4 @@
-"""Who writes, and what the driver does when all have written, by `deliveryGuarantee`. Used by Spark's writers."""
+"""The task writer, the commit and the abort of a write, by `deliveryGuarantee`. Used by Spark's writers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from spark_kafka_source.sink.task_writer import TaskWriter
 
 @with_remedies()
 def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> TaskWriter | TransactionalTaskWriter:
-    """Create what Spark pickles to the executors; once for a batch write, which has no id but that of this object.
+    """Create the task writer, which Spark pickles for executors; once per batch write, whose id it generates.
 
     Raises
     ------
     KafkaError
-        Exactly once, and the driver, which is to end the transactions, cannot reach a broker.
+        Exactly once, and the driver, which ends the transactions, cannot reach a broker.
     """
     if options.delivery_guarantee != "exactly-once":
         return TaskWriter(options.client, options.producer, plan)
-    client_for(options.client).brokers()  # before tasks fail, and the driver looks for what they may have left
+    client_for(options.client).brokers()  # fails early, before tasks begin transactions
     write_id = None if streaming else uuid.uuid4().hex
     assert options.transactional_id_prefix is not None
     return TransactionalTaskWriter(options.client, options.producer, plan, options.transactional_id_prefix, write_id)
@@ -35,7 +35,7 @@ def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> Tas
 
 @with_remedies()
 def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Makes what the tasks have written readable, where it is not yet. Raises `KafkaError`."""
+    """Commit the transactions of the tasks, if there are any. Raises `KafkaError`."""
     if options.delivery_guarantee == "exactly-once":
         client, producer = client_for(options.client), options.producer
         batch_commit.commit_batch(client, messages, producer.transaction_timeout_ms)
@@ -44,7 +44,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
 def abort(
     options: SinkOptions, task: TaskWriter | TransactionalTaskWriter, messages: Sequence[WriterCommitMessage | None]
 ) -> None:
-    """Takes back what the tasks have written, where that can be done; `task`: who wrote. Raises nothing."""
+    """Abort the transactions of the tasks, if there are any. Logs errors instead of raising them."""
     if isinstance(task, TransactionalTaskWriter):
         timeout_ms = options.producer.transaction_timeout_ms
         batch_commit.abort_batch(client_for(options.client), task.batch_write, messages, timeout_ms)

@@ -1,6 +1,6 @@
-"""Writing to Kafka where Spark has no sink for it: from `foreachBatch`, with any output mode.
+"""Write to Kafka from `foreachBatch`, with any output mode.
 
-Spark refuses the output mode `update` for every sink in Python; a batch write in `foreachBatch` may follow any mode.
+Spark refuses the output mode `update` for Python sinks; a batch write in `foreachBatch` supports all modes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,31 @@ _FORMAT = "pykafka-group"
 
 @hide_variables
 def foreach_batch_writer(options: Mapping[str, object]) -> ForeachBatchWriter:
-    """The function for `foreachBatch` that writes every batch to Kafka; `options` are those of the sink.
+    """Return a function for `foreachBatch` that writes every batch to Kafka.
 
-        counts.writeStream.outputMode("update").foreachBatch(foreach_batch_writer({...})).start()
+    At least once, as the sink: a batch that Spark repeats is written again.
 
-    At least once, as the sink itself: a batch that Spark repeats is written again. Raises `ConfigurationError` for
-    options that are wrong, at once and not with the first batch.
+    Parameters
+    ----------
+    options : mapping
+        Options of the sink.
+
+    Raises
+    ------
+    ConfigurationError
+        An option is wrong. Raised at once, not with the first batch.
+
+    Examples
+    --------
+    >>> writer = foreach_batch_writer({...})  # doctest: +SKIP
+    >>> counts.writeStream.outputMode("update").foreachBatch(writer).start()  # doctest: +SKIP
     """
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    with deferred_warnings():  # the first batch says the warnings
+    with deferred_warnings():  # the first batch logs the warnings
         guarantee = parse_sink_options(texts).delivery_guarantee
     if guarantee == "exactly-once":
         raise ConfigurationError(
-            "deliveryGuarantee is exactly-once, which foreachBatch cannot be: a batch that Spark repeats would be "
+            "deliveryGuarantee is exactly-once, which foreachBatch does not support: a batch that Spark repeats is "
             'written again. Use writeStream.format("pykafka-group"), or at-least-once.',
             name="deliveryGuarantee",
         )
@@ -44,11 +56,12 @@ def foreach_batch_writer(options: Mapping[str, object]) -> ForeachBatchWriter:
 
 @dataclass(frozen=True)
 class ForeachBatchWriter:
-    """Writes a batch. Of this module by name, so that the server of a Spark Connect session can unpickle it."""
+    """Writes a batch. A class of this module, so that the server of a Spark Connect session can unpickle it."""
 
-    # Not in its repr, which Spark may log: a value may be a secret.
+    # Not in the repr, which Spark may log: a value may be a secret.
     options: tuple[tuple[str, str], ...] = field(repr=False)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write one batch. Runs on the driver, in the thread of the query."""
         activate(batch.sparkSession)  # a new thread has no active session
         batch.write.format(_FORMAT).options(**dict(self.options)).mode("append").save()

@@ -1,8 +1,8 @@
-"""The Kafka producers of this Python process that wait for their next task.
+"""Idle Kafka producers of this Python process, kept for the next task.
 
-Spark reuses its Python workers from batch to batch. A producer kept here keeps its thread, its connections and its
-metadata, and an idempotent one its producer id (brokers remember each id for a day), so that a task of a small batch
-costs one round trip. One of transactions takes the transactional id of its task with each `init_transactions`.
+Spark reuses its Python workers. An idle producer keeps its thread, connections and metadata, and an idempotent one its
+producer id, so that a task of a small batch costs one round trip. A transactional producer gets the transactional id of
+its task by `init_transactions`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_IDLE = 16
 P = TypeVar("P", bound=Producer)
 _Key = tuple[int, Client, ProducerConfig, Callable[[Client, ProducerConfig], Producer]]
 
-# With the process id in the key a forked child never finds its parent's producers.
+# The key has the process id: a forked child must not use its parent's producers.
 _idle: dict[_Key, Any] = {}
 
 
@@ -31,11 +31,10 @@ _idle: dict[_Key, Any] = {}
 def borrowed_producer(
     client: ClientConfig, config: ProducerConfig, make: Callable[[Client, ProducerConfig], P]
 ) -> Iterator[P]:
-    """A producer for the caller alone, of the class `make`.
+    """Yield a producer of the class `make` for exclusive use.
 
-    Left without an error it waits here for the next borrower, so the caller must have flushed it, and have handed over
-    its transaction. After an error it ends as such a producer does: what it still holds must not go out with another
-    task's rows.
+    After a block without an error the producer is kept for the next caller, so the block must flush it and hand over
+    its transaction. After an error the producer is closed: its unsent rows must not be written by another task.
     """
     shared = client_for(client)
     key = (os.getpid(), shared, replace(config, transactional_id=None), make)

@@ -1,6 +1,6 @@
-"""Spark rows as the Arrow batches that the sink writes: only for PySpark 4.0, whose streaming sinks get rows.
+"""Convert Spark's rows to Arrow batches: only for PySpark 4.0, whose streaming sinks receive rows.
 
-One Python object per value, so many times slower than the Arrow batches that later versions hand over.
+One Python object per value, so many times slower than the Arrow batches of later versions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from spark_kafka_source.sink.columns import HEADERS, SinkPlan
 
 _ROWS_PER_BATCH = 10_000
 _REPEATED_HOUR = (
-    "timestamps of rows are in the hour that clocks repeat when summer time ends, and PySpark 4.0 does not say in "
-    "which of the two: they are written as of the first one. Set TZ=UTC for the executors (spark.executorEnv.TZ), or "
+    "timestamps of rows are in the hour that clocks repeat when summer time ends, and PySpark 4.0 does not tell the "
+    "two hours apart: they are written as of the first one. Set TZ=UTC for the executors (spark.executorEnv.TZ), or "
     "use PySpark 4.1 or newer"
 )
 _TYPES = {
@@ -32,7 +32,7 @@ _TYPES = {
 
 
 def arrow_batches(rows: Iterable[Row], schema: StructType, plan: SinkPlan) -> Iterator[pa.RecordBatch]:
-    """The columns of `plan`, some thousand rows at a time."""
+    """Yield the columns of the plan, 10,000 rows at a time."""
     iterator = iter(rows)
     while chunk := list(islice(iterator, _ROWS_PER_BATCH)):
         yield pa.record_batch({name: _column(name, chunk, schema) for name in sorted(plan.names)})
@@ -50,9 +50,9 @@ def _column(name: str, rows: Sequence[Row], schema: StructType) -> pa.Array:
 
 
 def _micros(value: datetime) -> int:
-    """Microseconds since 1970 of a datetime in the worker's time zone, which is how PySpark 4.0 gives a timestamp.
+    """Return the microseconds since 1970 of a datetime in the worker's time zone, as PySpark 4.0 passes timestamps.
 
-    It drops `fold`, which tells the two hours apart that a clock shows alike when summer time ends.
+    PySpark drops `fold`, which distinguishes the two repeated hours at the end of summer time.
     """
     second = value.replace(microsecond=0)
     at_s = second.timestamp()

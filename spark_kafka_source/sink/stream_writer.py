@@ -1,7 +1,7 @@
-"""The streaming sink: `df.writeStream`. Checks on the driver, lets the tasks write, logs one line per batch.
+"""The streaming sink: `df.writeStream`. Checks the DataFrame on the driver; tasks write; one log line per batch.
 
-Spark makes two writers for every batch, in different processes: one whose copies write, and one that is told how the
-batch ended. At least once, unless `deliveryGuarantee` says more: a batch that Spark runs again is written again.
+Spark creates two writers per batch, in different processes: copies of one write, the other one commits or aborts. At
+least once by default: a batch that Spark repeats is written again.
 """
 
 from __future__ import annotations
@@ -27,36 +27,48 @@ log = logging.getLogger(__name__)
 
 
 class RowStreamWriter(Shipped, DataSourceStreamWriter):
-    """Takes rows, one Python object each: for PySpark 4.0, which cannot hand Arrow batches to a streaming sink."""
+    """The writer of a micro-batch of rows: for PySpark 4.0, which cannot pass Arrow batches to a streaming sink.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    schema : pyspark.sql.types.StructType
+    warnings : sequence of str
+        Warnings about the options, logged when a query's first batch has ended.
+
+    Raises
+    ------
+    ConfigurationError, UsageError
+        The DataFrame cannot be written (see `plan_sink`).
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType, warnings: Sequence[str] = ()) -> None:
-        """Raises `ConfigurationError` or `UsageError` for a DataFrame that cannot be written (see `plan_sink`).
-
-        `warnings`: what there is to say about the options, when a query's first batch has ended.
-        """
         self._options = options
         self._task = delivery.task_writer(options, plan_sink(schema, options.topic), streaming=True)
         self._schema = schema
         self._warnings = warnings
 
     def write(self, iterator: Iterator[Row]) -> TaskWritten:
+        """Write the rows of one task. Runs on an executor."""
         return self._task.write(arrow_batches(iterator, self._schema, self._task.plan))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._say_warnings()
+        """Complete a batch after all tasks. Runs on the driver."""
+        self._log_warnings()
         delivery.commit(self._options, messages)
         log.info("batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._say_warnings()
-        # Spark calls this for a query that was stopped exactly as for one that failed. A failure needs no words here:
-        # it ends the query with an error, and a task of ours that fails says there what it had written.
+        """Abort transactions after a failure or a stop. Runs on the driver."""
+        self._log_warnings()
+        # Spark calls this for a stopped query as for a failed one. A failure is not logged here: the query's error has
+        # the rows that the failed task had written.
         delivery.abort(self._options, self._task, messages)
         log.info(
-            "batch %d is not complete, and is written again when the query goes on: %s", batchId, summary(messages)
+            "batch %d is not complete, and is written again when the query resumes: %s", batchId, summary(messages)
         )
 
-    def _say_warnings(self) -> None:
+    def _log_warnings(self) -> None:
         for warning in self._warnings:
             log_once(warning)
 
@@ -64,9 +76,10 @@ class RowStreamWriter(Shipped, DataSourceStreamWriter):
 if hasattr(datasource, "DataSourceStreamArrowWriter"):
 
     class KafkaStreamWriter(RowStreamWriter, datasource.DataSourceStreamArrowWriter):
-        """Takes Arrow batches."""
+        """The writer of a micro-batch of Arrow batches."""
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+            """Write the rows of one task. Runs on an executor."""
             return self._task.write(iterator)
 
 else:

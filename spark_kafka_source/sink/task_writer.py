@@ -1,7 +1,7 @@
-"""What a task of the sink does in an executor, streaming and batch alike: all its rows to Kafka, or an error.
+"""Write the rows of one task to Kafka, for the streaming and the batch sink. Runs on executors.
 
-Made by the writers on the driver and pickled to the executors. A task returns when Kafka has acknowledged every row;
-what it returns says how many rows went where. Touches columns, never single records.
+Created by the writers on the driver and pickled. A task returns after Kafka has acknowledged every row; its message
+has the row counts. Handles columns, never single records.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _MOST_LISTED = 10
 
 
 class TopicWritten(NamedTuple):
-    """Rows that went to a topic, and a number whose bits say to which partitions: small, since each task sends one."""
+    """The number of rows written to a topic, and its partitions as bits of a number, which is small when pickled."""
 
     rows: int
     partitions: int
 
     def plus(self, rows: int, partitions: int) -> TopicWritten:
+        """Add rows and partitions."""
         return TopicWritten(self.rows + rows, self.partitions | partitions)
 
 
@@ -42,7 +43,7 @@ _NOTHING = TopicWritten(0, 0)
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """Rows that one task wrote, by topic. Spark's driver holds the messages of all tasks of a batch in memory."""
+    """Row counts of one task by topic. Spark's driver holds the messages of all tasks of a batch in memory."""
 
     topics: Mapping[str, TopicWritten]
 
@@ -57,11 +58,15 @@ class TaskWriter:
 
     @with_remedies()
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskWritten:
-        """Sends every row and waits for its acknowledgement.
+        """Send all rows and wait for their acknowledgement.
 
-        Raises `UsageError` for rows that Kafka cannot take, and what `Producer` raises. Rows sent before the
-        error stay in Kafka (at least once), and the error counts them: Spark runs the task again, or fails the batch.
-        A task whose query is stopped raises nothing: its process is killed.
+        Raises
+        ------
+        UsageError
+            Kafka does not accept a row.
+        KafkaError
+            As `Producer`. Rows sent before stay in Kafka (at least once); the message counts them. Spark repeats the
+            task, or fails the batch.
         """
         with borrowed_producer(self.client, self.producer, Producer) as producer:
             try:
@@ -70,7 +75,9 @@ class TaskWriter:
             except KafkaError as error:
                 if producer.acknowledged:
                     before = _listed(written_topics(producer.acknowledged))
-                    error.message = f"{error.message.rstrip('.')}. What this task wrote before stays in Kafka: {before}"
+                    error.message = (
+                        f"{error.message.rstrip('.')}. Rows that this task wrote before stay in Kafka: {before}"
+                    )
                 raise
             written = TaskWritten(written_topics(producer.acknowledged))
         tune_worker()
@@ -78,13 +85,14 @@ class TaskWriter:
 
 
 def send_rows(producer: Producer, plan: SinkPlan, batches: Iterable[pa.RecordBatch]) -> None:
-    """Hands all rows to the producer. Raises `UsageError` for those that Kafka cannot take."""
+    """Pass all rows to the producer. Raises `UsageError` for a row that Kafka does not accept."""
     for batch in batches:
         for rows in topic_columns(plan, batch):
             producer.send_columns(rows.topic, rows.columns, rows.partitions)
 
 
 def written_topics(acknowledged: Mapping[TopicPartition, ProducedRange]) -> dict[str, TopicWritten]:
+    """Return the row counts by topic."""
     topics: dict[str, TopicWritten] = {}
     for (topic, partition), produced in acknowledged.items():
         topics[topic] = topics.get(topic, _NOTHING).plus(produced.count, 1 << partition)
@@ -92,7 +100,7 @@ def written_topics(acknowledged: Mapping[TopicPartition, ProducedRange]) -> dict
 
 
 def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
-    """One line for the log: how many rows went to which topics. A None stands for a task that was killed or failed."""
+    """Return a log line with the row counts by topic. A message is None for a task that failed or was killed."""
     written = [message for message in messages if isinstance(message, TaskWritten)]
     topics: dict[str, TopicWritten] = {}
     for message in written:

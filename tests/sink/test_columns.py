@@ -71,7 +71,7 @@ class TestPlan:
         with pytest.raises(UsageError) as error:
             plan_sink(schema(id=LongType(), Value=StringType()), "orders")
         assert str(error.value) == (
-            "Required attribute 'value' not found; the columns are id, Value. Put what is to be written into one "
+            "Required attribute 'value' not found; the columns are id, Value. Convert the row to one "
             'column named value, of type string or binary, for example with selectExpr("to_json(struct(*)) AS value").'
         )
 

@@ -78,5 +78,5 @@ def test_group_without_offsets_has_no_ledger() -> None:
     ],
 )
 def test_offsets_of_another_application_are_refused_as_ledger(metadata: str) -> None:
-    with pytest.raises(Corrupt, match="used by somebody else"):
+    with pytest.raises(Corrupt, match="another application use the group"):
         from_offsets({("t", 0): CommittedOffset(5, metadata=metadata)})

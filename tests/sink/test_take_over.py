@@ -104,5 +104,5 @@ def test_task_without_turn_fails_at_deadline() -> None:
     )
     while not turn.has_come() and clock.at_s < 5:
         turn.wait()
-    with pytest.raises(DeadlineExceeded, match="other tasks of this start"):
+    with pytest.raises(DeadlineExceeded, match="another task of this start"):
         turn.wait()

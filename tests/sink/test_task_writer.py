@@ -51,4 +51,4 @@ def test_stream_stopped_in_mid_batch_logs_no_warning(caplog: pytest.LogCaptureFi
         writer.abort([written({("t", 0): ProducedRange(0, 9, 10)}), None, None], 30)
     (line,) = caplog.records
     assert line.levelname == "INFO"
-    assert "batch 30 is not complete, and is written again when the query goes on: 10 rows to t" in line.getMessage()
+    assert "batch 30 is not complete, and is written again when the query resumes: 10 rows to t" in line.getMessage()

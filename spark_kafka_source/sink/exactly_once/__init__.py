@@ -1,4 +1,4 @@
-"""Exactly-once writes: each task in a transaction, and one decision of the driver for all of a batch.
+"""Exactly-once writes: each task writes in a transaction, and the driver decides once for all tasks of a batch.
 
 See "Exactly once" in docs/architecture.md.
 """

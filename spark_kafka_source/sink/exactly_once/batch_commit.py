@@ -1,8 +1,8 @@
-"""How the driver ends a batch whose tasks have all written: it decides in the ledger, then commits every transaction.
+"""Commit a batch on the driver after all tasks have written: record the decision in the ledger, then commit.
 
-The decision is what makes a batch come to be: before it, all is aborted and written anew; after it, whatever happens,
-the transactions it names are committed, by this start of the query or the next. A batch write is in no ledger, since
-nobody would come back to it.
+The decision completes a batch. Before it, the transactions are aborted and the batch is written again. After it, the
+transactions of the decision are always committed, by this start of the query or the next one. A batch write has no
+ledger, since it is never resumed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ L = TypeVar("L", bound="Ledger | None")
 
 
 def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
-    """Makes what the tasks have written readable.
+    """Commit the transactions of the tasks.
 
-    Raises `KafkaError`: before the decision nothing of the batch can be read, and it is written again; after it, the
-    message says that the next start goes on with it.
+    Raises
+    ------
+    KafkaError
+        Before the decision: no record of the batch is visible, and it is written again. After it: the next start of the
+        query completes the commit, as the message says.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
     if not prepared:
@@ -46,7 +49,7 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
         without = [each.task for each in prepared if each.identity is None]
         require_alone(client, prepared[0].query, identities, without)
         _require_open(client, prepared)
-        _commit(client, identities, "what was committed of this write stays, and the rest is gone")
+        _commit(client, identities, "the committed part of this write stays, and the rest is lost")
         return
     with told_if_superseded(client, batch):
         _require_same_tasks(client, batch, prepared, len(messages))
@@ -55,9 +58,9 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
             _decide(client, prepared, batch, transaction_timeout_ms)
         elif left and (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
             require_newest(ledger, batch)
-        # This start was the newest after the look: only its attempts can have left these.
+        # This start was the newest after the check: only its own attempts can have left these.
         _abort_left(client, left)
-        then = f"batch {batch.batch_id} is decided: start the query again, and what is missing comes"
+        then = f"batch {batch.batch_id} is decided: start the query again to commit the rest"
         _commit(client, identities, then)
 
 
@@ -67,10 +70,10 @@ def abort_batch(
     messages: Sequence[WriterCommitMessage | None],
     transaction_timeout_ms: int,
 ) -> None:
-    """Aborts what tasks have written of a batch that is not decided, so that no reader waits for it.
+    """Abort the transactions of an undecided batch, so that readers need not wait for them.
 
-    Of a stream one message tells which query it is, so what tasks without one have left (they were killed) is aborted,
-    too. Raises nothing: what stays open ends when the query is started again, or is timed out.
+    For a stream, one message suffices to find the query: transactions of killed tasks are aborted, too. Logs errors
+    instead of raising them: remaining transactions end at the next start of the query, or time out.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
     told = _identities(prepared)
@@ -79,13 +82,13 @@ def abort_batch(
             unheard = [task for task, message in enumerate(messages) if message is None]
             give_up(client, batch_write, told, unheard)
         elif prepared and (batch := prepared[0].batch) is not None:
-            # Before the look at the ledger: if this start is the newest then, all of them are its own.
+            # Before the ledger is read: if this start is the newest then, all of them are its own.
             left = {*told, *open_transactions(client, batch.query.task_prefix, client.deadline())}
             left = _undecided(client, batch, told, left, transaction_timeout_ms)
             end_transactions(client, left, commit=False, deadline=client.deadline())
     except KafkaError as error:
         log.warning(
-            "what was written may stay open until it times out%s: %s",
+            "transactions may stay open until they time out%s: %s",
             "" if batch_write is not None else ", or the query starts again",
             client.format_error(error),
         )
@@ -98,11 +101,11 @@ def _undecided(
     left: Collection[TransactionalIdentity],
     transaction_timeout_ms: int,
 ) -> set[TransactionalIdentity]:
-    """Of the transactions that tasks of `batch` have `told`, and of all `left` open if its start is the newest."""
+    """Return the undecided ones of the `told` transactions, and of all `left` open if this start is the newest."""
     ledger = read_ledger(client, batch.query, client.deadline())
     if ledger is None or not ledger.is_superseded(batch.start_id):
-        # A decision of this driver may be on its way still.
-        ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms, anew=True)
+        # A decision of this driver may still be in flight.
+        ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms, fence_first=True)
     if ledger is None:
         return set(told)
     own = left if ledger.start_id == batch.start_id else told
@@ -110,7 +113,7 @@ def _undecided(
 
 
 def _identities(prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity]:
-    """Of the transactions that there are."""
+    """Return the identities of the prepared transactions."""
     return [
         identity
         for each in prepared
@@ -120,10 +123,10 @@ def _identities(prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity
 
 
 def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[PreparedWrite], task_count: int) -> None:
-    """Raises `KafkaError` if an earlier start decided the batch with other tasks, and not all of its rows are there.
+    """Raise `KafkaError` if an earlier start decided the batch with another task count, and rows of it are missing.
 
-    Tasks are cut otherwise with another number of cores, or by adaptive query execution. With all rows there, any
-    number of tasks is right, since none of them writes.
+    The task count changes with the number of cores and by adaptive query execution. If no row is missing, any count is
+    correct, since no task writes.
     """
     decided = next((each.decided_task_count for each in prepared if each.decided_task_count is not None), task_count)
     if decided == task_count:
@@ -137,15 +140,18 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
     if missing:
         raise KafkaError(
             f"batch {batch.batch_id} was decided with {decided} tasks by an earlier start of the query, and has "
-            f"{task_count} now. Brokers have timed out {missing} or more of its transactions, and which rows these "
-            "had is not known. Run the batch with as many tasks as before; after it their number may change."
+            f"{task_count} now. Brokers have timed out at least {missing} of its transactions, whose rows are "
+            "unknown. Run the batch with as many tasks as before; later batches may have another number."
         )
 
 
 def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity]:
-    """Raises `KafkaError` if a transaction cannot be committed any more: the others must not be, either.
+    """Raise `KafkaError` if a transaction has ended: then none may be committed.
 
-    Returns open transactions of tasks that have none to commit: an earlier attempt, which was killed or lost, had rows.
+    Returns
+    -------
+    list of TransactionalIdentity
+        Open transactions of tasks without a prepared one, left by a killed or lost attempt.
     """
     identities = _identities(prepared)
     found = described_open(client, [each.query.task(each.task) for each in prepared], client.deadline())
@@ -154,17 +160,17 @@ def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[Tra
     over = [each.transactional_id for each in identities if each not in found]
     if over:
         raise KafkaError(
-            f"{len(over)} of {len(identities)} transactions are over before they could be committed: {listed(over)}. "
-            "The broker times them out after transaction.timeout.ms, which must be more than a batch takes; or "
-            "somebody has aborted them (pykafka txn abort); or the same query runs elsewhere, too. "
-            "Nothing of this batch can be read; it is written again.",
+            f"{len(over)} of {len(identities)} transactions ended before they could be committed: {listed(over)}. "
+            "The broker times them out after transaction.timeout.ms, which must be longer than a batch takes; or "
+            "they were aborted (pykafka txn abort); or the same query also runs elsewhere. "
+            "No record of this batch is visible; it is written again.",
             settings=("transaction.timeout.ms",),
         )
     return [each for each in found if each not in identities]
 
 
 def _abort_left(client: Client, left: Sequence[TransactionalIdentity]) -> None:
-    """Aborts transactions of attempts that did not succeed. They hold readers up until then, and nothing else."""
+    """Abort transactions of failed attempts, which delay readers of committed records."""
     ended = end_transactions(client, left, commit=False, deadline=client.deadline())
     for each in ended.values():
         if each.outcome is not TransactionOutcome.ABORTED:
@@ -172,12 +178,14 @@ def _abort_left(client: Client, left: Sequence[TransactionalIdentity]) -> None:
 
 
 def _decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch, transaction_timeout_ms: int) -> None:
-    """Of a batch that is decided already it adds what was written again, in place of what was timed out."""
+    """Record the decision; for a decided batch, replace transactions that timed out by those written again."""
     transactions = {each.task: each.identity for each in prepared if each.identity is not None}
 
     def decided(before: Ledger | None) -> Ledger:
         if before is None:
-            raise KafkaError(f"the ledger of {batch.query.transactional_id} is gone: was a topic or group deleted?")
+            raise KafkaError(
+                f"the ledger of {batch.query.transactional_id} no longer exists: was a topic or group deleted?"
+            )
         require_newest(before, batch)
         there = before.transactions if before.batch_id == batch.batch_id else {}
         return before.decided(batch.batch_id, len(prepared), {**there, **transactions})
@@ -191,12 +199,12 @@ def _rewritten(
     change: Callable[[Ledger | None], L],
     transaction_timeout_ms: int,
     *,
-    anew: bool = False,
+    fence_first: bool = False,
 ) -> L:
     deadline = client.deadline()
     return client.retrying(
         f"decision of batch {batch.batch_id}",
-        lambda: rewrite_ledger(client, batch.query, change, transaction_timeout_ms, deadline, anew=anew),
+        lambda: rewrite_ledger(client, batch.query, change, transaction_timeout_ms, deadline, fence_first=fence_first),
         deadline,
     )
 

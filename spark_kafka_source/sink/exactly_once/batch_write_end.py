@@ -1,10 +1,10 @@
-"""The end of a batch write: from then on no attempt of its tasks begins a transaction, and none stays open.
+"""End a batch write: afterwards no attempt of its tasks begins a transaction, and none stays open.
 
-Attempts may go on when the driver has ended the write: Spark kills the tasks beside one that fails some seconds later,
-and an executor that the driver has lost may still run. No later start ends their transactions. So the driver first
-initialises the write's own transactional id, as a sign, then fences the attempts that it finds. An attempt looks for
-the sign once it has its producer id: either it sees the sign, or the driver finds it. Brokers before Kafka 3.0 cannot
-tell (KIP-664): there an attempt that begins later goes on, and its transaction is timed out.
+Attempts may still run when the driver ends the write: Spark kills the other tasks seconds after one fails, and a lost
+executor may still run. No later start would end their transactions. So the driver first initialises the write's own
+transactional id, as a mark, then fences the attempts that it finds. An attempt checks for the mark once it has its
+producer id: either it sees the mark, or the driver finds the attempt. Brokers before Kafka 3.0 lack the requests
+(KIP-664): there a late attempt continues, and its transaction times out.
 """
 
 from __future__ import annotations
@@ -25,25 +25,29 @@ from spark_kafka_source.sink.exactly_once.query import Query
 # The driver begins no transaction under these ids, and every broker allows this timeout.
 _TRANSACTION_TIMEOUT_MS = 1_000
 _AT_ONCE = 16
-# An attempt has a producer id, or a transaction. Brokers leave out the many ids of writes that are complete.
+# States of running attempts. The filter excludes the many ids of complete writes.
 _OF_ATTEMPTS = ("Empty", "Ongoing")
 
 
 def require_alone(
     client: Client, write: Query, prepared: Collection[TransactionalIdentity], tasks_without: Iterable[int]
 ) -> None:
-    """Fence every attempt of the write but those that have `prepared` a transaction, before these are committed.
+    """Fence every attempt of the write without a prepared transaction, before these are committed.
 
     Runs on the driver.
 
     Parameters
     ----------
-    tasks_without : tasks without a transaction; an earlier attempt may have left one.
+    client : Client
+    write : Query
+    prepared : collection of TransactionalIdentity
+    tasks_without : iterable of int
+        Tasks without a transaction; an earlier attempt may have left one.
 
     Raises
     ------
     KafkaError
-        If an attempt may be left.
+        An attempt may still run.
     """
     failures = _fence(client, [write.transactional_id])
     failures += _fence_others(client, write, {each.transactional_id for each in prepared}, tasks_without)
@@ -54,9 +58,9 @@ def require_alone(
 def give_up(
     client: Client, write: Query, prepared: Collection[TransactionalIdentity], unheard_tasks: Iterable[int]
 ) -> None:
-    """Aborts what tasks have `prepared`, and whatever there is of tasks that have sent no message.
+    """Abort the prepared transactions, and those of tasks without a message.
 
-    Runs on the driver. Does all that can be done, then raises the first `KafkaError`.
+    Runs on the driver. Continues after errors, then raises the first `KafkaError`.
     """
     failures = _fence(client, [write.transactional_id])
     ended = end_transactions(client, prepared, commit=False, deadline=_deadline(client))
@@ -68,7 +72,7 @@ def give_up(
 
 
 def require_going_on(client: Client, write: Query, deadline: Deadline) -> None:
-    """Called by an attempt of a task. Raises `ProducerFenced` if the write has ended."""
+    """Raise `ProducerFenced` if the write has ended. Runs in a task."""
     try:
         ended = describe_transactions(client, [write.transactional_id], deadline)
     except UnsupportedVersion:
@@ -83,7 +87,7 @@ def require_going_on(client: Client, write: Query, deadline: Deadline) -> None:
 def _fence_others(
     client: Client, write: Query, over: Collection[str], where_unknown: Iterable[int]
 ) -> list[KafkaError]:
-    """Fences the write's transactional ids that are not `over`; `where_unknown`: tasks, if ids cannot be listed."""
+    """Fence the write's transactional ids except `over`; of the tasks `where_unknown` if ids cannot be listed."""
     try:
         listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_OF_ATTEMPTS)
         found = {each.transactional_id for each in listed}
@@ -93,14 +97,14 @@ def _fence_others(
 
 
 def _is_over(ended: EndedTransaction) -> bool:
-    """Not when a late copy of the task has begun another one, which must be fenced."""
+    """Return False if a late copy of the task has begun another transaction, which must be fenced."""
     cause = ended.cause
     nothing_open = isinstance(cause, BrokerError) and cause.code == ErrorCode.INVALID_TXN_STATE
     return ended.outcome is TransactionOutcome.ABORTED or nothing_open
 
 
 def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaError]:
-    """Fences the producers of these ids, and aborts what they have open; returns the failures. Many at a time."""
+    """Fence the producers of these ids and abort their transactions, in parallel; return the failures."""
     deadline = _deadline(client)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         fenced = [
@@ -111,5 +115,5 @@ def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaErro
 
 
 def _deadline(client: Client) -> Deadline:
-    """For one of four steps, so that the caller of a failed write does not wait much longer."""
+    """Return the deadline of one of four steps: the caller of a failed write should not wait much longer."""
     return client.deadline(client.config.default_api_timeout_ms // 3)

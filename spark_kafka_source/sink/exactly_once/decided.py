@@ -1,6 +1,6 @@
-"""Transactions of a decided batch: committed as they were written, unless brokers have timed them out since.
+"""Commit the transactions of a decided batch, and find those that timed out.
 
-Used by a task for its own transaction, and by the driver for all of a batch.
+A task handles its own transaction, the driver those of the whole batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from spark_kafka_source.sink.exactly_once.query import StreamBatch
 
 
 def missing_tasks(client: Client, batch: StreamBatch, ledger: Ledger, tasks: Iterable[int]) -> list[int]:
-    """Commit what was decided of `tasks`, and return those whose rows are not there.
+    """Commit the decided transactions of `tasks`, and return the tasks whose rows are missing.
 
-    Brokers do not say whether a transaction was committed once its transactional id has a later one. Then its marker
-    tells. No task of these may have a transaction open: brokers do not tell its marker until that has ended.
+    Once a transactional id has a later transaction, brokers no longer report the outcome of an earlier one. Then the
+    task's marker does. None of the tasks may have an open transaction: it hides the marker.
 
     Raises
     ------

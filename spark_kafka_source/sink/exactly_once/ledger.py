@@ -1,10 +1,8 @@
-"""A query's ledger: which start of it writes, and which transactions of its last batch are to be committed.
+"""The ledger of a query: its newest start, and the decided transactions of its last batch. Sans-IO.
 
-Kept as committed offsets of a group that is named as the query (`query.Query.transactional_id`), so that it is written
-in a transaction and fenced like everything else. One topic holds the keys: the ledger lies at its partition 0 and, if
-it is long, on at the next ones. The offset is the number of the next batch, the metadata a piece of the ledger's text.
-
-Pure: a `Ledger` to committed offsets and back.
+Stored as committed offsets of a group with the name `Query.transactional_id`, so that it is written in a transaction
+and fenced like other writes. The offsets belong to partition 0 of one topic and, for a long ledger, to the next ones.
+The offset is the number of the next batch; the metadata is a piece of the ledger's text.
 """
 
 from __future__ import annotations
@@ -29,15 +27,20 @@ _STARTS_KEPT = 20
 
 @dataclass(frozen=True)
 class Ledger:
-    """What is decided of a query.
+    """The decisions of a query.
 
     Attributes
     ----------
-    topic : holds the keys; markers of tasks lie at its partition 0, too.
-    starts : Spark's run ids of the query's starts, the newest last: that one alone may write.
-    batch_id : the last batch that was decided, -1: none.
-    task_count : how many tasks it had. Those with rows have a transaction.
-    transactions : of these, by task: under which identity its transaction was written, and is to be committed.
+    topic : str
+        Topic of the offsets; the tasks' markers use its partition 0, too.
+    starts : tuple of str
+        Spark's run ids of the query's starts, the newest last; only the newest may write.
+    batch_id : int
+        The last decided batch; -1: none.
+    task_count : int
+        Number of its tasks. Only tasks with rows have a transaction.
+    transactions : mapping of int to ProducerIdentity
+        Identity of each task's transaction.
     """
 
     topic: str
@@ -52,29 +55,32 @@ class Ledger:
         return self.starts[-1] if self.starts else ""
 
     def is_superseded(self, start_id: str) -> bool:
-        """Whether a newer start of the query has come after this one."""
+        """Return True if the query has a newer start."""
         return start_id in self.starts[:-1]
 
     def started(self, start_id: str) -> Ledger:
+        """Return the ledger with a new start."""
         return replace(self, starts=(*self.starts, start_id)[-_STARTS_KEPT:])
 
     def decided(self, batch_id: int, task_count: int, transactions: Mapping[int, ProducerIdentity]) -> Ledger:
+        """Return the ledger with a decided batch."""
         return replace(self, batch_id=batch_id, task_count=task_count, transactions=transactions)
 
     @property
     def marker_key(self) -> TopicPartition:
+        """The partition of the tasks' markers."""
         return self.topic, 0
 
 
 def to_offsets(ledger: Ledger, partition_count: int) -> dict[TopicPartition, CommittedOffset]:
-    """The offsets to commit; `partition_count` is that of its topic. Raises `UsageError` if it does not fit there."""
+    """Return the offsets to commit. Raises `UsageError` if the ledger needs more partitions than the topic has."""
     body = {"starts": ledger.starts, "tasks": ledger.task_count, "transactions": _packed(ledger.transactions)}
     text = json.dumps(body, separators=(",", ":"))
     pieces = [text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES)]
     if len(pieces) > partition_count:
         raise UsageError(
             f"exactly-once with {ledger.task_count} tasks needs {len(pieces)} partitions of topic {ledger.topic} to "
-            f"write down which transactions a batch has, and there are {partition_count}. Write with fewer tasks: "
+            f"record the transactions of a batch, and the topic has {partition_count}. Write with fewer tasks: "
             "coalesce() before writeStream."
         )
     return {
@@ -84,10 +90,10 @@ def to_offsets(ledger: Ledger, partition_count: int) -> dict[TopicPartition, Com
 
 
 def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | None:
-    """The ledger; None: there is none yet. Raises `Corrupt` for offsets that nobody has committed here."""
+    """Return the ledger, None if there is none yet. Raises `Corrupt` for offsets of another origin."""
     if not offsets:
         return None
-    # A longer one of before has left its other pieces behind.
+    # Pieces of an earlier, longer ledger may remain.
     topic, _ = min(offsets)
     try:
         first = offsets[topic, 0]
@@ -102,13 +108,13 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
         return Ledger(topic, tuple(starts), first.offset - 1, task_count, _unpacked(body["transactions"]))
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise Corrupt(
-            f"the offsets at topic {topic} are not a ledger of an exactly-once sink: {error!r}. Is the group that is "
-            "named as transactionalIdPrefix and the query's id used by somebody else?"
+            f"the offsets at topic {topic} are not a ledger of an exactly-once sink: {error!r}. Does another "
+            "application use the group whose name is transactionalIdPrefix and the query's id?"
         ) from error
 
 
 def _packed(transactions: Mapping[int, ProducerIdentity]) -> str:
-    """Task, producer id and epoch as differences, which are mostly the same: brokers hand out ids in a row."""
+    """Pack tasks, producer ids and epochs as differences, which are mostly equal: ids are consecutive."""
     rows = [(task, each.producer_id, each.producer_epoch) for task, each in sorted(transactions.items())]
     columns = np.array(rows, "<i8").reshape(-1, 3).T
     return base64.b64encode(zlib.compress(np.diff(columns, prepend=0).tobytes())).decode()

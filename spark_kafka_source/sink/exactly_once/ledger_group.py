@@ -1,8 +1,8 @@
-"""A query's ledger in Kafka: read, and rewritten in a transaction of the query's own id.
+"""Read and rewrite a query's ledger in Kafka, in a transaction of the query's own transactional id.
 
-To rewrite is to read, to change and to write while nobody else does: InitProducerId fences whoever is about to, so of
-several only the last one commits, and what it has changed is what it has read. Runs in tasks (a start takes over) and
-in the driver (a batch is decided).
+A rewrite reads, changes and writes the ledger exclusively: InitProducerId fences concurrent writers, so only the last
+one commits, and its change applies to the ledger that it has read. Runs in tasks (takeover) and on the driver
+(decision).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from spark_kafka_source.sink.exactly_once.query import Query
 
 L = TypeVar("L", bound="Ledger | None")
 
-# By process, since a forked child is another producer.
+# By process: a forked child must not use its parent's producer identity.
 _held: dict[tuple[int, Query], tuple[TransactionalIdentity, Ledger | None]] = {}
 
 
 def read_ledger(client: Client, query: Query, deadline: Deadline, *, settled: bool = False) -> Ledger | None:
-    """The ledger as it was committed last. `settled`: not while somebody rewrites it, who may be dead."""
+    """Return the last committed ledger. `settled`: wait until no transaction is rewriting it."""
     return from_offsets(fetch_offsets(client, query.transactional_id, None, deadline, require_stable=settled))
 
 
@@ -40,20 +40,32 @@ def rewrite_ledger(
     transaction_timeout_ms: int,
     deadline: Deadline,
     *,
-    anew: bool = False,
+    fence_first: bool = False,
 ) -> L:
-    """What `change` makes of the ledger, committed; if it changes nothing, what is there, with nobody writing.
+    """Change the ledger in one try, and return it.
 
-    One try. Who has written the ledger last still has the identity under which it is written next: if nobody else has
-    come since, nothing need be asked before. `anew`: everybody else is fenced, and the ledger is read, before `change`
-    is called: which may then act on what it is given.
+    The last writer keeps its identity, and needs no request before the next write unless another writer has fenced it.
 
-    Raises what `change` does, and a retriable error when another has come in between, or when it is not known whether
-    this one was committed: the next try reads it.
+    Parameters
+    ----------
+    client : Client
+    query : Query
+    change : callable
+        Returns the new ledger; an equal one is not written.
+    transaction_timeout_ms : int
+    deadline : Deadline
+    fence_first : bool
+        Fence all other writers and read the ledger before `change` is called, so that it may act on the ledger.
+
+    Raises
+    ------
+    KafkaError
+        As `change`; or a retriable error if another writer interfered, or if the outcome is unknown. The next try reads
+        the ledger.
     """
     key = (os.getpid(), query)
     held = _held.pop(key, None)
-    if held is None or anew:
+    if held is None or fence_first:
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
         before = read_ledger(client, query, deadline, settled=True)
     else:
@@ -71,7 +83,7 @@ def rewrite_ledger(
     ended = end_transaction(client, identity, commit=True, deadline=deadline)
     if ended.outcome is not TransactionOutcome.COMMITTED:
         raise _contended(query, ended.cause) from ended.cause
-    if not ended.repeated:  # else that request may still be on its way, and end the next transaction, too
+    if not ended.repeated:  # else the first request may still be in flight, and end the next transaction, too
         _held[key] = ended.identity, after
     return after
 

@@ -1,6 +1,6 @@
-"""Which transactions are open, as their coordinators say.
+"""Find open transactions at their coordinators.
 
-Brokers before Kafka 3.0 do not (KIP-664): there nothing is known to be open, nor to be over.
+Brokers before Kafka 3.0 lack the requests (KIP-664): the state of transactions is unknown there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ONGOING = "Ongoing"
 
 
 def open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[TransactionalIdentity]:
-    """Those whose transactional id begins with `prefix`."""
+    """Return the open transactions whose transactional id begins with `prefix`."""
     try:
         listed = list_transactions(client, deadline, prefix=prefix, states=[_ONGOING])
         return _ongoing(client, [each.transactional_id for each in listed], deadline)
@@ -28,7 +28,7 @@ def open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[T
 def described_open(
     client: Client, transactional_ids: Iterable[str], deadline: Deadline
 ) -> set[TransactionalIdentity] | None:
-    """Those of `transactional_ids` that have a transaction open; None where brokers do not tell."""
+    """Return the open transactions of these ids; None if brokers lack the request."""
     try:
         return set(_ongoing(client, transactional_ids, deadline))
     except UnsupportedVersion:

@@ -1,6 +1,6 @@
-"""Which query, start, batch and task this is: what the transactions of an exactly-once write are named by.
+"""The query, start, batch and task of an exactly-once write, which name its transactions. Runs on executors.
 
-Spark tells a task by the local properties of its `TaskContext` alone. Runs in the executors.
+Spark passes them in the local properties of the `TaskContext`.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from protocol.producer.idempotence import ProducerIdentity
 from protocol.transaction.states import TransactionalIdentity
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-_START_ID = "spark.jobGroup.id"  # a stream's jobs have its run id as their group
+_START_ID = "spark.jobGroup.id"  # the job group of a stream is its run id
 _SPECULATION = "spark.speculation"
 
 
 @dataclass(frozen=True)
 class Query:
-    """A streaming query, by the id in its checkpoint; or one batch write, by an id of its own."""
+    """A streaming query, by the id in its checkpoint; or one batch write, by a generated id."""
 
     prefix: str
     query_id: str
 
     @property
     def transactional_id(self) -> str:
-        """The driver's; the ledger's group has this name, too."""
+        """The driver's transactional id, and the name of the ledger's group."""
         return f"{self.prefix}-{self.query_id}"
 
     @property
     def task_prefix(self) -> str:
+        """The prefix of the tasks' transactional ids."""
         return f"{self.transactional_id}-"
 
     def task(self, task: int) -> str:
-        """The transactional id of a task, and the name of the group that holds its marker."""
+        """Return the transactional id of a task, which is also the name of its marker's group."""
         return f"{self.task_prefix}{task}"
 
     def identities(self, transactions: Mapping[int, ProducerIdentity]) -> list[TransactionalIdentity]:
-        """Of transactions by task."""
+        """Return the identities of transactions by task."""
         return [
             TransactionalIdentity(self.task(task), each.producer_id, each.producer_epoch)
             for task, each in transactions.items()
@@ -49,7 +50,7 @@ class Query:
 
 @dataclass(frozen=True)
 class StreamBatch:
-    """One micro-batch, as one start of the query runs it."""
+    """A micro-batch of one start of the query."""
 
     query: Query
     start_id: str
@@ -57,24 +58,24 @@ class StreamBatch:
 
 
 def this_task() -> int:
-    """The number of the task that runs here. Raises `ConfigurationError` where Spark may run it twice at once."""
+    """Return the number of the current task. Raises `ConfigurationError` with speculative execution."""
     context = _context()
-    # As Spark reads it: in any case, with blanks around it.
+    # Parsed as by Spark: case and blanks are ignored.
     if (context.getLocalProperty(_SPECULATION) or "").strip().lower() == "true":
         raise ConfigurationError(
-            f"deliveryGuarantee is exactly-once, but {_SPECULATION} is true: of two copies of a task one would fence "
+            f"deliveryGuarantee is exactly-once, but {_SPECULATION} is true: one of two copies of a task would fence "
             f"the other. Set {_SPECULATION} to false."
         )
     return context.partitionId()
 
 
 def this_batch(prefix: str) -> StreamBatch:
-    """The micro-batch of the task that runs here. Raises `UsageError` if Spark does not say which it is."""
+    """Return the micro-batch of the current task. Raises `UsageError` if Spark does not pass it."""
     context = _context()
     query_id, start_id, batch_id = (context.getLocalProperty(name) for name in (_QUERY_ID, _START_ID, _BATCH_ID))
     if not query_id or not start_id or not batch_id:
         raise UsageError(
-            "deliveryGuarantee is exactly-once, but Spark does not tell this task which batch of which query it is "
+            "deliveryGuarantee is exactly-once, but Spark has not passed the query and batch of this task "
             f"({_QUERY_ID}={query_id}, {_START_ID}={start_id}, {_BATCH_ID}={batch_id})."
         )
     return StreamBatch(Query(prefix, query_id), start_id, int(batch_id))
@@ -83,5 +84,5 @@ def this_batch(prefix: str) -> StreamBatch:
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise UsageError("an exactly-once write runs in tasks of Spark alone")
+        raise UsageError("an exactly-once write runs in Spark tasks only")
     return context

@@ -1,9 +1,8 @@
-"""A start of a query takes over: from now on it alone writes, and what the one before left open is settled.
+"""Takeover by a new start of a query: it becomes the only writer, and ends the transactions of the previous start.
 
-A task of a start that finds another one in the ledger does this, or waits for a task that does (`turn`), before it
-touches any other transaction: from then on no driver of an older start can decide anything, so what it has decided
-does not change any more. Runs in the
-executors; whether a newer start has come the driver asks, too.
+A task that finds an older start in the ledger takes over, or waits for another task that does (`turn`), before it
+begins a transaction. Afterwards no driver of an older start can decide a batch, so earlier decisions are final. Runs on
+executors; the driver also checks for a newer start.
 """
 
 from __future__ import annotations
@@ -26,16 +25,32 @@ from spark_kafka_source.sink.exactly_once.turn import Holder, TakeOverTurn
 
 log = logging.getLogger(__name__)
 
-# Of a transactional id: any other state means that its producer is about to begin a transaction, or has one.
+# Other states of a transactional id mean that its producer has a transaction or is about to begin one.
 _AT_REST = ("CompleteCommit", "CompleteAbort")
 
 
 def ledger_of_start(
     client: Client, batch: StreamBatch, topic: str | None, transaction_timeout_ms: int, deadline: Deadline
 ) -> Ledger | None:
-    """The ledger, once it is this start's. `topic` is to hold its keys, if there is none yet; None: then there is none.
+    """Return the ledger after this start has taken over.
 
-    Raises `ProducerFenced`, `UsageError` for a checkpoint that was set back, and what requests to brokers do.
+    Parameters
+    ----------
+    client : Client
+    batch : StreamBatch
+    topic : str or None
+        Topic for the offsets of a new ledger; None: return None if there is no ledger.
+    transaction_timeout_ms : int
+    deadline : Deadline
+
+    Raises
+    ------
+    ProducerFenced
+        There is a newer start, or the batch was decided without this attempt.
+    UsageError
+        The checkpoint was reset to an earlier batch.
+    KafkaError
+        A request failed.
     """
 
     def begin(before: Ledger | None) -> Ledger:
@@ -63,12 +78,12 @@ def ledger_of_start(
         nonlocal turn
         has_come = False
         while True:
-            # Read after the turn has come, too: the producer is at rest again when another task has taken over.
+            # Also read after the turn has come: another task may have taken over meanwhile.
             ledger = seen()
             if ledger.start_id == batch.start_id if ledger is not None else topic is None:
                 return ledger
             if has_come:
-                return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, anew=True)
+                return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, fence_first=True)
             turn = turn or TakeOverTurn(partial(_holder, client, batch.query, deadline), deadline)
             if not (has_come := turn.has_come()):
                 turn.wait()
@@ -87,74 +102,77 @@ def _holder(client: Client, query: Query, deadline: Deadline) -> Holder:
 
 
 def require_not_decided(client: Client, batch: StreamBatch, seen: Ledger) -> None:
-    """Called by a task that has its producer id, to look once more at the ledger, which was as `seen` before.
+    """Check the ledger again once a task has its producer id; `seen` is the ledger before.
 
-    Raises `ProducerFenced` if a newer start has come since, or the batch was decided with another attempt of the task:
-    a transaction that this one began would stay open until it is timed out.
+    Raises
+    ------
+    ProducerFenced
+        There is a newer start, or the batch was decided with another attempt of the task: a transaction of this attempt
+        would stay open until it times out.
     """
     deadline, what = client.deadline(), f"ledger of {batch.query.transactional_id}"
     ledger = client.retrying(what, lambda: read_ledger(client, batch.query, deadline), deadline)
     if ledger is None:
         return
     require_newest(ledger, batch)
-    # The ledger may also be older than `seen`, or newer by the batch before: a commit is visible some time after it.
+    # A commit becomes visible with a delay: the ledger may be older than `seen`, or newer by the previous batch.
     if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != seen:
         raise _too_late(ledger, batch)
 
 
 def _too_late(ledger: Ledger, batch: StreamBatch) -> ProducerFenced:
     return ProducerFenced(
-        f"this attempt of a task comes too late: batch {batch.batch_id} of the query {batch.query.query_id} was "
+        f"this attempt of a task is too late: batch {batch.batch_id} of the query {batch.query.query_id} was "
         f"decided without it, and the query has written up to batch {ledger.batch_id}"
     )
 
 
 def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
-    """Raises `ProducerFenced` if there is a newer start than that of `batch`."""
+    """Raise `ProducerFenced` if there is a newer start than that of `batch`."""
     if ledger.is_superseded(batch.start_id):
         raise ProducerFenced(
             f"batch {batch.batch_id} is fenced: the query {batch.query.query_id} was started again elsewhere, and that "
-            f"start writes under transactionalIdPrefix {batch.query.prefix} now. What this one has decided is "
-            "committed; nothing else of it can be read. End it, or give it a checkpoint of its own."
+            f"start now writes under transactionalIdPrefix {batch.query.prefix}. Batches that this start has decided "
+            "are committed; its other records are not visible. Stop it, or give it a separate checkpoint."
         )
 
 
 def _require_not_set_back(ledger: Ledger, batch: StreamBatch) -> None:
-    """Spark repeats the last batch of a query, and none before it. Raises `UsageError`.
+    """Raise `UsageError` if the batch is older than the last one: Spark repeats only the last batch.
 
-    To the ledger an older start that was at work while this one planned its first batch looks the same.
+    The same happens if an older start decided batches while this one planned its first batch.
     """
     if ledger.batch_id > batch.batch_id:
         raise UsageError(
             f"this is batch {batch.batch_id} of the query {batch.query.query_id}, which has written up to batch "
-            f"{ledger.batch_id} before. If the query ran elsewhere until now, or still runs, end it there and start it "
-            "again: every row comes once. Otherwise its checkpoint was set back, perhaps to a copy of earlier, and "
-            f"which rows are there cannot be told: set a transactionalIdPrefix other than {batch.query.prefix} to "
-            f"write from batch {batch.batch_id} on again, or begin with a new checkpoint where it is to go on."
+            f"{ledger.batch_id} before. If the query ran elsewhere until now, or still runs, stop it there and start "
+            "it again: every row is written once. Otherwise its checkpoint was reset, perhaps to an earlier copy, and "
+            f"the rows in Kafka are unknown: set a transactionalIdPrefix other than {batch.query.prefix} to "
+            f"write from batch {batch.batch_id} on again, or use a new checkpoint with other starting offsets."
         )
 
 
 @contextmanager
 def told_if_superseded(client: Client, batch: StreamBatch) -> Iterator[None]:
-    """An error in this block is `ProducerFenced` if a newer start has come: that is why, and it says so.
+    """Convert errors in the block to `ProducerFenced` if there is a newer start, which is their cause.
 
-    So is a deadline that has passed: for a driver that stood still that long.
+    This includes a passed deadline, as of a suspended driver.
     """
     try:
         yield
     except KafkaError:
-        with suppress(BrokerError, TransportError):  # the first error says more
+        with suppress(BrokerError, TransportError):  # the first error is more useful
             if (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
                 require_newest(ledger, batch)
         raise
 
 
 def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) -> None:
-    """Ends what the start before left open: commits what was decided, and aborts the rest."""
+    """End the transactions of the previous start: commit the decided ones, abort the others."""
     decided = query.identities(ledger.transactions)
     end_transactions(client, decided, commit=True, deadline=deadline, asked_before=True)
     left = [each for each in open_transactions(client, query.task_prefix, deadline) if each not in decided]
-    # If it has changed, another task of this start was quicker, and some of these may be its own.
+    # If the ledger has changed, another task of this start has taken over, and some of these may be new.
     if left and read_ledger(client, query, deadline) == ledger:
         log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(left))
         end_transactions(client, left, commit=False, deadline=deadline, asked_before=True)

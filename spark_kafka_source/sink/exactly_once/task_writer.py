@@ -1,8 +1,8 @@
-"""What a task of an exactly-once write does in an executor: its rows in a transaction, which it leaves open.
+"""Write the rows of one task of an exactly-once write in a transaction, and leave it open. Runs on executors.
 
-A micro-batch that an earlier start of the query has decided is there, or comes to be there, without being written
-again; only what the broker has timed out since is. Beside its rows the transaction has a marker, the number of the next
-batch as an offset of the group that is named as the task's transactional id: it tells which of the two it is.
+A micro-batch decided by an earlier start is not written again, except transactions that the broker has timed out.
+Each transaction contains a marker, which tells the two cases apart: the number of the next batch, as an offset of the
+group with the name of the task's transactional id.
 """
 
 from __future__ import annotations
@@ -40,13 +40,18 @@ from spark_kafka_source.task.worker_tuning import tune_worker
 
 @dataclass(frozen=True)
 class PreparedWrite(TaskWritten):
-    """A task's transaction, ready to be committed.
+    """The prepared transaction of a task.
 
     Attributes
     ----------
-    batch : None in a batch write.
-    identity : under which its transaction was written; None: it has none, since there was nothing to write.
-    decided_task_count : how many tasks the batch had when an earlier start decided it, if one has.
+    query : Query
+    batch : StreamBatch or None
+        None in a batch write.
+    task : int
+    identity : ProducerIdentity or None
+        Identity of the transaction; None if there were no rows to write.
+    decided_task_count : int or None
+        Number of tasks of the batch if an earlier start has decided it.
     """
 
     query: Query
@@ -58,9 +63,12 @@ class PreparedWrite(TaskWritten):
 
 @dataclass(frozen=True)
 class TransactionalTaskWriter:
-    """Writes the rows of one task, as `TaskWriter` does, in a transaction.
+    """Writes the rows of one task in a transaction, otherwise as `TaskWriter`.
 
-    `write_id`: of a batch write, made on the driver; None: of a stream, whose batches Spark numbers.
+    Attributes
+    ----------
+    write_id : str or None
+        Id of a batch write, generated on the driver; None for a stream.
     """
 
     client: ClientConfig
@@ -71,12 +79,12 @@ class TransactionalTaskWriter:
 
     @property
     def batch_write(self) -> Query | None:
-        """None: it is for a stream."""
+        """The batch write; None for a stream."""
         return None if self.write_id is None else Query(self.prefix, self.write_id)
 
     @with_remedies()
     def write(self, batches: Iterable[pa.RecordBatch]) -> PreparedWrite:
-        """Raises as `TaskWriter.write`, and `ProducerFenced`. What a task that fails has written is aborted."""
+        """Write all rows; abort the transaction after an error. Raises as `TaskWriter.write`, and `ProducerFenced`."""
         client = client_for(self.client)
         rows: Iterator[pa.RecordBatch] = (batch for batch in batches if batch.num_rows)
         first = next(rows, None)
@@ -99,7 +107,7 @@ class TransactionalTaskWriter:
         def require_current() -> None:
             require_going_on(client, write, client.deadline())
 
-        require_current()  # else a late attempt would fence what is being committed
+        require_current()  # else a late attempt would fence the transaction that is being committed
         return self._write_rows(nothing, rows, {}, require_current)
 
     def _write_stream(
@@ -116,7 +124,7 @@ class TransactionalTaskWriter:
         if ledger.batch_id == batch.batch_id:
             nothing = replace(nothing, decided_task_count=ledger.task_count)
             if not missing_tasks(client, batch, ledger, [task]):
-                deque(rows, maxlen=0)  # Spark wants its rows to be taken
+                deque(rows, maxlen=0)  # Spark requires that rows are consumed
                 return nothing
         if first is None:
             return nothing
@@ -132,7 +140,7 @@ class TransactionalTaskWriter:
         marker: Mapping[TopicPartition, CommittedOffset],
         require_current: Callable[[], None],
     ) -> PreparedWrite:
-        """`require_current` raises `ProducerFenced` if this attempt comes too late; called with a producer id."""
+        """Write in a transaction. `require_current` raises `ProducerFenced` if this attempt is too late."""
         transactional_id = nothing.query.task(nothing.task)
         config = replace(self.producer, transactional_id=transactional_id)
         with borrowed_producer(self.client, config, TransactionalProducer) as producer:
@@ -153,5 +161,5 @@ class TransactionalTaskWriter:
 
 @lru_cache(maxsize=1)
 def _marker_thread(process_id: int) -> ThreadPoolExecutor:
-    """Kept from task to task; by process, since threads do not come along with a fork."""
+    """Return a thread that is kept between tasks; by process, since threads do not survive a fork."""
     return ThreadPoolExecutor(1)

@@ -1,4 +1,4 @@
-"""A transaction timeout that brokers refuse: said in words, with what they allow. Runs where a transaction begins."""
+"""Convert a refused transaction timeout to an error with the brokers' maximum. Runs in tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BROKER = 4
 
 @contextmanager
 def allowed_timeout(client: Client, transaction_timeout_ms: int) -> Iterator[None]:
-    """Raises `ConfigurationError` for INVALID_TRANSACTION_TIMEOUT in this block."""
+    """Raise `ConfigurationError` for INVALID_TRANSACTION_TIMEOUT in this block."""
     try:
         yield
     except BrokerError as error:
@@ -25,17 +25,17 @@ def allowed_timeout(client: Client, transaction_timeout_ms: int) -> Iterator[Non
             raise
         raise ConfigurationError(
             f"transaction.timeout.ms is {transaction_timeout_ms}, and brokers allow at most {_maximum_ms(client)} "
-            f"({_MAXIMUM}). Lower the one or raise the other; it must be more than a batch takes.",
+            f"({_MAXIMUM}). Lower the one or raise the other; it must be longer than a batch takes.",
             settings=("transaction.timeout.ms",),
         ) from error
 
 
 def _maximum_ms(client: Client) -> str:
-    """As the first broker says, if this user may ask."""
+    """Return the maximum of the first broker, if this user may read its configuration."""
     try:
         broker = next(iter(client.brokers().values()))
         resource = {"resource_type": _BROKER, "resource_name": str(broker.node_id), "configuration_keys": [_MAXIMUM]}
         (found,) = call(client, DESCRIBE_CONFIGS, {"resources": [resource]}, client.deadline(), to=broker)["results"]
         return str(found["configs"][0]["value"])
     except (KafkaError, LookupError):
-        return "what their configuration says"
+        return "the value in their configuration"

@@ -1,9 +1,8 @@
-"""Which task takes over: one of a start, while the others wait for it.
+"""Choose the task that takes over: one task of a start does, the others wait for it. Runs on executors.
 
-A take-over fences the one in progress, and tasks do not know of each other. So each looks at the producer that writes
-the ledger. If that is at rest, and still is after a random time, the task begins. If it is not, another task has begun,
-or the driver of the older start decides, and the task waits for a limited time, since that producer may be dead.
-Runs in the executors.
+A takeover fences one in progress, and tasks cannot communicate. So each task observes the producer that writes the
+ledger. If the producer is at rest, and still is after a random delay, the task takes over. Otherwise another task has
+begun, or the driver of the older start is deciding: the task waits for a limited time, since that producer may be dead.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class Holder:
-    """The producer that has written the ledger, or is about to.
+    """The producer that writes the ledger.
 
     Attributes
     ----------
-    identity : None where brokers do not tell (before Kafka 3.0): there time alone keeps tasks apart.
-    is_at_rest : its last transaction is complete, and no other has begun.
+    identity : TransactionalIdentity or None
+        None before Kafka 3.0, where only delays keep tasks apart.
+    is_at_rest : bool
+        Its last transaction is complete, and no other one has begun.
     """
 
     identity: TransactionalIdentity | None
@@ -37,7 +38,7 @@ class Holder:
 
 
 class TakeOverTurn:
-    """When a task may take over. `ask_holder` asks brokers."""
+    """Decides when a task may take over. `ask_holder` sends the request."""
 
     def __init__(self, ask_holder: Callable[[], Holder], deadline: Deadline) -> None:
         self._ask_holder = ask_holder
@@ -50,23 +51,25 @@ class TakeOverTurn:
             self._next_s = self._after_another_s()
 
     def has_come(self) -> bool:
-        """Return whether to take over now. If that fails, the next turn comes later."""
+        """Return True to take over now. If the takeover fails, the next turn comes later."""
         if self._now_s() < self._next_s:
             return False
         before, self._holder = self._holder, self._ask_holder()
         self._next_s = self._after_another_s()
-        # Not at rest and the same as before: the task that began to take over is dead, or slow.
+        # Neither at rest nor changed: the task that began a takeover is dead or slow.
         return self._holder.is_at_rest or self._holder.identity == before.identity
 
     def wait(self) -> None:
-        """Until the turn may have come, or it is time to look whether another task is done."""
+        """Wait until the turn may have come, or until the ledger should be checked again."""
         if self._deadline.passed:
-            raise DeadlineExceeded("other tasks of this start were to take over the query's ledger, and have not")
+            raise DeadlineExceeded(
+                "another task of this start began to take over the query's ledger, and has not completed"
+            )
         wait_s = min(self._next_s - self._now_s(), _LOOK_S * random.uniform(0.5, 1))  # noqa: S311
         self._deadline.clock.sleep_s(min(wait_s, self._deadline.remaining_s()))
 
     def _after_another_s(self) -> float:
-        """When another task should be done; more time with each that is not."""
+        """Return the time by which another task should be done; the wait doubles each time."""
         wait_s = self._patience_s * random.uniform(1, 2)  # noqa: S311
         self._patience_s = min(2 * self._patience_s, _MOST_S)
         return self._now_s() + wait_s

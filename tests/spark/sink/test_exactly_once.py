@@ -135,7 +135,7 @@ def test_what_was_decided_and_timed_out_since_is_written_again(copy: CopyFactory
 @pytest.mark.parametrize(
     ("point", "says"),
     [
-        ("when all tasks have written", "are over before they could be committed.*pykafka txn abort"),
+        ("when all tasks have written", "ended before they could be committed.*pykafka txn abort"),
         ("while a task writes", "a newer producer took over, or it was aborted"),
         ("between the EndTxn calls", "is decided: start the query again"),
     ][: None if SOAK else 1],

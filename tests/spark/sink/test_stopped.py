@@ -147,4 +147,4 @@ def test_a_stream_that_fails_in_the_middle_of_a_batch_says_why_and_what_it_had_w
     with pytest.raises(StreamingQueryException) as failure:
         query.awaitTermination(60)
     assert "partition 7 was requested" in str(failure.value)
-    assert re.search(rf"What this task wrote before stays in Kafka: \d+ rows to {name}", str(failure.value))
+    assert re.search(rf"Rows that this task wrote before stay in Kafka: \d+ rows to {name}", str(failure.value))

@@ -43,4 +43,4 @@ def test_a_task_that_fails_says_in_its_error_what_it_had_written(kafka1: LocalKa
     with pytest.raises(UsageError, match="partition 2 was requested") as failure:
         task.write(rows())
     written = len(read_back(kafka1, name))
-    assert f"What this task wrote before stays in Kafka: {written} rows to {name} (2 part" in str(failure.value)
+    assert f"Rows that this task wrote before stay in Kafka: {written} rows to {name} (2 part" in str(failure.value)

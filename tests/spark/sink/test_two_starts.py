@@ -121,7 +121,7 @@ def test_an_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(q
         query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
         query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
 
-    told = r"was started again elsewhere.* decided is committed"
+    told = r"was started again elsewhere.* decided are committed"
     with pytest.raises(ProducerFenced, match=told), paused_at(batch_commit, "_commit", go_on):
         query.commit(*first)
     query.abort(*first)
@@ -223,7 +223,7 @@ def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, n
 def test_a_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Query, name: str) -> None:
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
-    with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was set back"):
+    with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was reset"):
         query.task("B", 1, 0, (name, "B1"))
     query.commit(query.task("A", 3, 0, (name, "A3")))
     assert query.seen(name) == [b"A0", b"A1", b"A2", b"A3"]
@@ -233,7 +233,7 @@ def test_a_start_that_an_older_one_outruns_is_told_to_end_that_one_and_begin_aga
     """It has read batch 1 as the last one in the checkpoint, and the older start has gone on to batch 2 meanwhile."""
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
-    with pytest.raises(UsageError, match=r"still runs, end it there and start it again: every row comes once"):
+    with pytest.raises(UsageError, match=r"still runs, stop it there and start it again: every row is written once"):
         query.task("B", 1, 0, (name, "A1"))
     query.commit(query.task("C", 2, 0, (name, "A2")))
     query.commit(query.task("C", 3, 0, (name, "C3")))
@@ -259,7 +259,7 @@ def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_who
 ) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
     wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
-    with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .* kafka.transaction.timeout.ms"):
+    with pytest.raises(KafkaError, match=r"1 of 2 transactions ended .* kafka.transaction.timeout.ms"):
         query.commit(*first)
     query.abort(*first)
     assert query.seen(name) == []
@@ -299,7 +299,7 @@ def test_a_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query
 def test_a_batch_of_which_one_is_aborted_before_the_decision_is_written_again(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     abort_transaction(query.client, query.transactional_id(1))
-    with pytest.raises(KafkaError, match=r"1 of 2 transactions are over .*pykafka txn abort"):
+    with pytest.raises(KafkaError, match=r"1 of 2 transactions ended .*pykafka txn abort"):
         query.commit(*first)
     query.abort(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
@@ -346,7 +346,7 @@ def test_a_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: 
     writer = query.writer(streaming=False)
     with spark_task(0):
         told, _ = (writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("told", "late"))
-    with pytest.raises(KafkaError, match="1 of 1 transactions are over"):
+    with pytest.raises(KafkaError, match="1 of 1 transactions ended"):
         delivery.commit(query.options, [told])
     delivery.abort(query.options, writer, [told])
     assert writer.batch_write is not None
