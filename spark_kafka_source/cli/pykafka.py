@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import click
 
+from spark_kafka_source.cli.acls import acls
+from spark_kafka_source.cli.cluster import cluster_group
+from spark_kafka_source.cli.configs import configs
 from spark_kafka_source.cli.consume import consume
 from spark_kafka_source.cli.groups import groups
 from spark_kafka_source.cli.produce import produce
+from spark_kafka_source.cli.quotas import quotas
 from spark_kafka_source.cli.topics import topics
 from spark_kafka_source.cli.txn import txn
+from spark_kafka_source.cli.users import users
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -21,8 +26,5 @@ def pykafka() -> None:
     """
 
 
-pykafka.add_command(consume)
-pykafka.add_command(groups)
-pykafka.add_command(produce)
-pykafka.add_command(topics)
-pykafka.add_command(txn)
+for _command in (acls, cluster_group, configs, consume, groups, produce, quotas, topics, txn, users):
+    pykafka.add_command(_command)

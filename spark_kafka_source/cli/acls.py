@@ -1,0 +1,201 @@
+"""`pykafka acls`: list, create and delete ACLs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from protocol.admin.acls import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
+from protocol.admin.admin import Admin
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.rows import output_option, print_rows
+
+_COLUMNS = ("principal", "host", "permission", "operation", "resource_type", "resource", "pattern")
+_OF_CLUSTER = "kafka-cluster"
+_RESOURCES = {
+    "topics": ResourceType.TOPIC,
+    "groups": ResourceType.GROUP,
+    "transactional_ids": ResourceType.TRANSACTIONAL_ID,
+    "delegation_tokens": ResourceType.DELEGATION_TOKEN,
+    "user_principals": ResourceType.USER,
+}
+_NOT_CONCRETE = ("UNKNOWN", "ANY")
+_OPERATIONS = [each.name.lower().replace("_", "-") for each in AclOperation if each.name not in _NOT_CONCRETE]
+# As `kafka-acls.sh --producer` and `--consumer`.
+_OF_PRODUCER = {
+    ResourceType.TOPIC: (AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE),
+    ResourceType.TRANSACTIONAL_ID: (AclOperation.WRITE, AclOperation.DESCRIBE),
+}
+_OF_CONSUMER = {
+    ResourceType.TOPIC: (AclOperation.READ, AclOperation.DESCRIBE),
+    ResourceType.GROUP: (AclOperation.READ,),
+}
+
+_RESOURCE_OPTIONS = (
+    click.option("--topic", "topics", multiple=True, metavar="NAME", help="A topic; * for all; repeatable."),
+    click.option("--group", "groups", multiple=True, metavar="NAME", help="A group; repeatable."),
+    click.option("--transactional-id", "transactional_ids", multiple=True, metavar="ID", help="Repeatable."),
+    click.option("--delegation-token", "delegation_tokens", multiple=True, metavar="ID", help="Repeatable."),
+    click.option("--user-principal", "user_principals", multiple=True, metavar="NAME", help="Repeatable."),
+    click.option("--cluster", "of_cluster", is_flag=True, help="The cluster."),
+)
+_FILTER_OPTIONS = (
+    *_RESOURCE_OPTIONS,
+    click.option("--principal", metavar="User:NAME", help="Only ACLs of this principal."),
+    click.option("--host", metavar="ADDRESS", help="Only ACLs for this client address."),
+    click.option("--operation", type=click.Choice(_OPERATIONS), help="Only ACLs with this operation."),
+    click.option("--permission", type=click.Choice(("allow", "deny")), help="Only ACLs with this permission."),
+    click.option(
+        "--pattern",
+        type=click.Choice(("any", "match", "literal", "prefixed")),
+        default="any",
+        show_default=True,
+        help="How a name selects: match finds every ACL that applies to it.",
+    ),
+)
+
+
+def _with(options: Iterable[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def add(command: Any) -> Any:
+        for option in reversed(list(options)):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.group()
+def acls() -> None:
+    """List, create and delete ACLs. The brokers need an authorizer."""
+
+
+@acls.command("list")
+@_with(_FILTER_OPTIONS)
+@output_option
+@asks_brokers
+def list_command(cluster: Cluster, output: str, **given: Any) -> None:
+    """List ACLs: all of them, or those that the options select.
+
+    \b
+    Examples:
+      pykafka acls list --principal User:alice
+      pykafka acls list --topic orders --pattern match -o csv
+    """
+    print_rows(_COLUMNS, [_row(each) for each in _selected(cluster, given)], output)
+
+
+@acls.command()
+@_with(_RESOURCE_OPTIONS)
+@click.option("--principal", "principals", multiple=True, required=True, metavar="User:NAME", help="Repeatable.")
+@click.option(
+    "--operation", "operations", multiple=True, type=click.Choice(_OPERATIONS), help="An operation; repeatable."
+)
+@click.option("--producer", is_flag=True, help="What a producer needs for the topics and transactional ids.")
+@click.option("--consumer", is_flag=True, help="What a consumer needs for the topics and groups.")
+@click.option("--deny", is_flag=True, help="Deny instead of allow.")
+@click.option("--prefixed", is_flag=True, help="The names are prefixes.")
+@click.option("--host", default="*", show_default=True, metavar="ADDRESS", help="The address of clients.")
+@output_option
+@asks_brokers
+def create(
+    cluster: Cluster,
+    principals: tuple[str, ...],
+    operations: tuple[str, ...],
+    producer: bool,
+    consumer: bool,
+    deny: bool,
+    prefixed: bool,
+    host: str,
+    output: str,
+    **given: Any,
+) -> None:
+    """Create ACLs, and show them. Existing ones stay.
+
+    \b
+    Examples:
+      pykafka acls create --principal User:alice --consumer --topic orders --group orders-etl
+      pykafka acls create --principal User:bob --operation describe --topic orders- --prefixed
+    """
+    resources = _resources(given)
+    wanted = []
+    for kind, name in resources:
+        needed = {AclOperation[operation.upper().replace("-", "_")] for operation in operations}
+        needed |= {*(_OF_PRODUCER.get(kind, ()) if producer else ()), *(_OF_CONSUMER.get(kind, ()) if consumer else ())}
+        permission = AclPermission.DENY if deny else AclPermission.ALLOW
+        of_cluster = kind is ResourceType.CLUSTER
+        pattern = PatternType.PREFIXED if prefixed and name != "*" and not of_cluster else PatternType.LITERAL
+        wanted += [
+            AclBinding(kind, name, principal, operation, permission, pattern, host)
+            for principal in principals
+            for operation in sorted(needed)
+        ]
+    if not wanted:
+        raise click.UsageError("Give a resource such as --topic, and --operation, --producer or --consumer.")
+    Admin(cluster.client).create_acls(wanted, timeout_ms=cluster.left_ms)
+    print_rows(_COLUMNS, [_row(each) for each in wanted], output)
+
+
+@acls.command()
+@_with(_FILTER_OPTIONS)
+@click.option("--all", "everything", is_flag=True, help="All ACLs of the cluster.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@output_option
+@asks_brokers
+def delete(cluster: Cluster, everything: bool, yes: bool, output: str, **given: Any) -> None:
+    """Show the ACLs that the options select, and delete them after confirmation.
+
+    \b
+    Examples:
+      pykafka acls delete --principal User:alice --topic orders
+      pykafka acls delete --topic orders-test --yes
+    """
+    selects = any(value for name, value in given.items() if name != "pattern")
+    if selects == everything:
+        raise click.UsageError("Give options that select ACLs, or --all.")
+    found = _selected(cluster, given)
+    print_rows(_COLUMNS, [_row(each) for each in found], output)
+    if not found:
+        return
+    if not yes:
+        click.confirm(f"Delete {len(found)} ACLs?", abort=True, err=True)
+    exact = [
+        AclFilter(
+            *(each.resource_type, each.resource_name, each.principal, each.operation, each.permission),
+            *(each.pattern_type, each.host),
+        )
+        for each in found
+    ]
+    Admin(cluster.client).delete_acls(exact, timeout_ms=cluster.left_ms)
+    click.echo(f"deleted {len(found)} ACLs", err=True)
+
+
+def _resources(given: Mapping[str, Any]) -> list[tuple[ResourceType, str]]:
+    named = [(kind, name) for option, kind in _RESOURCES.items() for name in given[option]]
+    return [*named, *([(ResourceType.CLUSTER, _OF_CLUSTER)] if given["of_cluster"] else [])]
+
+
+def _selected(cluster: Cluster, given: Mapping[str, Any]) -> list[AclBinding]:
+    """Return the ACLs of each named resource, or of all, in the order of their columns."""
+    common = {
+        "principal": given["principal"],
+        "host": given["host"],
+        "operation": AclOperation[(given["operation"] or "any").upper().replace("-", "_")],
+        "permission": AclPermission[(given["permission"] or "any").upper()],
+        "pattern_type": PatternType[given["pattern"].upper()],
+    }
+    resources: list[tuple[ResourceType, str | None]] = [*_resources(given)] or [(ResourceType.ANY, None)]
+    admin = Admin(cluster.client)
+    found = {
+        binding
+        for kind, name in resources
+        for binding in admin.describe_acls(AclFilter(kind, name, **common), timeout_ms=cluster.left_ms)
+    }
+    return sorted(found, key=_row)
+
+
+def _row(acl: AclBinding) -> tuple[str, ...]:
+    kinds = (acl.permission, acl.operation, acl.resource_type, acl.pattern_type)
+    permission, operation, resource_type, pattern = (each.name.lower().replace("_", "-") for each in kinds)
+    return acl.principal, acl.host, permission, operation, resource_type, acl.resource_name, pattern

@@ -1,0 +1,134 @@
+"""`pykafka quotas`: list, set and delete quotas of users, clients and addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from protocol.admin.admin import Admin
+from protocol.admin.users import QuotaEntity, quota_entity
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
+from spark_kafka_source.cli.rows import output_option, print_rows
+
+_KINDS = ("user", "client_id", "ip")
+_ENTITY_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option("--user", metavar="NAME", help="A user."),
+    click.option("--user-default", is_flag=True, help="Users without a quota of their own."),
+    click.option("--client-id", metavar="ID", help="A client id."),
+    click.option("--client-id-default", is_flag=True, help="Client ids without a quota of their own."),
+    click.option("--ip", metavar="ADDRESS", help="A client address."),
+    click.option("--ip-default", is_flag=True, help="Addresses without a quota of their own."),
+)
+
+
+def _entity_options(command: Any) -> Any:
+    for option in reversed(_ENTITY_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group()
+def quotas() -> None:
+    """List, set and delete quotas of users, client ids and addresses."""
+
+
+@quotas.command("list")
+@_entity_options
+@output_option
+@asks_brokers
+def list_command(cluster: Cluster, output: str, **given: Any) -> None:
+    """List quotas: all of them, or those of entities that the options select.
+
+    \b
+    Examples:
+      pykafka quotas list
+      pykafka quotas list --user alice -o json
+    """
+    found = _found(cluster, given)
+    print_rows(("entity", "quota", "value"), _rows(found), output)
+
+
+@quotas.command("set")
+@_entity_options
+@click.argument("settings", metavar="QUOTA=VALUE...", nargs=-1, required=True, callback=pairs)
+@click.option("--dry-run", is_flag=True, help="Let the broker check the change without applying it.")
+@asks_brokers
+def set_command(cluster: Cluster, settings: Mapping[str, str], dry_run: bool, **given: Any) -> None:
+    """Set quotas of an entity, a user, a client id, both, or an address.
+
+    The quotas are producer_byte_rate, consumer_byte_rate (bytes per second and broker), request_percentage,
+    controller_mutation_rate and, of an address, connection_creation_rate.
+
+    \b
+    Examples:
+      pykafka quotas set --user alice producer_byte_rate=1048576 consumer_byte_rate=2097152
+      pykafka quotas set --client-id-default request_percentage=200
+    """
+    try:
+        values = {name: float(value) for name, value in settings.items()}
+    except ValueError as error:
+        raise click.UsageError(f"A quota is a number: {error}.") from error
+    entity = _entity(given)
+    Admin(cluster.client).alter_client_quotas({entity: values}, validate_only=dry_run, timeout_ms=cluster.left_ms)
+    click.echo(f"{'valid, not changed' if dry_run else 'changed'}: {_text(entity)}")
+
+
+@quotas.command()
+@_entity_options
+@click.argument("names", metavar="[QUOTA]...", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@asks_brokers
+def delete(cluster: Cluster, names: tuple[str, ...], yes: bool, **given: Any) -> None:
+    """Delete quotas of an entity, by default all of it, after confirmation.
+
+    \b
+    Examples:
+      pykafka quotas delete --user alice
+      pykafka quotas delete --user alice producer_byte_rate --yes
+    """
+    entity, admin = _entity(given), Admin(cluster.client)
+    found = _found(cluster, given).get(entity, {})
+    if missing := sorted(set(names) - set(found)):
+        raise click.ClickException(f"{_text(entity)} has no quota {missing[0]}.")
+    if not found:
+        raise click.ClickException(f"{_text(entity)} has no quotas.")
+    wanted = sorted(names or found)
+    if not yes:
+        click.confirm(f"Delete {', '.join(wanted)} of {_text(entity)}?", abort=True, err=True)
+    admin.alter_client_quotas({entity: dict.fromkeys(wanted)}, timeout_ms=cluster.left_ms)
+    click.echo(f"deleted {', '.join(wanted)} of {_text(entity)}")
+
+
+def _components(given: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the components of an entity by kind; None is the default entity."""
+    found: dict[str, str | None] = {}
+    for kind in _KINDS:
+        name, default = given[kind], given[f"{kind}_default"]
+        if name is not None and default:
+            option = kind.replace("_", "-")
+            raise click.UsageError(f"Give either --{option} or --{option}-default.")
+        if name is not None or default:
+            found[kind] = name
+    return found
+
+
+def _entity(given: Mapping[str, Any]) -> QuotaEntity:
+    components = _components(given)
+    if not components:
+        raise click.UsageError("Give --user, --client-id, --ip, or one of --user-default, …")
+    return quota_entity(**components)
+
+
+def _text(entity: QuotaEntity) -> str:
+    return ", ".join(f"{kind} {'(default)' if name is None else name}" for kind, name in entity)
+
+
+def _found(cluster: Cluster, given: Mapping[str, Any]) -> dict[QuotaEntity, dict[str, float]]:
+    components: dict[str, Any] = _components(given)
+    return Admin(cluster.client).describe_client_quotas(timeout_ms=cluster.left_ms, **components)
+
+
+def _rows(found: Mapping[QuotaEntity, Mapping[str, float]]) -> list[tuple[str, str, float]]:
+    return sorted((_text(entity), name, value) for entity, values in found.items() for name, value in values.items())

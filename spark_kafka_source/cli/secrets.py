@@ -1,0 +1,48 @@
+"""Secrets for commands: from a prompt, a file or the environment; never from an argument."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from protocol.secret import Secret
+
+SOURCES = "env:VARIABLE or file:PATH"
+
+
+def read_secret(source: str | None, what: str) -> Secret:
+    """Return a secret.
+
+    Parameters
+    ----------
+    source : str or None
+        `env:VARIABLE`; `file:PATH`, without the newline at its end, where `-` is standard input; None asks twice on the
+        terminal.
+    what : str
+        What it is, for the prompt and for errors.
+
+    Raises
+    ------
+    click.UsageError
+        The source does not exist, or has another form. The error never contains a secret.
+    """
+    if source is None:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"There is no terminal to ask for the {what}; name its source: {SOURCES}.")
+        return Secret(click.prompt(what.capitalize(), hide_input=True, confirmation_prompt=True, err=True))
+    kind, _, place = source.partition(":")
+    if kind == "env" and place:
+        if (value := os.environ.get(place)) is None:
+            raise click.UsageError(f"The environment variable {place} for the {what} is not set.")
+        return Secret(value)
+    if kind == "file" and place:
+        try:
+            text = sys.stdin.read() if place == "-" else Path(place).read_text()
+        except OSError as error:
+            raise click.UsageError(f"The file for the {what} cannot be read: {error.strerror}.") from error
+        return Secret(text.removesuffix("\n").removesuffix("\r"))
+    # The text is not shown: it may be the secret itself.
+    raise click.UsageError(f"The source of the {what} is written as {SOURCES}.")
