@@ -338,7 +338,7 @@ def test_rows_of_queries_whose_first_batch_fails_are_those_of_the_jvm_connector(
         scripts.append(Script(number, kafka1, topic, partitions, tmp_path / str(number)))
 
     def play(script: Script) -> str:
-        # First queries at the same time need a registration each (docs/architecture.md, "Python workers").
+        # First queries at the same time need a registration each (docs/decisions/0019-python-workers.md).
         session = spark.newSession()
         register(session)
         try:

@@ -90,7 +90,7 @@ def test_a_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
     ("hours", "timestamp_type", "written"),
     [
         (23, "CreateTime", [0, 1, 2, 3]),
-        # What docs/architecture.md says of a broker that forgets a producer, and of the remedy.
+        # docs/decisions/0015-expired-producer-ids.md: a broker that forgets a producer, and the remedy.
         (25, "CreateTime", [0, 1, 1, 2, 3]),
         (25, "LogAppendTime", [0, 1, 2, 3]),
     ],
