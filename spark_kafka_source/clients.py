@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig
-from spark_kafka_source.remedies import in_options
+from spark_kafka_source.remedies import with_option_names
 
 
 @lru_cache(maxsize=16)
 def client_for(config: ClientConfig) -> Client:
     """Return the process's client for this configuration. It connects when first used, and is never closed."""
-    return Client(config, format_error=in_options)
+    return Client(config, format_error=with_option_names)

@@ -25,7 +25,7 @@ def option_name(setting: str) -> str:
     return _OPTIONS.get(setting, _PROPERTY + setting)
 
 
-def in_options(error: KafkaError) -> str:
+def with_option_names(error: KafkaError) -> str:
     """Return the message with option names in place of property names."""
     return error.with_names(option_name)
 
@@ -49,5 +49,5 @@ def with_remedies() -> Iterator[None]:
         with property_names(option_name):
             yield
     except KafkaError as error:
-        error.message = in_options(error)
+        error.message = with_option_names(error)
         raise

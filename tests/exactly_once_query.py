@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.options.parsing import parse_sink_options
-from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
@@ -48,17 +48,17 @@ class Query:
     def writer(self, *, streaming: bool = True) -> TransactionalTaskWriter:
         """Of its tasks."""
         plan = SinkPlan(None, frozenset({"topic", "value"}))
-        task = delivery.task_writer(self.options, plan, streaming=streaming)
+        task = guarantee.task_writer(self.options, plan, streaming=streaming)
         assert isinstance(task, TransactionalTaskWriter)
         return task
 
     def commit(self, *messages: PreparedWrite) -> None:
         with self.process_of(start_of(messages)):
-            delivery.commit(self.options, messages)
+            guarantee.commit(self.options, messages)
 
     def abort(self, *messages: PreparedWrite | None) -> None:
         with self.process_of(start_of(messages)):
-            delivery.abort(self.options, self.writer(), messages)
+            guarantee.abort(self.options, self.writer(), messages)
 
     def decide(self, *messages: PreparedWrite) -> None:
         """A driver that dies right after its decision."""

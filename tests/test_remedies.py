@@ -17,7 +17,7 @@ from protocol.properties import PROPERTIES
 from protocol.security.tls_config import TLS_NAMES
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.remedies import in_options, with_remedies
+from spark_kafka_source.remedies import with_option_names, with_remedies
 from spark_kafka_source.task import range_reader
 
 ROOT = Path(__file__).parent.parent
@@ -44,19 +44,19 @@ def caused(error: KafkaError, cause: Exception) -> KafkaError:
     ids=["a property", "with its value", "once only", "no property", "not a part of a name", "not what is no setting"],
 )
 def test_settings_become_options(error: KafkaError, said: str) -> None:
-    assert in_options(error) == said
+    assert with_option_names(error) == said
     with pytest.raises(KafkaError) as raised, with_remedies():
         raise error
     assert str(raised.value) == said
-    assert in_options(raised.value) == said, "once is enough"
+    assert with_option_names(raised.value) == said, "once is enough"
     assert str(pickle.loads(pickle.dumps(raised.value))) == said
 
 
 def test_a_message_that_repeats_its_cause_names_its_settings_too() -> None:
     unreachable = ConnectFailed("bootstrap.servers=a:1", settings=("bootstrap.servers",))
     late = DeadlineExceeded(f"delivery.timeout.ms; {unreachable}", settings=("delivery.timeout.ms",))
-    assert in_options(caused(late, unreachable)) == "kafka.delivery.timeout.ms; kafka.bootstrap.servers=a:1"
-    assert in_options(caused(KafkaError("check.crcs"), OSError())) == "check.crcs"
+    assert with_option_names(caused(late, unreachable)) == "kafka.delivery.timeout.ms; kafka.bootstrap.servers=a:1"
+    assert with_option_names(caused(KafkaError("check.crcs"), OSError())) == "check.crcs"
 
 
 def test_log_lines_of_protocol_name_options_too() -> None:

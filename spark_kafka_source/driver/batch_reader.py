@@ -24,8 +24,7 @@ from spark_kafka_source.plan.offsets import Offsets, topic_ids
 from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import offset_ranges
 from spark_kafka_source.remedies import with_remedies
-from spark_kafka_source.task.input_partition import RangePartition
-from spark_kafka_source.task.range_reader import read_range
+from spark_kafka_source.task.range_reader import RangePartition, read_range
 from spark_kafka_source.task.shipped import Shipped
 
 

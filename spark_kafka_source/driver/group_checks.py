@@ -15,7 +15,7 @@ from protocol.group.committed_offsets import fetch_offsets
 from spark_kafka_source.options.partitions import name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.remedies import in_options
+from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
         description = describe_group(client, group, deadline.at_most_ms(_CHECK_MS))
     except KafkaError as error:
         # Continue: a refused commit is reported later.
-        log.warning("group %s: cannot tell whether it has live members: %s", group, in_options(error))
+        log.warning("group %s: cannot tell whether it has live members: %s", group, with_option_names(error))
         return
     if description.members:
         members = ", ".join(f"{member.client_id} at {member.client_host}" for member in description.members[:10])
@@ -48,7 +48,7 @@ def warn_of_other_offsets(client: Client, options: SourceOptions, checkpoint: Of
     try:
         committed = fetch_offsets(client, group, checkpoint.ends, deadline.at_most_ms(_CHECK_MS))
     except KafkaError as error:
-        log.warning("resuming from the checkpoint; group %s could not be compared: %s", group, in_options(error))
+        log.warning("resuming from the checkpoint; group %s could not be compared: %s", group, with_option_names(error))
         return
     behind, ahead = [], []
     for key, offset in sorted(checkpoint.ends.items()):

@@ -25,7 +25,7 @@ from spark_kafka_source.options.partitions import listed
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.remedies import in_options
+from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class QueryMembership:
                 deadline.clock.sleep_s(_LOOK_AGAIN_S)
                 joining = self._poll_rebalance(membership, there, read, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
-            log.warning("%s", in_options(refusal))
+            log.warning("%s", with_option_names(refusal))
         owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
         self._claim(owned, read, deadline)
         added = {
@@ -150,7 +150,7 @@ class QueryMembership:
             log.info(
                 "group %s: cannot tell whether other members still have to revoke partitions: %s",
                 group,
-                in_options(error),
+                with_option_names(error),
             )
             return None
         targets = {member.member_id: member.target for member in members}
@@ -179,7 +179,7 @@ class QueryMembership:
                 group,
                 "lost" if revocation.lost else "revoked",
                 listed(sorted(revocation.partitions)),
-                in_options(revocation.reason.error),
+                with_option_names(revocation.reason.error),
             )
             self._commits.keep(membership.owned - revocation.partitions)
             for key in revocation.partitions:

@@ -21,7 +21,7 @@ from spark_kafka_source.options.partitions import name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved
-from spark_kafka_source.remedies import in_options
+from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 
@@ -80,5 +80,5 @@ def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicParti
         starts = log_starts(query.client, {one.topic_partition for one in there}, deadline)
         return data_loss.count_skipped(there, starts)
     except KafkaError as error:
-        log.warning("lost offsets of the replayed batch are not counted: %s", in_options(error))
+        log.warning("lost offsets of the replayed batch are not counted: %s", with_option_names(error))
         return {}

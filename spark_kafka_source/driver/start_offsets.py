@@ -27,7 +27,7 @@ from spark_kafka_source.options.partitions import ByPartition, listed, name
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
-from spark_kafka_source.remedies import in_options
+from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +343,7 @@ def _newest_high_watermarks(
         patience = deadline.at_most_ms(_STALE_LEADER_MS)
         return high_watermarks(client, partitions, patience, known_epochs=known_epochs)
     except DeadlineExceeded as error:
-        log.info("%s; the leaders' replies are accepted as they are", in_options(error))
+        log.info("%s; the leaders' replies are accepted as they are", with_option_names(error))
         return high_watermarks(client, partitions, deadline)
 
 

@@ -32,8 +32,7 @@ from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from spark_kafka_source.task.input_partition import RangePartition
-from spark_kafka_source.task.range_reader import read_range
+from spark_kafka_source.task.range_reader import RangePartition, read_range
 from spark_kafka_source.task.shipped import Shipped
 
 _ONCE = (

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.table import SinkOptions
-from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
 from spark_kafka_source.task.shipped import Shipped
@@ -38,7 +38,7 @@ class KafkaBatchWriter(Shipped, DataSourceArrowWriter):
                 "to empty a topic first, delete it or its records with Kafka's tools."
             )
         self._options = options
-        self._task = delivery.task_writer(options, plan_sink(schema, options.topic), streaming=False)
+        self._task = guarantee.task_writer(options, plan_sink(schema, options.topic), streaming=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Write the rows of one task. Runs on an executor."""
@@ -46,11 +46,11 @@ class KafkaBatchWriter(Shipped, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Complete the write after all tasks. Runs on the driver."""
-        delivery.commit(self._options, messages)
+        guarantee.commit(self._options, messages)
         log.info("%s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort transactions after a failure. Runs on the driver."""
-        delivery.abort(self._options, self._task, messages)
+        guarantee.abort(self._options, self._task, messages)
         if self._options.delivery_guarantee != "exactly-once":
             log.warning("the write is not complete. The rows written so far stay in Kafka (%s)", summary(messages))

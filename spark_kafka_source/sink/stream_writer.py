@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from protocol.once import log_once
 from spark_kafka_source.options.table import SinkOptions
-from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.rows import arrow_batches
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
@@ -44,7 +44,7 @@ class RowStreamWriter(Shipped, DataSourceStreamWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, warnings: Sequence[str] = ()) -> None:
         self._options = options
-        self._task = delivery.task_writer(options, plan_sink(schema, options.topic), streaming=True)
+        self._task = guarantee.task_writer(options, plan_sink(schema, options.topic), streaming=True)
         self._schema = schema
         self._warnings = warnings
 
@@ -55,7 +55,7 @@ class RowStreamWriter(Shipped, DataSourceStreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Complete a batch after all tasks. Runs on the driver."""
         self._log_warnings()
-        delivery.commit(self._options, messages)
+        guarantee.commit(self._options, messages)
         log.info("batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -63,7 +63,7 @@ class RowStreamWriter(Shipped, DataSourceStreamWriter):
         self._log_warnings()
         # Spark calls this for a stopped query as for a failed one. A failure is not logged here: the query's error has
         # the rows that the failed task had written.
-        delivery.abort(self._options, self._task, messages)
+        guarantee.abort(self._options, self._task, messages)
         log.info(
             "batch %d is not complete, and is written again when the query resumes: %s", batchId, summary(messages)
         )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from protocol.config import ClientConfig
 from protocol.consumer.bounded_reader import BoundedReader
@@ -25,6 +27,14 @@ from spark_kafka_source.remedies import goes_on_without, to_go_on, with_remedies
 from spark_kafka_source.task.client_rack import in_this_rack
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """Ranges that one task reads."""
+
+    ranges: tuple[Range, ...]
+
 
 log = logging.getLogger(__name__)
 

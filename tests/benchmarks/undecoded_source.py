@@ -17,7 +17,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.source import KafkaGroupDataSource
-from spark_kafka_source.task.input_partition import RangePartition
+from spark_kafka_source.task.range_reader import RangePartition
 from tests.benchmarks.constant_source import BATCH_ROWS, constant_batch
 
 NAME = "undecoded"

@@ -13,7 +13,7 @@ from spark_kafka_source import clients
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
-from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import SinkPlan
 from tests.fake_broker import kept_port
 from tests.fake_kafka.clock import ManualClock
@@ -31,7 +31,7 @@ def batch_read(options: Options) -> None:
 
 def exactly_once(options: Options) -> None:
     given = {**options, "topic": "t", "deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "p"}
-    delivery.task_writer(parse_sink_options(given), SinkPlan("t", frozenset({"value"})), streaming=False)
+    guarantee.task_writer(parse_sink_options(given), SinkPlan("t", frozenset({"value"})), streaming=False)
 
 
 QUERIES: dict[str, Callable[[Options], None]] = {

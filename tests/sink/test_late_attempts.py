@@ -13,8 +13,8 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.sink import delivery
-from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, start
+from spark_kafka_source.sink import guarantee
+from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, takeover
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
@@ -57,7 +57,7 @@ class BatchWrite:
             return self.writer.write([rows])
 
     def commit(self, *messages: PreparedWrite) -> None:
-        delivery.commit(self.query.options, messages)
+        guarantee.commit(self.query.options, messages)
 
     def left_open(self) -> list[str]:
         assert self.writer.batch_write is not None
@@ -121,7 +121,7 @@ def test_write_to_brokers_without_describe_transactions_is_complete(
 
     write, left = BatchWrite(query), query.left_open
     with monkeypatch.context() as old:
-        for module, call in product((batch_write_end, open_transactions_module, start), ("describe", "list")):
+        for module, call in product((batch_write_end, open_transactions_module, takeover), ("describe", "list")):
             old.setattr(module, f"{call}_transactions", unsupported, raising=False)
         if how == "stream":
             query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))

@@ -16,8 +16,7 @@ from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
-from spark_kafka_source.sink.exactly_once.start import ledger_of_start
-from spark_kafka_source.sink.exactly_once.turn import Holder, TakeOverTurn
+from spark_kafka_source.sink.exactly_once.takeover import Holder, TakeOverTurn, ledger_of_start
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
 

@@ -18,12 +18,11 @@ from protocol.errors import KafkaError, OutcomeUnknown
 from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.batch_write_end import give_up, require_alone
-from spark_kafka_source.sink.exactly_once.decided import missing_tasks
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
-from spark_kafka_source.sink.exactly_once.open_transactions import described_open, open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import described_open, missing_tasks, open_transactions
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
-from spark_kafka_source.sink.exactly_once.start import require_newest, told_if_superseded
+from spark_kafka_source.sink.exactly_once.takeover import require_newest, told_if_superseded
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Find open transactions at their coordinators.
+"""Find open transactions at their coordinators, and commit those of a decided batch.
 
 Brokers before Kafka 3.0 lack the requests (KIP-664): the state of transactions is unknown there.
 """
@@ -11,7 +11,11 @@ from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import UnsupportedVersion
+from protocol.group.committed_offsets import fetch_offsets
+from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from protocol.transaction.states import TransactionalIdentity
+from spark_kafka_source.sink.exactly_once.ledger import Ledger
+from spark_kafka_source.sink.exactly_once.query import StreamBatch
 
 _ONGOING = "Ongoing"
 
@@ -38,3 +42,27 @@ def described_open(
 def _ongoing(client: Client, transactional_ids: Iterable[str], deadline: Deadline) -> list[TransactionalIdentity]:
     found = describe_transactions(client, transactional_ids, deadline).values()
     return [each.identity for each in found if each.state == _ONGOING]
+
+
+def missing_tasks(client: Client, batch: StreamBatch, ledger: Ledger, tasks: Iterable[int]) -> list[int]:
+    """Commit the decided transactions of `tasks`, and return the tasks whose rows are missing.
+
+    Once a transactional id has a later transaction, brokers no longer report the outcome of an earlier one. Then the
+    task's marker does. None of the tasks may have an open transaction: it hides the marker.
+
+    Raises
+    ------
+    BrokerError, DeadlineExceeded
+    """
+    query = batch.query
+    decided = {task: ledger.transactions[task] for task in tasks if task in ledger.transactions}
+    identities = dict(zip(decided, query.identities(decided), strict=True))
+    ended = end_transactions(client, identities.values(), commit=True, deadline=client.deadline(), asked_before=True)
+
+    def is_there(task: int) -> bool:
+        if ended[identities[task]].outcome is TransactionOutcome.COMMITTED:
+            return True
+        markers = fetch_offsets(client, query.task(task), [ledger.marker_key], client.deadline())
+        return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id
+
+    return [task for task in decided if not is_there(task)]

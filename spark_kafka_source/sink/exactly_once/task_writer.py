@@ -29,9 +29,9 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.exactly_once.batch_write_end import require_going_on
-from spark_kafka_source.sink.exactly_once.decided import missing_tasks
+from spark_kafka_source.sink.exactly_once.open_transactions import missing_tasks
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
-from spark_kafka_source.sink.exactly_once.start import ledger_of_start, require_not_decided, told_if_superseded
+from spark_kafka_source.sink.exactly_once.takeover import ledger_of_start, require_not_decided, told_if_superseded
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows, written_topics

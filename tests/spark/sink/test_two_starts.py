@@ -16,7 +16,7 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.sink import delivery
+from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
@@ -347,8 +347,8 @@ def test_a_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: 
     with spark_task(0):
         told, _ = (writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("told", "late"))
     with pytest.raises(KafkaError, match="1 of 1 transactions ended"):
-        delivery.commit(query.options, [told])
-    delivery.abort(query.options, writer, [told])
+        guarantee.commit(query.options, [told])
+    guarantee.abort(query.options, writer, [told])
     assert writer.batch_write is not None
     assert open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
     assert query.seen(name) == []
@@ -369,7 +369,7 @@ def test_a_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
     prepared = [write(task) for task in range(others)]
 
     def give_up() -> None:
-        delivery.abort(query.options, writer, [*prepared, None, None])
+        guarantee.abort(query.options, writer, [*prepared, None, None])
 
     with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, give_up):
         write(others)
