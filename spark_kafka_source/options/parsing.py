@@ -27,6 +27,8 @@ _OF_SPARK = frozenset(
     ("checkpointlocation", "queryname", "owner", "provider", "comment", "location", "external", "is_managed_location")
 )
 _OF_SPARK_PREFIX = "option."
+# An option of Spark's for its own Kafka sink; an internal one lets it run with any sink.
+_ASYNC_PROGRESS = "asyncprogresstrackingenabled"
 # Secrets that Spark's default redaction does not hide.
 _SHOWN_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
 # The argument of load() or save(), which Spark passes as an option.
@@ -126,6 +128,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
     _check_transactions(guarantee, given, kafka)
     if guarantee == "exactly-once":
+        _refuse_async_progress(options)
         kafka = {_TRANSACTION_TIMEOUT: str(TRANSACTION_TIMEOUT_MS), **kafka}
     producer = parse_producer(kafka)
     if "linger.ms" not in kafka:
@@ -159,6 +162,21 @@ def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: 
     }
     for name in (name for name, is_there in there.items() if is_there and guarantee != "exactly-once"):
         warn_once(f"{name} has no effect without deliveryGuarantee exactly-once")
+
+
+def _refuse_async_progress(options: Mapping[str, str]) -> None:
+    """Refuse Spark's asynchronous progress tracking for exactly-once writes.
+
+    A restart would plan batches again that the ledger has as complete, with other rows.
+    """
+    for name, text in options.items():
+        if name.lower() == _ASYNC_PROGRESS and text.strip().lower() == "true":
+            raise ConfigurationError(
+                "deliveryGuarantee is exactly-once, but asyncProgressTrackingEnabled is true: after a restart Spark "
+                "would plan batches with other rows than were written. Set asyncProgressTrackingEnabled to false, or "
+                "use at-least-once.",
+                name="asyncProgressTrackingEnabled",
+            )
 
 
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:

@@ -53,6 +53,7 @@ def test_transaction_timeout_defaults_to_15_minutes(caplog: pytest.LogCaptureFix
         ({"deliveryGuarantee": "exactly-once"}, "there is no transactionalIdPrefix; set one"),
         ({**EXACTLY_ONCE, "kafka.acks": "1"}, "deliveryGuarantee is exactly-once, but kafka.acks is 1"),
         ({**EXACTLY_ONCE, "kafka.enable.idempotence": "false"}, "exactly-once, but idempotence is off"),
+        ({**EXACTLY_ONCE, "asyncProgressTrackingEnabled": " True"}, "but asyncProgressTrackingEnabled is true: after"),
         ({**EXACTLY_ONCE, "transactionalIdPrefix": "a b"}, "transactionalIdPrefix is 'a b'"),
         ({**EXACTLY_ONCE, "transactionalIdPrefix": "a" * 201}, "at most 200"),
         ({"deliveryGuarantee": "some"}, "allowed: at-least-once, exactly-once, none"),
