@@ -211,7 +211,7 @@ def write_transactions(bootstrap: str) -> None:
 
 
 def write_open_transaction(bootstrap: str) -> None:
-    """Records, a committed transaction, one that nobody ends for 15 minutes, and records after it."""
+    """Records, a committed transaction, one that stays open for 15 minutes, and records after it."""
     produce(bootstrap, OPEN_TRANSACTION, [Record(None, b"before") for _ in range(5)])
     producer = transactional(bootstrap, "tx-open", timeout_ms=900_000)
     producer.begin_transaction()
@@ -320,7 +320,7 @@ def _compact(
     generations: Sequence[tuple[Sequence[bytes], bytes | None]],
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Each generation of keys in a segment of its own, then one more record: the last segment is never cleaned."""
+    """Each generation of keys in a separate segment, then one more record: the last segment is never cleaned."""
     stamps = itertools.count(start_ms, _ROLL_MS)
     for keys, value in generations:
         stamp = next(stamps)
@@ -350,5 +350,5 @@ def _until(
 ) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s:.0f} s in vain for {what}; {seen()}"
+        assert time.monotonic() < deadline_s, f"waited {timeout_s:.0f} s without success for {what}; {seen()}"
         time.sleep(every_s)

@@ -1,8 +1,8 @@
-"""What all tests share: a real Kafka (three brokers, or one), a Spark session, topics with names of their own.
+"""Shared fixtures: a real Kafka (three brokers, or one), a Spark session, topics with unique names.
 
-Fixtures start what they need when the first test asks, once for the whole run. A test that uses one is marked
-`kafka` or `spark` by itself, so `pytest -m "not kafka and not spark"` runs the pure ones. With `pytest -n 3` each file
-runs in one of three processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
+Fixtures start their servers for the first test that uses them, once for the whole run. Such a test is marked `kafka` or
+`spark` automatically, so `pytest -m "not kafka and not spark"` runs the others. With `pytest -n 3` each file runs in one
+of three processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
-    """Three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. Who kills or pauses one starts or resumes it again."""
+    """Three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. Tests restart a killed broker."""
     from tests.xdist_scheduling import THREE
 
     with LocalKafka(3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE) as running:

@@ -23,7 +23,7 @@ _NOT_READY = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NO
 
 @dataclass(frozen=True)
 class GroupRow:
-    """What a group has of one partition; None where nothing is committed."""
+    """A group's committed offset of one partition; None without one."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ def described_by_kafka(kafka: LocalKafka, group: str) -> list[GroupRow]:
 
 
 def set_session_timeout(kafka: LocalKafka, group: str, timeout_ms: int) -> None:
-    """Of a group of KIP-848, whose brokers say how long its members may be silent."""
+    """Settings of a KIP-848 group, whose session timeout the brokers set."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     entry = ConfigEntry("consumer.session.timeout.ms", str(timeout_ms), incremental_operation=AlterConfigOpType.SET)
     changed = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
@@ -116,7 +116,7 @@ def coordinator_of(kafka: LocalKafka, group: str) -> int:
 
 
 def move_group(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int], timeout_s: float = 60) -> None:
-    """Sets a group's offsets from outside; again while its coordinator is not ready, as is said of each partition."""
+    """Set a group's offsets as a non-member; retry while its coordinator is not ready."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
     give_up_s = time.monotonic() + timeout_s

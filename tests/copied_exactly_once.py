@@ -76,13 +76,13 @@ class Copy:
         return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
 
     def run_into(self, kill: Kill, says: str | None = None, **options: str) -> None:
-        """Until it fails, since somebody was killed."""
+        """Run until it fails because of the kill."""
         kill.arm(self.proxy)
         with pytest.raises(StreamingQueryException, match=says):
             self.start(**options).awaitTermination(300)
         self.disarm()
         assert kill.done.wait(30), kill
-        wait_until_ended("python_streaming_source_runner")  # what it sends at last is none of the next query's
+        wait_until_ended("python_streaming_source_runner")  # its last requests must not count for the next query
 
     def disarm(self) -> None:
         self.proxy.requests.clear()
@@ -96,7 +96,7 @@ class Copy:
         )
 
     def start_job(self, stderr: Path = Path(os.devnull)) -> subprocess.Popen[bytes]:
-        """The same in a driver of its own. The JVM and the Python processes are a group, to be killed together."""
+        """Run in a separate driver. The JVM and the Python processes are a process group, to be killed together."""
         where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
         options = [f"{name}={value}" for name, value in self.options.items()]
         command = [sys.executable, "-m", "tests.jobs.copy_exactly_once", *where, *options]

@@ -27,7 +27,7 @@ class Block:
         return self.text.split("\n", 1)[0].strip()
 
     def with_names(self, replaced: Mapping[str, str]) -> str:
-        """The text for a test's own brokers, topics and folders. What is not there cannot be replaced."""
+        """The text for a test's own brokers, topics and folders. Every replaced text must exist."""
         text = self.text
         for old, new in replaced.items():
             assert old in text, f"{old!r} is not in the block of {self.page} that begins with {self.first_line!r}"

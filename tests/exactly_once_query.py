@@ -24,13 +24,13 @@ from tests.spark_task import spark_task
 
 @dataclass
 class Query:
-    """One query that writes to the topics that its rows name, whoever starts it."""
+    """One query that writes to the topics that its rows name, for all of its starts."""
 
     bootstrap_servers: str
     query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     settings: dict[str, str] = field(default_factory=dict)
     held: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """By start: each is in a process of its own."""
+    """By start: each runs in a separate process."""
 
     def __post_init__(self) -> None:
         address = {"kafka.bootstrap.servers": self.bootstrap_servers}
@@ -71,7 +71,7 @@ class Query:
         return patch.object(ledger_group, "_held", self.held.setdefault(start, {}))
 
     def transactional_id(self, task: int | None = None) -> str:
-        """Of a task, or of the driver."""
+        """A call of a task or of the driver."""
         return f"starts-{self.query_id}" + ("" if task is None else f"-{task}")
 
     def left_open(self) -> list[str]:

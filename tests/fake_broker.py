@@ -24,7 +24,7 @@ CUT = b""
 
 
 def kept_port(port: int = 0) -> socket.socket:
-    """Refuses connections, and keeps the port from everybody else, until closed. `getsockname()` is where."""
+    """Refuse connections at a reserved port until closed; `getsockname()` has the address."""
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind(("127.0.0.1", port))

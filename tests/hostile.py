@@ -1,4 +1,4 @@
-"""What the tests of hostile bytes share: how much a reader may take, how bytes are spoilt, and how often.
+"""Shared by the tests of hostile bytes: how much memory a reader may take, how bytes are spoilt, and how often.
 
 The cases are always the same ones, unless `SPARK_KAFKA_SOURCE_FUZZ_S` says for how many seconds each random test is to
 go on: then they are new at each run. A case that fails is named in hexadecimal digits.

@@ -11,7 +11,7 @@ from tests.spark_home import BRIEF_LIFE
 
 
 def java_command(program: Path) -> list[str]:
-    """What runs the class of a file `NAME.java`, whose name is NAME."""
+    """Run the class NAME of a file `NAME.java`."""
     spark = importlib.util.find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None

@@ -40,14 +40,14 @@ _ADDRESSES = {
 
 
 class Fate(Enum):
-    """What becomes of a frame."""
+    """The treatment of a frame."""
 
     PASS = "goes on"
     CUT = "is lost, and the connection is reset"
 
 
 Ends = tuple[tuple[str, int], tuple[str, int]]
-"""The addresses of who asks, and of the proxy."""
+"""The addresses of the client and of the proxy."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Exchange:
     frame: bytes
     """Without the size in front."""
     ends: Ends
-    """Of the connection that it came on."""
+    """The addresses of its connection."""
 
     def request(self) -> dict[str, Any]:
         return frame.decode_request(self.frame)[4]
@@ -115,7 +115,7 @@ class KafkaProxy:
 
     @property
     def servers(self) -> str:
-        """`bootstrap_servers` as clients are told of them: host:port,host:port,…"""
+        """`bootstrap_servers` for clients: host:port,host:port,…"""
         return ",".join(f"{host}:{port}" for host, port in self.bootstrap_servers)
 
     def __enter__(self) -> KafkaProxy:

@@ -1,4 +1,4 @@
-"""SIGKILL for whoever sends a given request of Kafka's protocol, before a broker gets it or when it has answered."""
+"""SIGKILL for the process that sends a given Kafka request, before a broker gets it or when it has answered."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Kill:
 
 
 def _process_at(ends: Ends) -> int:
-    """Whose connection that is. Its own end alone may be the end of somebody else's, too, to another address."""
+    """Return the process of a connection. Its local address may also belong to a connection to another address."""
     connections = psutil.net_connections("tcp4")
     owners = {each.pid for each in connections if (each.laddr, each.raddr) == ends and each.pid is not None}
     assert len(owners) == 1, f"{ends} belongs to the processes {owners}"

@@ -1,4 +1,4 @@
-"""What is asked of librdkafka in one line: an admin client, records written and read, a member of a group."""
+"""Short calls of librdkafka: an admin client, records written and read, a group member."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values_of(kafka: LocalKafka, topic: str, count: int) -> list[str]:
 
 def use(kafka: LocalKafka) -> None:
     """Creates a topic, writes to it, reads it, and commits for a group: a broker that runs serves all of that."""
-    asking = admin(kafka)  # kept, since nobody would answer the futures of one that is gone
+    asking = admin(kafka)  # kept: a collected client would never complete its futures
     asking.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
     produce(kafka, "t", "a", "b")
     assert values_of(kafka, "t", 2) == ["a", "b"]

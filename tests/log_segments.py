@@ -1,4 +1,4 @@
-"""The record batches of one partition as they lie on a broker's disk: headers only.
+"""The record batches of one partition on a broker's disk: headers only.
 
 For tests that wait for the log cleaner or must know that a topic really holds the shape they are about. Reads the
 files by Kafka's published layout and shares no code with the package it helps to test.

@@ -1,4 +1,4 @@
-"""The most memory that this process has held. For programs that tests run in a process of their own."""
+"""The peak memory of this process. For programs that tests run in separate processes."""
 
 from __future__ import annotations
 

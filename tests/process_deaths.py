@@ -3,7 +3,7 @@
 Every test process writes the stacks of its threads to `build/faulthandler-PROCESS.log` when it dies of a signal
 (SIGSEGV, SIGABRT, …), and when a test goes on past its time limit where pytest-timeout cannot end it, in code that is
 not Python's: then it is made to die. With `pytest -n` the process that hands out the tests watches the others, since
-pytest-xdist alone may wait for ever for the tests of a dead one: the first that dies ends all.
+pytest-xdist may wait endlessly for the tests of a dead one: the first that dies ends all.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Watch:
                     process.send_signal(number)
             if self._ended.wait(GRACE_S):
                 return
-        # Some child of theirs holds their pipes open, so pytest-xdist does not know. It need not.
+        # A child process holds their pipes open, so pytest-xdist does not notice. It need not.
         self._report_death(self._dead)
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.summary_failures()

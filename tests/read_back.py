@@ -1,4 +1,4 @@
-"""What a topic holds, as another client (confluent-kafka, that is librdkafka) reads it."""
+"""The records of a topic, read by another client (confluent-kafka, that is librdkafka)."""
 
 from __future__ import annotations
 

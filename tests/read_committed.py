@@ -1,4 +1,4 @@
-"""What a reader of committed transactions sees of a topic with none open: by librdkafka, and by this project."""
+"""The committed records of a topic without open transactions, read by librdkafka and by this project."""
 
 from __future__ import annotations
 

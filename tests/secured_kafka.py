@@ -37,7 +37,7 @@ class SecuredKafka:
     authority: CertificateAuthority
 
     def properties(self, listener: str) -> dict[str, str]:
-        """Of a client that has all it needs."""
+        """Properties of a client with all credentials."""
         properties = self.kafka.client_properties(listener)
         if listener in ("EXPIRED", "EARLY", "ELSEWHERE"):
             properties["ssl.truststore.location"] = str(self.authority.certificate)
@@ -76,7 +76,7 @@ def start(
     }
     if version_numbers(version) >= (3, 6):
         settings["delegation.token.secret.key"] = "key-of-a-test"
-    # Java speaks TLS 1.1 only if it is told to.
+    # Java enables TLS 1.1 only on request.
     allowed = folder / "java.security"
     allowed.write_text("jdk.tls.disabledAlgorithms=\n")
     kafka = LocalKafka(

@@ -1,4 +1,4 @@
-"""What may take long: `make test` is there for every change, `make soak` for a night."""
+"""Scale of long tests: `make test` runs for every change, `make soak` overnight."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A Spark that starts quickly: PySpark's own, by way of a folder of links that is its `SPARK_HOME`.
 
 Two things differ, and no line of code. Its JVMs map an archive of their classes (AppCDS), which halves the processor
-time of a start and of a first query. That takes a class path of jars only, so settings and log configuration are named
+time of a start and of a first query. It needs a class path of jars only, so settings and log configuration are named
 in options, where else Spark would look through a folder. And there is no `pyspark.zip`, from which Spark lets each new
-Python process compile PySpark anew, half a second a query: they find the installed package.
+Python process compile PySpark again, half a second per query: they find the installed package.
 
 `python -m tests.spark_home` makes the archive (`make test` does); without it Spark starts as slowly as ever.
 """

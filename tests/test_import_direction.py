@@ -30,7 +30,7 @@ NEVER = {"socket", "select", "selectors", "ssl", "asyncio", "threading", "multip
 
 
 def test_imports_follow_the_layers_of_pyproject() -> None:
-    # In a process of its own: it turns off the loggers that other tests listen to.
+    # In a separate process: it turns off the loggers that other tests listen to.
     program = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -76,7 +76,7 @@ def test_the_standard_library_still_has_what_is_forbidden() -> None:
 
 
 def imports_of(folder: str) -> Iterator[tuple[Path, int, str]]:
-    """Every import in a folder, wherever it stands in a file: path, line, full name of the module."""
+    """Yield all imports in a folder, also nested ones: path, line, full name of the module."""
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files, f"{folder} is empty: was it renamed?"
     for path in files:

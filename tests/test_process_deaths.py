@@ -43,7 +43,7 @@ def test_goes_on():
 def test_last():
     pass
 """
-# Who dies waits until the other process is in the test that goes on, so that its first one is told as passed.
+# The dying process waits until the other one runs its long test, so that its first test is reported as passed.
 CONFTEST = """
 import pathlib, pytest, time
 from tests import process_deaths

@@ -1,4 +1,4 @@
-"""`register` may be called whether Spark has found the format by itself or not."""
+"""`register` works whether Spark has discovered the format or not."""
 
 from __future__ import annotations
 

@@ -136,11 +136,11 @@ def test_what_a_task_cannot_read_names_the_option_too(monkeypatch: pytest.Monkey
 
 
 def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
-    """Of each call in `protocol`: where, the text in it, and the settings that it names."""
+    """Yield each call in `protocol`: place, text, and the settings that it names."""
     for path in sorted((ROOT / "protocol").rglob("*.py")):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)):
-            # A set of names is said by nobody.
+            # A set of names is no text.
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "frozenset":
                 texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
                 settings = [each.value for each in node.keywords if each.arg == "settings"]
@@ -160,9 +160,9 @@ def test_protocol_does_not_speak_spark() -> None:
 
 
 def test_a_property_in_the_text_of_an_error_is_one_of_its_settings() -> None:
-    """Else its option would not be told. Whoever reads properties gets their prefix along with them.
+    """Otherwise Spark's users would see the property instead of the option.
 
-    Consumers in groups are for programs: Spark never sees what they say.
+    Spark never sees errors of consumers in groups, which are for programs.
     """
     names = [re.escape(each.name) for each in PROPERTIES if "." in each.name]
     mentioned = re.compile(rf"(?<![\w.])(?:{'|'.join(names)})(?!\w|\.\w)")

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 
 class Endpoint:
-    """On a free loopback port: answers what it is told to, in turn, the last answer again and again; none: nothing."""
+    """On a free loopback port: sends the given answers in turn, and repeats the last one; without answers: nothing."""
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.asked: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []

@@ -40,5 +40,5 @@ def _create(kafka: LocalKafka, topic: str) -> None:
 
 @lru_cache(maxsize=2)
 def _admin(servers: str) -> AdminClient:
-    # kept, since nobody would answer the futures of one that is gone
+    # kept: a collected client would never complete its futures
     return AdminClient({"bootstrap.servers": servers, "log_level": 0})

@@ -27,7 +27,7 @@ def copy_and_check(kafka: LocalKafka, topic: TopicFactory, folder: Path, session
 
     A third topic has the number of rows of each partition, by a query in update mode.
     """
-    # The records' timestamps lie in the past.
+    # The records' timestamps are in the past.
     source, streamed, batched = (topic(PARTITIONS, config={"retention.ms": "-1"}) for _ in range(3))
     counted = topic()
     group = f"group-{uuid.uuid4().hex[:8]}"
@@ -38,7 +38,7 @@ def copy_and_check(kafka: LocalKafka, topic: TopicFactory, folder: Path, session
         capture_output=True,
         text=True,
         timeout=540,
-        # Spark's own switch for a port of the server of Spark Connect that nobody else has.
+        # Spark's own switch for an unused port of the Spark Connect server.
         env={**os.environ, "SPARK_TESTING": "1"} if session == "connect" else None,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

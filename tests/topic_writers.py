@@ -41,7 +41,7 @@ class Record:
 
 
 def create(bootstrap: str, topics: Iterable[Topic]) -> None:
-    """Creates the topics, unreplicated and kept for ever (some hold records from 1970)."""
+    """Create the topics, unreplicated and without retention (some have records from 1970)."""
     new = [
         NewTopic(topic.name, topic.partitions, 1, config={"retention.ms": "-1", **topic.settings}) for topic in topics
     ]
@@ -57,7 +57,7 @@ def produce(
 
 
 def transactional(bootstrap: str, transactional_id: str, codec: str = "none", timeout_ms: int = 60_000) -> Producer:
-    """A producer that has its transactional id, and has fenced and aborted who had it before."""
+    """Return a producer with its transactional id, after it has fenced and aborted the previous one."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,

@@ -39,7 +39,7 @@ def wait_until_gone(kafka: LocalKafka, topic: str) -> None:
 
 
 def wait_until_decided(kafka: LocalKafka, partitions: Iterable[tuple[str, int]]) -> None:
-    """Of transactions that have been ended every marker is written: a coordinator answers before that."""
+    """Wait until all markers of ended transactions are written: a coordinator answers before that."""
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         _wait_until_decided(client, partitions)
 

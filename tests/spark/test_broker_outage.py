@@ -1,4 +1,4 @@
-"""Brokers that go away and come back while a query runs: it goes on by itself, with every row once."""
+"""Brokers stop and return while a query runs: it continues, and delivers every row once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTITIONS = 3
 
 
 class Rows:
-    """What a query has delivered, by batch: a batch that is tried again replaces itself."""
+    """The rows of a query by batch; a repeated batch replaces its rows."""
 
     def __init__(self) -> None:
         self.by_batch: dict[int, list[tuple[int, int]]] = {}

@@ -102,7 +102,7 @@ COMMANDS: dict[str, str] = {
     ),
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
-    "pip install": "",  # what it downloads is told
+    "pip install": "",  # its downloads are described
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
     "make bench": HERE + "test_what_is_measured_can_be_measured",

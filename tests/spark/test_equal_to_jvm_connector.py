@@ -52,7 +52,7 @@ JvmRows = Callable[[bool, str], pa.Table]
 
 @dataclass(frozen=True)
 class Corpus:
-    """The topics of `awkward_topics`, written, and the broker's files they lie in."""
+    """The written topics of `awkward_topics`, and the broker's files."""
 
     bootstrap: str
     data_folder: Path
@@ -88,7 +88,7 @@ def rows_of(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ro
 
 @pytest.fixture(scope="module")
 def jvm_rows(spark: SparkSession, corpus: Corpus, rows_of: RowsOf) -> JvmRows:
-    """What the JVM connector reads of all topics, with headers: `jvm_rows(streaming, isolation_level)`."""
+    """Rows of all topics, read by the JVM connector with headers: `jvm_rows(streaming, isolation_level)`."""
 
     @cache
     def read(streaming: bool, isolation_level: str) -> pa.Table:
@@ -249,7 +249,7 @@ def test_the_same_choice_of_partitions_gives_the_same_rows(
 
 
 def test_the_topics_hold_the_shapes_that_they_are_about(corpus: Corpus) -> None:
-    """What is compared above would prove nothing if it were not there."""
+    """The comparisons above need these kinds of records."""
     for partition in range(2):
         codecs = [batch.codec for batch in corpus.stored(CODEC_MIX, partition)]
         assert list(dict.fromkeys(codecs)) == list(CODECS)

@@ -63,7 +63,7 @@ def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
 @contextmanager
 def killed_in_the_end(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "tests.jobs.copy_to_parquet", *arguments]
-    # A session of its own: the JVM and the Python workers die with it.
+    # A new session: the JVM and the Python workers are killed with it.
     job = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield job
@@ -75,6 +75,6 @@ def killed_in_the_end(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 def wait_for_batches(job: subprocess.Popen[bytes], checkpoint: Path, count: int) -> None:
     give_up_s = time.monotonic() + 120
     while len(list((checkpoint / "commits").glob("[0-9]*"))) < count:
-        assert job.poll() is None, "the query ended by itself"
+        assert job.poll() is None, "the query ended early"
         assert time.monotonic() < give_up_s, "no batch was completed"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A query of Spark's own connector goes on with this one, and back, as docs/migrating.md says."""
+"""A query of Spark's own connector continues with this format, and back, as in docs/migrating.md."""
 
 from __future__ import annotations
 

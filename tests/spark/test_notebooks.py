@@ -1,4 +1,4 @@
-"""The notebooks, run as their readers run them: cell by cell in a kernel of their own, from the folder they lie in."""
+"""The notebooks, run cell by cell in a separate kernel, from their folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from tests.spark_home import BRIEF_LIFE
 
-# What the query has read, and what lies in the logs before it.
+# Records that the query has read, and earlier ones.
 _READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), sum(p.committed for p in lag_of_query(etl)))"
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -33,7 +33,7 @@ def test_the_notebook_is_kept_without_outputs(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, list[str]]:
-    """What each puts out. One kernel runs them, one after the other: its Spark takes longest to start."""
+    """The outputs of each notebook. One kernel runs them in turn, since its Spark starts slowly."""
     # A busy machine keeps up with these, too; more batches only make a better picture.
     fewer = {
         "spark.range(30_000)": "spark.range(12_000)",
@@ -103,7 +103,7 @@ Run = Callable[[str, Mapping[str, str]], list[str]]
 def kernel() -> Iterator[Run]:
     """`run(name, instead)` gives what the notebook's cells put out: texts, and the kinds of pictures.
 
-    An error in a cell is raised. `instead` has other words for some of its own. Names of earlier notebooks are gone.
+    An error in a cell is raised. `instead` replaces texts of the cells. Names of earlier notebooks are gone.
     """
     manager = AsyncKernelManager(kernel_name="python3")
     manager.kernel_spec.argv[0] = sys.executable  # whatever other kernel is installed under this name

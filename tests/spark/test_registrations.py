@@ -1,4 +1,4 @@
-"""What sessions that register this source, or do not, share in Spark's JVM."""
+"""Sharing in Spark's JVM between sessions that register this source and others."""
 
 from __future__ import annotations
 

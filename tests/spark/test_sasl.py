@@ -58,8 +58,8 @@ def test_a_token_of_one_s_own_is_asked_for_in_every_process(
     given["sasl.oauthbearer.token.provider"] = "tests.token_of_alice:token"
     options = {f"kafka.{name}": value for name, value in given.items()}
     assert spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count() == 10
-    options["kafka.sasl.oauthbearer.token.provider"] = "tests.token_of_alice:nobody"
-    with pytest.raises(Exception, match=r"token_of_alice:nobody cannot be imported in this process"):
+    options["kafka.sasl.oauthbearer.token.provider"] = "tests.token_of_alice:missing"
+    with pytest.raises(Exception, match=r"token_of_alice:missing cannot be imported in this process"):
         spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count()
 
 

@@ -216,7 +216,7 @@ def test_secrets_are_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> No
     everything |= {str(path.relative_to(folder)): data.decode("utf-8", "replace") for path, data in files.items()}
     everything |= {f"process {line}": f"{line} {environment}" for line, environment in processes.items()}
     assert_all_is_there(everything)
-    # Who was refused, by a driver or by tasks: no account is locked by that.
+    # Refused logins of the driver and the tasks: too few to lock an account.
     assert failed_logins(secured.kafka) - before <= 3 * 3
     # Of references and a provider the JVM knows where they lead to; it was looked into before it was given more.
     assert all(words.encode() in in_jvm for words in (PROVIDER, "passwords.properties:dave"))
@@ -226,7 +226,7 @@ def test_secrets_are_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> No
 
 
 def assert_all_is_there(everything: dict[str, str]) -> None:
-    """That could have shown a secret."""
+    """Texts that could contain a secret."""
     output, logs = everything["standard output"], everything["logs"]
     assert output.count("UI: ") == 7
     assert "planDescription" in output

@@ -1,4 +1,4 @@
-"""Source and sink on a Spark cluster: a master and two workers, with executors that are processes of their own.
+"""Source and sink on a Spark cluster: a master and two workers, with executors in separate processes.
 
 With Spark Connect, where the session is only a client of the server that has the driver's JVM, and without.
 """

@@ -1,7 +1,7 @@
-"""Twelve members of one group come, go, stand still and are killed: two queries, this project's consumers, others.
+"""Twelve members of one group join, leave, are suspended and killed: two queries, this project's consumers, others.
 
-`make soak` has it go on for five minutes by each protocol. Who has what, is said by the members themselves with their
-generation, and by the coordinator.
+`make soak` runs it for five minutes with each protocol. The members report their partitions with the generation, and
+the coordinator is queried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARTITIONS, MEMBERS, MOST_DOWN = 31, 12, 3
 SETTLED_WITHIN_S = 10
 REBALANCES_PER_S = 150 / 300
 
-# Whoever is killed or stands still holds up all of an eager group for so long.
+# A killed or suspended member delays the whole eager group for this time.
 SESSION = {"session.timeout.ms": "1500", "heartbeat.interval.ms": "300"}
 KINDS = {
     "range": {"group.protocol": "classic", "partition.assignment.strategy": "range", **SESSION},
@@ -76,11 +76,11 @@ class ProcessMember:
 
     @property
     def up(self) -> bool:
-        assert self._process is None or self._process.poll() is None, f"{self.said} has ended by itself"
+        assert self._process is None or self._process.poll() is None, f"{self.said} has ended early"
         return self._process is not None
 
     def come(self) -> None:
-        # Half of a line is of who was killed in it, before anything of that was committed.
+        # Half a line: the process was killed while writing it, before the commit.
         self.said.write_text("".join(f"{line}\n" for line in self.lines()))
         with self.said.open("ab") as out, self.said.with_suffix(".err").open("ab") as errors:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out, stderr=errors)
@@ -107,7 +107,7 @@ class ProcessMember:
 
 
 class QueryMember(Run):
-    """A query of one checkpoint in all its lives. What is stopped and killed is the process of its driver's source."""
+    """A query of one checkpoint in all its lives. Its driver's source process is stopped and killed."""
 
     def __init__(self, start: Callable[[QueryMember], None]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class QueryMember(Run):
         self._start(self)
         wait_until(lambda: drivers() - others, timeout_s=60)
         (self._driver,) = drivers() - others
-        # Spark gives it ten seconds to begin, and others wait for its first batch: nobody comes meanwhile.
+        # Spark allows ten seconds for its start, and others wait for its first batch: no member joins meanwhile.
         self.await_(lambda: self.query.lastProgress)
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""What a failed Fetch means: a retry, a query to the leader, data loss, or a final error."""
+"""Decisions after a failed Fetch: a retry, a query to the leader, data loss, or a final error."""
 
 from __future__ import annotations
 

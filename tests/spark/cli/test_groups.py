@@ -26,14 +26,14 @@ TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 # Between two records. Two looks at what is so and so old are seconds apart, also on a busy machine.
 APART_MINUTES = 10
 APART_MS = APART_MINUTES * 60_000
-# Nobody polls the members while commands run.
+# The members are not polled while commands run.
 AT_REST = {"max.poll.interval.ms": 3_600_000}
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Names:
-    """`idle` has offsets alone; `classic` two members and offsets of a topic that nobody reads, `consumer` one."""
+    """Make groups: `idle` with offsets only, `classic` with two members and an unread topic, `consumer` with one."""
 
     orders: str
     paid: str
@@ -214,9 +214,9 @@ def test_groups_are_listed_as_by_kafkas_tool(kafka1: LocalKafka, names: Names) -
 
 
 def test_a_group_that_is_not_there(kafka1: LocalKafka, names: Names) -> None:
-    result = run(kafka1, "describe", "nobody-knows", names.idle)
+    result = run(kafka1, "describe", "unknown-group", names.idle)
     assert result.exit_code == 1
-    assert result.stderr == "Error: Consumer group 'nobody-knows' does not exist.\n"
+    assert result.stderr == "Error: Consumer group 'unknown-group' does not exist.\n"
     assert len(result.stdout.splitlines()) == 1 + 3
 
 
@@ -243,7 +243,7 @@ def ago(minutes: float) -> str:
 def test_a_reset_finds_the_offsets_that_kafkas_tool_finds(
     kafka1: LocalKafka, names: Names, way: tuple[str, ...]
 ) -> None:
-    """Where a log begins after 0, one is empty, and one ends before the offset."""
+    """One log starts after 0, one is empty, and one ends before the offset."""
     which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
     before = describe(kafka1, names.idle)
     ours = rows(kafka1, "reset", names.idle, *which, *way)
@@ -269,7 +269,7 @@ def test_a_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
         (names.idle, "--topic", f"{names.orders}:7", "--to-latest"): f"There is no partition {names.orders}-7.",
         (names.idle, "--topic", "no-such-topic", "--to-latest"): "UNKNOWN_TOPIC_OR_PARTITION",
         (names.idle, "--topic", f"{names.orders}:2", "--shift-by", "1"): "Cannot shift offset for partition",
-        ("nobody-knows", "--all-topics", "--to-latest"): "no committed offsets",
+        ("unknown-group", "--all-topics", "--to-latest"): "no committed offsets",
     }
     for arguments, says in cases.items():
         result = run(kafka1, "reset", *arguments, "--execute")
@@ -303,7 +303,7 @@ def test_groups_are_deleted_by_who_is_sure(kafka1: LocalKafka, names: Names) -> 
         result = run(kafka1, "delete", first, second, input=answer)
         assert (result.exit_code, len(describe(kafka1, first))) == (1, 1)
         assert f"Delete {first}, {second}, with all offsets?" in result.stderr
-    result = run(kafka1, "delete", first, "nobody-knows", second, input="y\n")
+    result = run(kafka1, "delete", first, "unknown-group", second, input="y\n")
     assert (result.exit_code, result.stdout.splitlines()[-2:]) == (1, [f"deleted {first}", f"deleted {second}"])
     assert "GROUP_ID_NOT_FOUND" in result.stderr
     assert not {first, second} & {row["group"] for row in rows(kafka1, "list")}

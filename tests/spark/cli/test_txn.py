@@ -135,9 +135,9 @@ def test_an_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client,
 
 def test_who_is_not_known(kafka1: LocalKafka, open_: Open) -> None:
     for command in (["describe"], ["abort"], ["abort", "--execute"]):
-        result = run(kafka1, *command, "nobody-knows", f"{open_.prefix}-done")
+        result = run(kafka1, *command, "unknown-id", f"{open_.prefix}-done")
         assert result.exit_code == 1
-        assert "Error: Transactional id 'nobody-knows' does not exist.\n" in result.stderr
+        assert "Error: Transactional id 'unknown-id' does not exist.\n" in result.stderr
         assert f"{open_.prefix}-done" in result.stdout
 
 

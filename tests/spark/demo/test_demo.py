@@ -31,7 +31,7 @@ def test_the_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.M
     batches = batch_rows(ended.stdout)
     assert len(batches) > 2
     assert sum(row["orders"] for row in batches) == sent > 5 * 200
-    # What is committed is asked for when the row is shown: by then a later batch may be complete.
+    # The committed offset is fetched when the row is shown: by then a later batch may be complete.
     assert all(max(row["committed"], row["read up to"]) <= row["log end"] for row in batches)
     assert all(row["lag"] == row["log end"] - row["committed"] for row in batches)
     assert {row["log end"] for row in batches[-1:]} == {sent}

@@ -35,9 +35,9 @@ class Stream:
         self._planned: JsonDict | None = None
 
     def run(self, spoil: Callable[[], None] | None = None, **options: str) -> list[Row]:
-        """What there is to read of partition 0, until nothing is new; first the batch that is planned already.
+        """Return the rows of partition 0 until nothing is new, starting with the planned batch.
 
-        `spoil` comes between the plan of the first batch and its tasks.
+        `spoil` is called between the plan of the first batch and its tasks.
         """
         found: list[Row] = []
         with self._reader(options) as reader:
@@ -93,7 +93,7 @@ class Stream:
 
 
 class Batches:
-    """What a query has delivered, by batch: a batch that is tried again replaces itself."""
+    """The rows of a query by batch; a repeated batch replaces its rows."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, list[tuple[int, int, str]]] = {}

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_
 
 
 def test_nor_one_that_by_now_would_begin_after_its_end(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    """That no log has lost anything: the remedies are others than for one that was truncated."""
+    """Check that no log has lost records: the remedies differ from those for a truncated log."""
     query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": "latest"})
     query.produce(range(15))
     end = {query.topic: {"0": 10}}

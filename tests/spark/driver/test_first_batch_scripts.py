@@ -77,7 +77,7 @@ class Side:
     failed: dict[int, list[list[Row]]] = field(default_factory=lambda: defaultdict(list))
 
     def begins(self) -> Ends:
-        """Of the first batch, as the checkpoint has them."""
+        """Offsets of the first batch in the checkpoint."""
         if self.source == OURS:
             text = (self.checkpoint / "offsets" / "0").read_text().splitlines()[-1]
             (found,) = json.loads(text)["@joined"].values()
@@ -132,7 +132,7 @@ class Side:
 
 
 def end_of(query: StreamingQuery) -> str | None:
-    """What the query has failed with."""
+    """The error of the query."""
     try:
         ended = query.awaitTermination(240)
     except StreamingQueryException as error:
@@ -217,14 +217,14 @@ class Script:
         return len(common[0])
 
     def starts(self) -> tuple[Ends, dict[str, str], dict[str, str]]:
-        """Where the first batch begins, as far as that is certain, and the options by which each side begins there."""
+        """Return the certain start offsets of the first batch, and each side's options for them."""
         ends = {} if self.busy else dict(self.ends)
         some = {partition: self.draw.randint(0, end) for partition, end in self.ends.items()}
         words = {partition: self.draw.choice((-1, -2, offset)) for partition, offset in some.items()}
         first = self.draw.randrange(10)
 
         def records(wanted: Ends) -> Ends:
-            """Of these, or the end of the log where there is none."""
+            """Return these offsets; the log end offset if there is none."""
             return ends | {partition: offset for partition, offset in wanted.items() if offset < self.ends[partition]}
 
         latest = (ends, {"startingOffsets": "latest"})

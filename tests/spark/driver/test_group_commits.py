@@ -30,7 +30,7 @@ NONE, CLASSIC, CONSUMER = "none", "classic", pytest.param("consumer", marks=NEED
 
 
 def modes(*some: object) -> pytest.MarkDecorator:
-    """Who commits: no member of the group, or one by either protocol. `test_membership` has more of members."""
+    """Run with each kind of committer: no group member, or a member of either protocol."""
     return variants("mode", [NONE, CLASSIC, CONSUMER], *some)
 
 
@@ -163,7 +163,7 @@ def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
         assert query.awaitTermination(120)
         read = sum(progress.numInputRows for progress in query.recentProgress)
         assert read == 10
-        # A member leaves when the query has ended, and while it is there nobody else commits.
+        # A member leaves when the query has ended; until then no other client may commit.
         wait_until(lambda: not members_of(kafka1, group), timeout_s=60, every_s=0.05)
         move_group(kafka1, group, {(name, 0): 0})
         assert [row.current_offset for row in describe(kafka1, group)] == [0]

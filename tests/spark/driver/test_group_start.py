@@ -1,6 +1,6 @@
-"""Where a query begins by its group's offsets: behind an open transaction too, and where they are not in the log.
+"""A query that starts at its group's offsets: also after an open transaction, and at offsets not in the log.
 
-On a real Kafka, with offsets and transactions of librdkafka.
+Runs on a real Kafka, with offsets and transactions of librdkafka.
 """
 
 from __future__ import annotations

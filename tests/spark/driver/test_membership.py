@@ -103,7 +103,7 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
         stopped_s, before = time.monotonic(), len(first.rows)
         fill(kafka1, name, 4, 5)
         first.await_(lambda: len(first.rows) >= before + 20)
-        assert time.monotonic() - stopped_s < 30, "who is stopped leaves at once, not when its session ends"
+        assert time.monotonic() - stopped_s < 30, "a stopped query leaves at once, not when its session times out"
         ends = {row.partition: row.current_offset or 0 for row in wait_for_lag_zero(kafka1, group, 4)}
     rows = sorted(first.rows + second.rows)
     assert rows == [(partition, offset) for partition, end in ends.items() for offset in range(end)], "each row once"

@@ -110,7 +110,7 @@ class Stage:
         return batches
 
     def last_offsets(self) -> str:
-        """What the newest batch's file says of this source."""
+        """Return this source's offsets in the newest batch's file."""
         newest = max((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
         return newest.read_text().splitlines()[-1]
 
@@ -131,7 +131,7 @@ def two_partitions(stage: Stage) -> None:
 
 
 def group_moved_since(stage: Stage) -> None:
-    """The first batch is planned, from the group's offsets; then somebody moves them."""
+    """The first batch is planned from the group's offsets; then another client moves them."""
     stage.create("older-group", 2)
     stage.produce("older-group", 0, 10)
     stage.produce("older-group", 1, 5)

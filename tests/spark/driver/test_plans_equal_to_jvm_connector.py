@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Ends = Mapping[TopicPartition, int]
-# They are asked for one call of the JVM at a time.
+# Each takes one call of the JVM.
 BACKLOGS = 200 if SOAK else 60
 
 
@@ -72,7 +72,7 @@ class Connector:
 
 
 def backlog(by: random.Random) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where partitions stand and where their logs end: nothing, little or much, alike or skewed."""
+    """Generate positions and log end offsets: no, little or much backlog, even or skewed."""
     scale = by.choice([1, 3, 10, 100, 10_000, 2**33])
     starts, ends = {}, {}
     for number in range(by.randint(1, 9)):

@@ -1,6 +1,6 @@
 """Options of the source on a real Kafka: times, waiting for more, columns and filters.
 
-What a batch reads is compared with Spark's JVM connector where it has the option, else with what was written.
+Batch reads are compared with Spark's JVM connector if it has the option, otherwise with the written records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.topic_changes import recreate
 from tests.wait_until import wait_until
 
 OURS, JVM = "pykafka-group", "kafka"
-# Timestamps lie in the past.
+# Timestamps are in the past.
 FOR_EVER = {"retention.ms": "-1"}
 T0_MS = 1_700_000_000_000
 T0 = "2023-11-14T22:13:20"
@@ -179,7 +179,7 @@ def test_a_start_that_turns_out_to_lie_after_the_end_is_an_error(
 
 
 def rows_of_batches(query: StreamingQuery) -> list[int]:
-    """Of the micro-batches that read something."""
+    """Return the progress of micro-batches with rows."""
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
@@ -282,7 +282,7 @@ def test_a_topic_recreated_is_read_from_its_beginning_when_that_is_asked_for(
         run_once(stream(spark, kafka1, **options, failOnDataLoss=False, onTopicRecreated="fail"), tmp_path)
     assert run_once(stream(spark, kafka1, **options, onTopicRecreated="earliest"), tmp_path) == 9
 
-    # A batch of the old topic that is to be replayed after the new one came: nobody has its records any more.
+    # A batch of the old topic is replayed after recreation: its records no longer exist.
     nothing_read = {name: {"0": 0}, "@ids": before["@ids"]}
     assert read_again(kafka1, nothing_read, before, **options, onTopicRecreated="earliest") == 0
     assert f"{name}-0: the topic was deleted and created again" in caplog.text

@@ -1,4 +1,4 @@
-"""What tests do to topics and groups of a Kafka, by librdkafka."""
+"""Change topics and groups with librdkafka."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.wait_until import wait_until
 
-# Brokers are asked in each look.
+# Each check sends requests.
 wait_for = partial(wait_until, timeout_s=60, every_s=0.05)
 
 _NO_COORDINATOR = {
@@ -29,7 +29,7 @@ def admin(kafka: LocalKafka) -> AdminClient:
 
 @lru_cache(maxsize=1)
 def _admin(servers: str) -> AdminClient:
-    # kept, since nobody would answer the futures of one that is gone
+    # kept: a collected client would never complete its futures
     return AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
 
@@ -82,7 +82,7 @@ def offset_at(kafka: LocalKafka, topic: str, where: OffsetSpec) -> int:
 
 
 def committed(kafka: LocalKafka, group: str, topic: str, partition: int = 0) -> int | None:
-    """None while the group's coordinator is not to be had: librdkafka does not ask again."""
+    """Return None while the group's coordinator is unavailable: librdkafka does not retry."""
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
     [answer] = admin(kafka).list_consumer_group_offsets([asked]).values()
     try:

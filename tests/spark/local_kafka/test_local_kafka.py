@@ -77,7 +77,7 @@ def test_a_broker_that_does_not_exist_is_named(kafka1: LocalKafka) -> None:
 
 @pytest.fixture(scope="module")
 def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
-    """One broker with everything that can be asked for. The first port that is found for it is taken meanwhile."""
+    """One broker with all options. Its first free port is taken by another process meanwhile."""
     taken = int(kafka1.address(1).rpartition(":")[2])
     free_ports, asked = local_kafka.free_ports, []
 
@@ -210,7 +210,7 @@ def test_brokers_and_data_are_gone_however_their_owner_ends(how: str) -> None:
 
 
 def alive(pid: int) -> bool:
-    """A process that has ended may stay on as a zombie where nobody waits for orphans (in containers)."""
+    """A terminated process may remain as a zombie if no process waits for orphans (in containers)."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -22,7 +22,7 @@ OURS, JVM = "pykafka-group", "kafka"
 # What the others say has no effect on which rows there are; that they are taken is seen in tests/options.
 COMPARED = [one for one in READS if SOAK or one in PLAIN]
 COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType")
-# Enough for streams, each of which has a Python process of its own.
+# Enough for streams, each of which has a separate Python process.
 STREAMED = ("a group", "of files")
 
 
@@ -43,7 +43,7 @@ def names(kafka1: LocalKafka, topic1: TopicFactory) -> dict[str, str]:
 
 
 def from_the_beginning(options: Mapping[str, str]) -> dict[str, str]:
-    """What begins at `latest` would have no rows to compare. And empty fetches wait no longer than they must."""
+    """Start before the end, to have rows to compare, and shorten the wait of empty fetches."""
     options = {
         key: "earliest" if value == "latest" and key == "startingOffsets" else value for key, value in options.items()
     }

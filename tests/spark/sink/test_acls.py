@@ -1,4 +1,4 @@
-"""The exactly-once sink with exactly the rights that docs/delivery.md says; and what is said when one lacks."""
+"""The exactly-once sink with the ACLs of docs/delivery.md only, and the errors without one of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_exactly_once_sink_needs_these_rights_and_no_others(
         allow(secured.kafka, others)
         with pytest.raises(StreamingQueryException) as refused:
             write(f"without {missing.operation} on {missing.resource}")
-        # To be told of a topic or a coordinator takes Describe, which every other right includes.
+        # Metadata and FindCoordinator need Describe, which every other ACL implies.
         lacks = [f"(it needs {each} on {missing.resource} {missing.name}" for each in (missing.operation, "Describe")]
         assert any(words in str(refused.value) for words in lacks), missing
         revoke(secured.kafka, others)

@@ -99,7 +99,7 @@ def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
         while held < records:
             assert time.monotonic() < give_up_s, f"{topic} holds {held} of {records} records"
             time.sleep(0.1)
-            # While a leader is being elected, nobody knows.
+            # Unknown during a leader election.
             with suppress(KafkaException):
                 partitions = consumer.list_topics(topic, timeout=1).topics[topic].partitions
                 ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=1) for each in partitions]

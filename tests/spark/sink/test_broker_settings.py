@@ -1,5 +1,5 @@
 """Settings of a broker that the sink meets elsewhere: topics are created when they are written to, and never when they
-are read; producers whose records are old are forgotten, and transactional ids that nobody uses."""
+are read; producers whose records are old are forgotten, and unused transactional ids."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ SMALL_BATCHES = {
 }
 
 
-# One in each part of a batch: tasks write, the driver decides, commits, and Spark is told. `make soak` takes all, and
+# One in each part of a batch: tasks write, the driver decides, commits, Spark records. `make soak` takes all, and
 # `test_random_deaths` dies at any request, without Spark.
 SOME_POINTS = [
     "while a task writes",

@@ -1,4 +1,4 @@
-"""An exactly-once copy of 100,000 rows through random deaths, of its own processes or of brokers, with a reader beside.
+"""An exactly-once copy of 100,000 rows with random kills of Spark's processes or of brokers, and a concurrent reader.
 
 For `make soak`: it takes minutes.
 """
@@ -107,7 +107,7 @@ def run_through(copy: Copy, kill: Callable[[], bool], kills: int) -> int:
 
 
 def kill_a_process() -> bool:
-    """Any of Spark's Python processes, but none that forks others. False: nobody is there, or not any more."""
+    """Kill one of Spark's Python processes that forks no others. Return False if there is none."""
     daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):
         random.choice([each for each in daemons if each.parent() in daemons]).kill()

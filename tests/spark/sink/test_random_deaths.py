@@ -1,7 +1,7 @@
 """A query whose processes die at any request, whose replies get lost at random, and whose rows differ in every attempt.
 
-Spark's calls are made here, on a real broker: so a death costs no restart of anything, and many can be tried. What is
-looked at is what a reader of committed transactions sees: each batch as one attempt has written it, whole, and once.
+The tests make Spark's calls, on a real broker: a death needs no restart, so many can be tried. A reader of committed
+transactions must see each batch as written by one attempt, complete and once.
 """
 
 from __future__ import annotations

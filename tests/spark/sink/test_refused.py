@@ -1,4 +1,4 @@
-"""What cannot be written: the error says why and what to do, and nothing is committed."""
+"""Rows that cannot be written: the error has cause and remedy, and nothing is committed."""
 
 from __future__ import annotations
 

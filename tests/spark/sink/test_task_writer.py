@@ -1,4 +1,4 @@
-"""What a task of the sink says that fails in the middle."""
+"""The error of a sink task that fails in the middle."""
 
 from __future__ import annotations
 

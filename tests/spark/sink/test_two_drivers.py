@@ -1,6 +1,6 @@
-"""Two drivers with one checkpoint and prefix: the older stands still (SIGSTOP), and goes on when the newer is done.
+"""Two drivers with one checkpoint and prefix: the older one is suspended (SIGSTOP), and resumes after the newer one.
 
-For `make soak`. `test_two_starts` makes the calls of both without Spark, with the older standing still before any.
+For `make soak`. `test_two_starts` makes the calls of both without Spark, with the older one paused before any call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tasks and drivers of several starts of one query, on a real broker: who writes, who is fenced, what stays.
+"""Tasks and drivers of several starts of one query, on a real broker: writes, fencing and visible records.
 
-Without Spark, whose calls are made here: `write` of a task in an executor, `commit` and `abort` of the driver.
+The tests make Spark's calls themselves: `write` of a task on an executor, `commit` and `abort` on the driver.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_an_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Q
     told = pytest.raises(ProducerFenced, match="was started again elsewhere")
     with told, paused_at(TransactionalProducer, "init_transactions", go_on):
         query.task("A", 0, 0, (name, "A0"))
-    assert query.left_open() == [], "nobody would end it: Spark kills the other tasks when the first one fails"
+    assert query.left_open() == [], "it would stay open: Spark kills the other tasks when the first one fails"
     assert query.seen(name) == [b"B0"]
 
 
@@ -342,7 +342,7 @@ def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, 
 
 
 def test_a_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Query, name: str) -> None:
-    """Of an earlier attempt of the stage: it fences what the later one has prepared, and prepares its own."""
+    """A late copy of an earlier stage attempt fences the transaction of the later one, and prepares another."""
     writer = query.writer(streaming=False)
     with spark_task(0):
         told, _ = (writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("told", "late"))

@@ -1,4 +1,4 @@
-"""What the sink wrote, batch and streaming, as another client reads it: every row, with all that it had."""
+"""Rows of the batch and the streaming sink, read by another client: all rows, with all columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of the source may get wrong: each fails with words that name the cause and the remedy."""
+"""Mistakes of the source's users: each error names cause and remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_reachable_bootstrap_server(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_a_schema_of_the_user_s(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's own connector refuses it, too. No broker is asked."""
+    """Spark's own connector refuses it, too. No request is sent."""
     said = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
     assert ".schema(...) sets (id int, name string)" in said
     assert "leave .schema(...) out" in said

@@ -88,7 +88,7 @@ def clients(kafka1: LocalKafka, spark: SparkSession) -> Clients:
 
 @pytest.fixture(scope="module", params=CLIENTS)
 def written(request: pytest.FixtureRequest, clients: Clients) -> Iterator[Rows]:
-    """What one of the clients has written to a topic of its own."""
+    """A topic written by one of the clients."""
     with contextmanager(topic_factory)(clients.kafka) as topic:
         name = topic(len(CODECS), prefix=f"written-by-{request.param}")
         rows = {(name, partition): some_rows(partition) for partition in range(len(CODECS))}

@@ -33,7 +33,7 @@ def old_kafka() -> Iterator[LocalKafka]:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         topics = []
         for name, version in FORMATS.items():
-            # The records' timestamps lie in the past.
+            # The records' timestamps are in the past.
             config = {"message.format.version": version, "retention.ms": "-1"}
             if name == "legacy-append-time":
                 config["message.timestamp.type"] = "LogAppendTime"
@@ -60,7 +60,7 @@ def write(kafka: LocalKafka, topic: str, codecs: tuple[str, ...] = CODECS) -> No
             producer.produce(topic, value, key, timestamp=1_500_000_000_000 + nth * 1_000 + i)
         assert producer.flush(30) == 0
         if nth == 0:
-            # A message of its own, larger than what a reader asks for at first.
+            # A separate message, larger than a reader's first fetch.
             producer.produce(topic, bytes(range(250)) * (LARGE_BYTES // 250), timestamp=1_500_000_000_000)
             assert producer.flush(30) == 0
 
@@ -81,7 +81,7 @@ def set_format(admin: AdminClient, topic: str, version: str) -> None:
 
 
 def stored(kafka: LocalKafka, topic: str) -> list[tuple[int, int]]:
-    """Magic and codec of every entry of a topic's log, as it lies on the disk."""
+    """Return magic and codec of every entry of a topic's log on disk."""
     found = []
     for segment in sorted((kafka.data_folder(1) / f"{topic}-0").glob("*.log")):
         content, position = segment.read_bytes(), 0

@@ -1,4 +1,4 @@
-"""What a task asks of brokers, with what an earlier one of the same process has learnt."""
+"""The first fetch of a task after an earlier task of the same process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
     # The first Fetches of a range are small whatever is known.
     monkeypatch.setattr(range_reader, "_FIRST_FETCH_BYTES", 1 << 30)
-    # A client of its own: no other test of this process has learnt anything for it.
+    # A new client without record sizes from other tests.
     known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
     options = parse_source_options(known | {"subscribe": name}, streaming=True)
     for until_offset in (10_000, 20_000):
