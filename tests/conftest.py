@@ -1,8 +1,8 @@
 """Shared fixtures: a real Kafka (three brokers, or one), a Spark session, topics with unique names.
 
 Fixtures start their servers for the first test that uses them, once for the whole run. Such a test is marked `kafka` or
-`spark` automatically, so `pytest -m "not kafka and not spark"` runs the others. With `pytest -n 3` each file runs in one
-of three processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
+`spark` automatically, so `pytest -m "not kafka and not spark"` runs the others. With `pytest -n 3` each file runs in
+one of three processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
 """
 
 from __future__ import annotations
