@@ -117,9 +117,9 @@ COMMANDS: dict[str, str] = {
     "pip wheel . --no-deps": HERE + "test_the_wheel_holds_what_is_needed",
 }
 BENCHMARK = "python -m tests.benchmarks.run"
-# test_the_commands_of_the_docs_do_what_they_say in tests/spark/cli/test_groups.py and test_txn.py, and
-# tests/cli/test_topics.py
-COMMAND_LINE = ("pykafka groups", "pykafka topics", "pykafka txn")
+# Tests of the commands of cli.md are in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`,
+# `test_the_commands_of_the_docs_do_what_they_say`.
+COMMAND_LINE = ("pykafka ", "echo 'customer-7:paid' | pykafka ")
 
 
 def test_every_block_of_code_is_run_by_a_test() -> None:
