@@ -11,6 +11,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.wire.messages.m03_metadata import METADATA
+from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import claim_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import LogSnapshot
@@ -172,3 +173,17 @@ def test_replies_of_possible_zookeeper_cluster_prove_no_deletion(clock: ManualCl
     with FakeKafka(3) as kafka, client_on(kafka, clock) as client:
         client.metadata([])
         assert client.unknown_to_brokers({"never-there"}) == set()
+
+
+# -- assign ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_assigned_partition_that_does_not_exist_is_refused_by_name(cluster: Cluster, streaming: bool) -> None:
+    """Spark's connector skips it: a misspelled number would read nothing."""
+    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": '{"a": [0, 7]}'}
+    options = parse_source_options(given, streaming=streaming)
+    client = client_for(options.client)
+    with pytest.raises(ConfigurationError) as told:
+        discover(client, options, client.deadline())
+    assert str(told.value).startswith("assign: the partition(s) a-7 do not exist; of those asked for there are a-0.")
