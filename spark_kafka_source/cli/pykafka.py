@@ -8,6 +8,7 @@ from spark_kafka_source.cli.acls import acls
 from spark_kafka_source.cli.cluster import cluster_group
 from spark_kafka_source.cli.configs import configs
 from spark_kafka_source.cli.consume import consume
+from spark_kafka_source.cli.doctor import doctor
 from spark_kafka_source.cli.groups import groups
 from spark_kafka_source.cli.produce import produce
 from spark_kafka_source.cli.quotas import quotas
@@ -26,5 +27,5 @@ def pykafka() -> None:
     """
 
 
-for _command in (acls, cluster_group, configs, consume, groups, produce, quotas, topics, txn, users):
+for _command in (acls, cluster_group, configs, consume, doctor, groups, produce, quotas, topics, txn, users):
     pykafka.add_command(_command)

@@ -1,0 +1,412 @@
+"""The checks of `pykafka doctor`: this Python, the network, TLS, SASL, APIs, ACLs, clocks, one record."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import protocol
+from protocol.admin.acls import AclOperation
+from protocol.admin.admin import Admin
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.cluster.client import CONTROL
+from protocol.cluster.coordinators import group_coordinator
+from protocol.cluster.metadata import Broker
+from protocol.consumer.bounded_reader import BoundedReader
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.log_offsets import Range
+from protocol.errors import KafkaError
+from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.net.connect import connect
+from protocol.net.resolver import resolve
+from protocol.net.tls_context import TLSContext
+from protocol.producer.producer import Producer
+from protocol.wire import registry
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from spark_kafka_source.cli.connection import Cluster
+
+OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+_OURS = Path(protocol.__file__).parent.parent
+_FEWEST_DAYS = 30
+_CLOCK_WARNING_MS = 1_000
+_CLOCK_FAILURE_MS = 60_000
+_STEP_MS = 10_000
+# For reading and writing with this project's source and sink.
+_OF_READERS = (AclOperation.READ, AclOperation.DESCRIBE)
+_PROGRAM = """
+import json, sys
+found = {"python": sys.version.split()[0], "executable": sys.executable}
+for name in ("protocol", "spark_kafka_source", "pyarrow"):
+    try:
+        found[name] = str(__import__(name).__file__)
+    except Exception as error:
+        found[name + "_error"] = repr(error)
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check.
+
+    Attributes
+    ----------
+    check, subject : str
+        What was checked.
+    status : str
+        One of `ok`, `warning`, `failed` and `skipped`.
+    detail : str
+        What was found.
+    remedy : str or None
+        What to do; None if nothing.
+    """
+
+    check: str
+    subject: str
+    status: str
+    detail: str
+    remedy: str | None = None
+
+
+Findings = Iterator[Finding]
+
+
+def check_python() -> Findings:
+    """Check this Python and its packages, and the Python of Spark's workers."""
+    packages = f"pyarrow {pa.__version__}, {platform.python_implementation()} at {sys.executable}"
+    yield Finding("python", platform.python_version(), OK, packages)
+    yield _import_path()
+    providers = set(importlib.metadata.packages_distributions().get("protocol", ())) - {"spark-kafka-source"}
+    for name in sorted(providers):
+        yield Finding(
+            *("python", "protocol", FAILED, f"the package {name} installs a module of this name, too"),
+            f"pip uninstall {name}, then install spark-kafka-source again",
+        )
+    if importlib.util.find_spec("pykafka") is not None:
+        yield Finding(
+            *("python", "pykafka", WARNING, "a package pykafka is installed: another, discontinued client"),
+            "pip uninstall pykafka, unless your program imports it",
+        )
+    yield from _check_worker()
+
+
+def _import_path() -> Finding:
+    ours = Path(__file__).parent.parent.parent
+    if ours == _OURS:
+        return Finding("python", "import", OK, f"protocol is {protocol.__file__}")
+    return Finding(
+        *("python", "import", FAILED, f"protocol is {protocol.__file__}, not the one in {ours}"),
+        "remove the other package, or its folder from PYTHONPATH",
+    )
+
+
+def _check_worker() -> Findings:
+    """Import the packages in the Python that Spark's workers run on this machine."""
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    if chosen is None:
+        yield Finding("spark worker", "PYSPARK_PYTHON", SKIPPED, "not set; Spark's workers run the driver's Python")
+        return
+    executable = shutil.which(chosen)
+    if executable is None:
+        yield Finding("spark worker", chosen, FAILED, "there is no such program", "set PYSPARK_PYTHON to a Python")
+        return
+    # Outside this folder, which Python would put on the path.
+    ended = subprocess.run([executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, cwd=os.sep)
+    try:
+        found = json.loads(ended.stdout)
+    except ValueError:
+        yield Finding("spark worker", chosen, FAILED, ended.stderr.strip()[-200:] or "no answer", "check this program")
+        return
+    errors = [text for name, text in found.items() if name.endswith("_error")]
+    if errors:
+        remedy = f"{executable} -m pip install spark-kafka-source, or set PYSPARK_PYTHON to {sys.executable}"
+        yield Finding("spark worker", chosen, FAILED, f"Python {found['python']}: {errors[0]}", remedy)
+    elif Path(found["protocol"]).parent.parent != Path(found["spark_kafka_source"]).parent.parent:
+        detail = f"protocol is {found['protocol']}, another package"
+        yield Finding("spark worker", chosen, FAILED, detail, "remove that package from the worker's Python")
+    elif found["python"].split(".")[:2] != platform.python_version().split(".")[:2]:
+        detail = f"Python {found['python']}, but the driver has {platform.python_version()}"
+        yield Finding("spark worker", chosen, FAILED, detail, "Spark needs the same minor version on both sides")
+    else:
+        yield Finding("spark worker", chosen, OK, f"Python {found['python']}, protocol is {found['protocol']}")
+
+
+# -- network --------------------------------------------------------------------------------------
+
+
+def check_network(cluster: Cluster) -> Findings:
+    """Check DNS, TCP and TLS of the bootstrap servers."""
+    for host, port in cluster.client.config.bootstrap_servers:
+        yield from _check_address(cluster, host, port)
+
+
+def _check_address(cluster: Cluster, host: str, port: int) -> Findings:
+    where, client = f"{host}:{port}", cluster.client
+    deadline = client.deadline(_STEP_MS)
+    try:
+        addresses = sorted({str(each[4][0]) for each in resolve(host, port, deadline)})
+    except KafkaError as error:
+        yield Finding(
+            "dns", where, FAILED, _without(where, error), "check the name in bootstrap.servers, and the resolver"
+        )
+        return
+    yield Finding("dns", where, OK, ", ".join(addresses))
+    began_s = time.monotonic()
+    try:
+        sock = connect(host, port, deadline)
+    except KafkaError as error:
+        remedy = "check the port, that the broker runs, and firewalls between"
+        yield Finding("tcp", where, FAILED, _without(where, error), remedy)
+        return
+    with sock:
+        yield Finding("tcp", where, OK, f"connected in {(time.monotonic() - began_s) * 1000:.0f} ms")
+    if client.config.security_protocol.endswith("SSL"):
+        yield _check_certificate(cluster, host, port)
+
+
+def _check_certificate(cluster: Cluster, host: str, port: int) -> Finding:
+    where, client = f"{host}:{port}", cluster.client
+    try:
+        context = TLSContext(client.config.tls).current()
+        sock = connect(host, port, client.deadline(_STEP_MS))
+        sock.settimeout(_STEP_MS / 1000)
+        with context.wrap_socket(sock, server_hostname=host.rstrip(".")) as secured:
+            certificate, version = secured.getpeercert() or {}, secured.version()
+    except (OSError, KafkaError) as error:
+        if isinstance(error, KafkaError) or not _asks_for_certificate(error):
+            # The error of the client says what to do; it comes with the check of the connection.
+            return Finding("tls", where, FAILED, _without(where, error), "see the check of the connection below")
+        return Finding("tls", where, WARNING, str(error), "the broker wants a certificate: ssl.keystore.location")
+    names = [str(each[1]) for each in certificate.get("subjectAltName", ())]
+    ends = certificate.get("notAfter")
+    left_days = (ssl.cert_time_to_seconds(str(ends)) - time.time()) / 86_400 if ends else float("inf")
+    detail = f"{version}; names: {', '.join(names) or 'none'}; valid until {ends} ({left_days:.0f} days)"
+    if left_days < _FEWEST_DAYS:
+        return Finding("tls", where, WARNING, detail, "renew the broker's certificate")
+    return Finding("tls", where, OK, detail)
+
+
+def _without(where: str, error: Exception) -> str:
+    return str(error).removeprefix(f"{where}: ")
+
+
+def _asks_for_certificate(error: OSError) -> bool:
+    return "CERTIFICATE_REQUIRED" in str(getattr(error, "reason", ""))
+
+
+def check_connections(cluster: Cluster) -> Findings:
+    """Check that a bootstrap server accepts the client (TLS, SASL), then every broker at its advertised address."""
+    client, config = cluster.client, cluster.client.config
+    security: str = config.security_protocol
+    if security.startswith("SASL"):
+        security += f", {config.sasl.mechanism}"
+    servers = ",".join(f"{host}:{port}" for host, port in config.bootstrap_servers)
+    try:
+        known = client.metadata([], client.deadline(_STEP_MS))
+    except KafkaError as error:
+        yield Finding("connection", servers, FAILED, str(error), _remedy(error))
+        return
+    yield Finding("connection", servers, OK, f"{security}; cluster {known.cluster_id}")
+    for broker in sorted(known.brokers.values(), key=lambda each: each.node_id):
+        yield from _check_broker(cluster, broker)
+
+
+def _check_broker(cluster: Cluster, broker: Broker) -> Findings:
+    where, client = f"broker {broker.node_id}", cluster.client
+    try:
+        connection = client.connection(broker, CONTROL, client.deadline(_STEP_MS))
+    except KafkaError as error:
+        remedy = f"{broker.host}:{broker.port} is the broker's advertised.listeners: this machine must reach it"
+        yield Finding("connection", where, FAILED, str(error), remedy)
+        return
+    yield Finding("connection", where, OK, f"{broker.host}:{broker.port}, rack {broker.rack or 'unknown'}")
+    known = connection.versions
+    missing = [
+        api.name
+        for api in registry.API_BY_KEY.values()
+        if api.key not in known or known[api.key][0] > api.last or known[api.key][1] < api.first
+    ]
+    detail = f"{len(known)} APIs; not supported: {', '.join(sorted(missing))}" if missing else f"{len(known)} APIs"
+    # Each of them belongs to an operation of its own, which says so when it is used.
+    yield Finding("api versions", where, OK, detail)
+
+
+# -- permissions ----------------------------------------------------------------------------------
+
+
+def check_topic(cluster: Cluster, topic: str) -> Findings:
+    """Check that a topic exists, and which operations the client may use on it."""
+    client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
+    body = {"topics": [{"name": topic}], "include_topic_authorized_operations": True}
+    try:
+        (row,) = client.ask_any(METADATA, body, deadline, at_least=8)["topics"]
+        if row["error_code"] != ErrorCode.NONE:
+            raise broker_error(row["error_code"], f"Metadata of {topic}", api="Metadata", topic=topic)
+    except KafkaError as error:
+        yield Finding("topic", topic, FAILED, str(error), _remedy(error))
+        return
+    leaderless = [each["partition_index"] for each in row["partitions"] if each["error_code"] != ErrorCode.NONE]
+    count = f"{len(row['partitions'])} partitions"
+    if leaderless:
+        yield Finding("topic", topic, FAILED, f"{count}; without a leader: {leaderless}", "start their brokers")
+    else:
+        yield Finding("topic", topic, OK, count)
+    allowed = _operations(row["topic_authorized_operations"])
+    yield _permissions("topic ACLs", topic, allowed, {"read": _OF_READERS, "write": (AclOperation.WRITE,)})
+
+
+def check_group(cluster: Cluster, group: str) -> Findings:
+    """Check that a group has a coordinator, and which operations the client may use on it."""
+    client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
+    body = {"groups": [group], "include_authorized_operations": True}
+
+    def ask() -> tuple[Broker, Mapping[str, Any]]:
+        coordinator = client.coordinator(group_coordinator(group), deadline)
+        # From version 6 on, unknown groups have no operations in the reply.
+        (row,) = client.ask(coordinator, DESCRIBE_GROUPS, body, deadline, at_least=3, at_most=5)["groups"]
+        if row["error_code"] != ErrorCode.NONE:
+            raise broker_error(row["error_code"], f"DescribeGroups of {group}", api="DescribeGroups", group=group)
+        return coordinator, row
+
+    try:
+        coordinator, row = client.retrying(
+            f"DescribeGroups of {group}", ask, deadline, coordinator_of=group_coordinator(group)
+        )
+    except KafkaError as error:
+        yield Finding("group", group, FAILED, str(error), _remedy(error))
+        return
+    yield Finding("group", group, OK, f"coordinator {coordinator}")
+    allowed = _operations(row["authorized_operations"])
+    yield _permissions("group ACLs", group, allowed, {"commit": (AclOperation.READ,)})
+
+
+def _operations(bits: int) -> set[AclOperation]:
+    return {each for each in AclOperation if bits >= 0 and bits >> each & 1}
+
+
+def _permissions(
+    check: str, subject: str, allowed: set[AclOperation], needed: Mapping[str, Iterable[AclOperation]]
+) -> Finding:
+    names = ", ".join(sorted(each.name.lower() for each in allowed)) or "none"
+    missing = [
+        f"to {use}: {', '.join(each.name.lower() for each in operations if each not in allowed)}"
+        for use, operations in needed.items()
+        if not set(operations) <= allowed
+    ]
+    if not missing:
+        return Finding(check, subject, OK, f"allowed: {names}")
+    # A reader needs no right to write, and the other way round.
+    status = FAILED if len(missing) == len(needed) else WARNING
+    remedy = f"pykafka acls create; missing {'; '.join(missing)}"
+    return Finding(check, subject, status, f"allowed: {names}", remedy)
+
+
+# -- clock, records -------------------------------------------------------------------------------
+
+
+def _now_ms() -> float:
+    return time.time() * 1000
+
+
+def check_clock(cluster: Cluster) -> Findings:
+    """Compare this clock with that of the active controller, which the quorum's description contains."""
+    before_ms = _now_ms()
+    try:
+        quorum = Admin(cluster.client).describe_metadata_quorum(timeout_ms=_STEP_MS)
+    except KafkaError as error:
+        yield Finding("clock", "controller", SKIPPED, str(error))
+        return
+    after_ms = _now_ms()
+    (leader_ms,) = (each.last_fetch_ms for each in quorum.voters if each.replica_id == quorum.leader_id)
+    if leader_ms is None:
+        yield Finding("clock", "controller", SKIPPED, "the brokers do not tell their time")
+        return
+    # Within the round trip, the clocks cannot be told apart.
+    ahead_ms = before_ms - leader_ms if before_ms > leader_ms else min(0.0, after_ms - leader_ms)
+    detail = f"this machine is {abs(ahead_ms):.0f} ms {'ahead' if ahead_ms > 0 else 'behind'}"
+    status = FAILED if abs(ahead_ms) > _CLOCK_FAILURE_MS else WARNING if abs(ahead_ms) > _CLOCK_WARNING_MS else OK
+    remedy = None if status == OK else "synchronise the clocks (NTP): times of records and of positions depend on it"
+    yield Finding("clock", "controller", status, detail if ahead_ms else "no difference", remedy)
+
+
+def check_read(cluster: Cluster, topic: str) -> Findings:
+    """Read the last record of a topic."""
+    client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
+    try:
+        keys = [(topic, number) for number in client.topic(topic, deadline).partitions]
+        begins, ends = (list_offsets(client, dict.fromkeys(keys, at), deadline=deadline) for at in (EARLIEST, LATEST))
+        filled = [key for key in keys if begins[key].offset < ends[key].offset]
+        if not filled:
+            yield Finding("read", topic, OK, "the topic is empty")
+            return
+        key, end = filled[0], ends[filled[0]].offset
+        count = _count(cluster, Range(*key, end - 1, end))
+    except KafkaError as error:
+        yield Finding("read", topic, FAILED, str(error), _remedy(error))
+        return
+    # A transaction's marker is no record.
+    yield Finding("read", topic, OK, f"offset {end - 1} of partition {key[1]}: {count} record")
+
+
+def check_write(cluster: Cluster, topic: str) -> Findings:
+    """Write a record, and read it back."""
+    value = f"pykafka doctor {uuid.uuid4()}".encode()
+    try:
+        began_s = time.monotonic()
+        with Producer(cluster.client, cluster.properties) as producer:
+            written = producer.send_and_wait(topic, value, key=b"pykafka doctor", timeout_ms=_STEP_MS)
+        wrote_ms = (time.monotonic() - began_s) * 1000
+        place = Range(topic, written.partition, written.offset, written.offset + 1)
+        count = _count(cluster, place)
+    except KafkaError as error:
+        yield Finding("write", topic, FAILED, str(error), _remedy(error))
+        return
+    detail = f"partition {written.partition}, offset {written.offset}, acknowledged in {wrote_ms:.0f} ms"
+    if count != 1:
+        yield Finding("write", topic, FAILED, f"{detail}, but not read back", "read it with pykafka consume")
+    else:
+        yield Finding("write", topic, OK, f"{detail}, read back")
+
+
+def _count(cluster: Cluster, place: Range) -> int:
+    reader = BoundedReader(cluster.client, cluster.consumer, [place], columns=["offset"], poll_timeout_ms=_STEP_MS)
+    return sum(batch.num_rows for _, batch in reader)
+
+
+_REMEDIES: Mapping[str, str] = {
+    "TOPIC_AUTHORIZATION_FAILED": "pykafka acls create --principal … --consumer (or --producer) --topic …",
+    "GROUP_AUTHORIZATION_FAILED": "pykafka acls create --principal … --consumer --group …",
+    "UNKNOWN_TOPIC_OR_PARTITION": "pykafka topics create, or check the name",
+}
+
+
+def _remedy(error: KafkaError) -> str:
+    text = str(error)
+    for word, remedy in _REMEDIES.items():
+        if word in text:
+            return remedy
+    kinds: Mapping[str, str] = {
+        "AuthenticationFailed": "check sasl.mechanism and sasl.jaas.config; pykafka users list shows the SCRAM users",
+        "TLSFailed": "check security.protocol and ssl.*; the message names the property",
+        "DeadlineExceeded": "check that the listener's protocol is security.protocol, and the broker's log",
+    }
+    return kinds.get(type(error).__name__, "see the message")
+
+
+Check = Callable[[], Findings]

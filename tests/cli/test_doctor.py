@@ -1,0 +1,153 @@
+"""`pykafka doctor` on good brokers, and on those that a client must refuse."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from protocol.admin import AclBinding, AclOperation, Admin, ResourceType
+from spark_kafka_source.cli import doctor_checks
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.documents import commands
+from tests.protocol.sasl.acls import BOB
+from tests.secured_kafka import SecuredKafka
+from tests.wait_until import wait_until
+
+
+def findings(properties: dict[str, str], *arguments: str, code: int = 0, **env: str) -> dict[tuple[str, str], Any]:
+    """Run the command; return the findings by check and subject."""
+    options = [f"-X{name}={value}" for name, value in properties.items()]
+    without = {"PYSPARK_PYTHON": None, "KAFKA_BOOTSTRAP_SERVERS": None}
+    result = CliRunner().invoke(pykafka, ["doctor", *options, *arguments, "-o", "json"], env={**without, **env})
+    assert result.exit_code == code, result.output
+    return {(row["check"], row["subject"]): row for row in json.loads(result.stdout)}
+
+
+def statuses(found: dict[tuple[str, str], Any]) -> set[str]:
+    return {row["status"] for row in found.values()}
+
+
+def test_good_broker_passes_every_check(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic, servers = topic1(1), kafka1.bootstrap_servers
+    options = ("--topic", topic, "--group", f"g-{topic}", "--write", topic)
+    found = findings({"bootstrap.servers": servers}, *options, PYSPARK_PYTHON=sys.executable)
+    assert statuses(found) == {"ok"}
+    assert found["dns", servers]["detail"] == "127.0.0.1"
+    assert "offset 0, acknowledged" in found["write", topic]["detail"]
+    assert Path(found["python", "import"]["detail"].removeprefix("protocol is ")).is_file()
+    again = findings({"bootstrap.servers": servers}, "--topic", topic)
+    assert again["read", topic]["detail"] == "offset 0 of partition 0: 1 record"
+
+
+def test_certificate_is_shown_and_login_checked(secured: SecuredKafka) -> None:
+    properties = secured.properties("SASL_SSL")
+    found = findings({**properties})
+    (tls,) = [row for (check, _), row in found.items() if check == "tls"]
+    # The certificates of a local Kafka are valid for ten days.
+    assert (tls["status"], tls["remedy"]) == ("warning", "renew the broker's certificate")
+    assert "127.0.0.1" in tls["detail"]
+    assert "valid until" in tls["detail"]
+    assert "SASL_SSL" in found["connection", properties["bootstrap.servers"]]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("listener", "says"),
+    [("EXPIRED", "has expired"), ("EARLY", "not valid yet"), ("ELSEWHERE", "broker-1.example.com")],
+)
+def test_refused_certificate_is_named_with_remedy(secured: SecuredKafka, listener: str, says: str) -> None:
+    properties = secured.properties(listener)
+    found = findings(properties, code=1)
+    servers = properties["bootstrap.servers"]
+    assert found["tcp", servers]["status"] == "ok"
+    assert found["tls", servers]["status"] == "failed"
+    assert says in found["connection", servers]["detail"]
+
+
+def test_wrong_password_fails_at_connection(secured: SecuredKafka) -> None:
+    properties = {**secured.properties("SASL_PLAINTEXT"), **BOB}
+    properties["sasl.jaas.config"] = properties["sasl.jaas.config"].replace("bob-secret", "wrong-one")
+    found = findings(properties, code=1)
+    row = found["connection", properties["bootstrap.servers"]]
+    assert (row["status"], "sasl.jaas.config" in row["remedy"]) == ("failed", True)
+    assert "wrong-one" not in json.dumps(list(found.values()))
+
+
+def test_missing_acls_are_named(secured: SecuredKafka) -> None:
+    properties, topic = {**secured.properties("SASL_PLAINTEXT"), **BOB}, "doctor-orders"
+    secured.kafka.create_topic(topic)
+    found = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
+    assert found["topic", topic]["status"] == "failed"
+    assert "acls create" in found["topic", topic]["remedy"]
+    with Admin(bootstrap_servers=secured.kafka.bootstrap_servers) as admin:
+        admin.create_acls(
+            [
+                AclBinding(ResourceType.TOPIC, topic, "User:bob", AclOperation.READ),
+                AclBinding(ResourceType.GROUP, "doctor-etl", "User:bob", AclOperation.DESCRIBE),
+            ]
+        )
+    wait_until(lambda: ("topic ACLs", topic) in findings(properties, "--topic", topic))
+    found = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
+    assert found["topic ACLs", topic]["status"] == "warning"
+    assert found["topic ACLs", topic]["remedy"].endswith("missing to write: write")
+    assert found["read", topic]["status"] == "ok"
+    assert found["group ACLs", "doctor-etl"]["status"] == "failed"
+    assert found["clock", "controller"]["status"] == "skipped"
+
+
+def test_unknown_host_and_closed_port_are_told_apart() -> None:
+    found = findings({"bootstrap.servers": "no-such-host.invalid:9092,127.0.0.1:1"}, "--timeout", "2s", code=1)
+    assert found["dns", "no-such-host.invalid:9092"]["status"] == "failed"
+    assert found["dns", "127.0.0.1:1"]["status"] == "ok"
+    assert found["tcp", "127.0.0.1:1"]["status"] == "failed"
+
+
+@pytest.mark.parametrize(("ahead_ms", "status"), [(5_000, "warning"), (-5_000, "warning"), (120_000, "failed")])
+def test_clock_difference_is_measured(
+    kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, status: str
+) -> None:
+    now_ms = doctor_checks._now_ms
+    monkeypatch.setattr(doctor_checks, "_now_ms", lambda: now_ms() + ahead_ms)
+    found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=int(status == "failed"))
+    row = found["clock", "controller"]
+    assert row["status"] == status
+    shown_ms = int(row["detail"].split()[3])
+    assert abs(shown_ms - abs(ahead_ms)) < 1_000
+    assert ("ahead" in row["detail"]) == (ahead_ms > 0)
+
+
+def test_worker_without_packages_and_other_pykafka_are_found(
+    kafka1: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    (tmp_path / "pykafka.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1, PYSPARK_PYTHON=str(bare))
+    row = found["spark worker", str(bare)]
+    assert (row["status"], "pip install" in row["remedy"]) == ("failed", True)
+    assert found["python", "pykafka"]["status"] == "warning"
+
+
+def test_other_protocol_package_is_found(kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor_checks, "_OURS", tmp_path)
+    found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1)
+    assert found["python", "import"]["status"] == "failed"
+
+
+def test_doctor_commands_of_docs_succeed(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(1)
+    examples = [shlex.split(each)[1:] for each in sorted(commands()) if each.startswith("pykafka doctor")]
+    assert len(examples) >= 3
+    for example in examples:
+        words = [topic if word in ("orders", "doctor-test") else word for word in example]
+        result = CliRunner().invoke(pykafka, words, env={"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers})
+        assert result.exit_code == 0, result.output
