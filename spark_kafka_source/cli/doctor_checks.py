@@ -68,13 +68,13 @@ class Finding:
     Attributes
     ----------
     check, subject : str
-        What was checked.
+        The step, and the host, broker, topic, group or package.
     status : str
         One of `ok`, `warning`, `failed` and `skipped`.
     detail : str
-        What was found.
+        The facts found.
     remedy : str or None
-        What to do; None if nothing.
+        The action to take; None if there is nothing to do.
     """
 
     check: str
@@ -243,7 +243,7 @@ def _check_broker(cluster: Cluster, broker: Broker) -> Findings:
         if api.key not in known or known[api.key][0] > api.last or known[api.key][1] < api.first
     ]
     detail = f"{len(known)} APIs; not supported: {', '.join(sorted(missing))}" if missing else f"{len(known)} APIs"
-    # Each of them belongs to an operation of its own, which says so when it is used.
+    # An operation that needs a missing API raises an error that names it.
     yield Finding("api versions", where, OK, detail)
 
 
@@ -337,7 +337,7 @@ def check_clock(cluster: Cluster) -> Findings:
     if leader_ms is None:
         yield Finding("clock", "controller", SKIPPED, "the brokers do not tell their time")
         return
-    # Within the round trip, the clocks cannot be told apart.
+    # A difference below the round-trip time cannot be measured.
     ahead_ms = before_ms - leader_ms if before_ms > leader_ms else min(0.0, after_ms - leader_ms)
     detail = f"this machine is {abs(ahead_ms):.0f} ms {'ahead' if ahead_ms > 0 else 'behind'}"
     status = FAILED if abs(ahead_ms) > _CLOCK_FAILURE_MS else WARNING if abs(ahead_ms) > _CLOCK_WARNING_MS else OK

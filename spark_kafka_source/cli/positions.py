@@ -40,7 +40,7 @@ FROM_EARLIEST, FROM_LATEST = Position(EARLIEST_NAME), Position(LATEST_NAME)
 
 @dataclass(frozen=True)
 class Span:
-    """Where to start and, unless `end` is None, where to end."""
+    """A range of positions; without an end if `end` is None."""
 
     start: Position
     end: Position | None = None

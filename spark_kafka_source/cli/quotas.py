@@ -15,11 +15,11 @@ from spark_kafka_source.cli.rows import output_option, print_rows
 _KINDS = ("user", "client_id", "ip")
 _ENTITY_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--user", metavar="NAME", help="A user."),
-    click.option("--user-default", is_flag=True, help="Users without a quota of their own."),
+    click.option("--user-default", is_flag=True, help="Users that have no specific quota."),
     click.option("--client-id", metavar="ID", help="A client id."),
-    click.option("--client-id-default", is_flag=True, help="Client ids without a quota of their own."),
+    click.option("--client-id-default", is_flag=True, help="Client ids that have no specific quota."),
     click.option("--ip", metavar="ADDRESS", help="A client address."),
-    click.option("--ip-default", is_flag=True, help="Addresses without a quota of their own."),
+    click.option("--ip-default", is_flag=True, help="Addresses that have no specific quota."),
 )
 
 

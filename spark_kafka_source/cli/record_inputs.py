@@ -52,12 +52,12 @@ class InputFormat:
     kind : str
         One of `FORMATS`.
     separator : bytes or None
-        Of lines: what separates key and value. A line without it has no key.
+        Separator of key and value, for lines. A line without it has no key.
     key_column, value_column : str or None
-        Of tables: columns to use as key and value, by default `key` and `value`. Without a value column, a row becomes
+        Columns of a table to use as key and value, by default `key` and `value`. Without a value column, a row becomes
         a JSON object.
     empty_as_null : bool
-        Of lines and CSV: an empty key or value is null.
+        True if an empty key or value is null, for lines and CSV.
     """
 
     kind: str

@@ -22,7 +22,7 @@ def read_secret(source: str | None, what: str) -> Secret:
         `env:VARIABLE`; `file:PATH`, without the newline at its end, where `-` is standard input; None asks twice on the
         terminal.
     what : str
-        What it is, for the prompt and for errors.
+        Description for the prompt and for errors.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# How long a command may wait before it looks whether it was asked to stop.
+# Longest wait of a command between two checks of the request.
 CHECK_MS = 200
 
 
