@@ -20,7 +20,7 @@ from tests.jvm_connector import jvm_connector_jars
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
 
 
-def test_every_name_is_one_of_the_connector_s() -> None:
+def test_error_classes_exist_in_the_connector() -> None:
     (jar,) = [path for path in jvm_connector_jars() if path.name.startswith("spark-sql-kafka")]
     with zipfile.ZipFile(jar) as connector:
         conditions = json.loads(connector.read("error/kafka-error-conditions.json"))
@@ -49,7 +49,7 @@ def test_data_loss_in_a_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("timestamp_ms", [2**63 // 1000 + 1, 2**63 - 1, -(2**63) // 1000 - 1, -(2**63)])
-def test_a_timestamp_beyond_spark_s_microseconds_is_named(timestamp_ms: int) -> None:
+def test_timestamp_beyond_spark_s_microseconds_is_named(timestamp_ms: int) -> None:
     times = pa.array(np.array([0, timestamp_ms, 5], np.int64))
     batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])
     with pytest.raises(UsageError, match=r"^\[KAFKA_MALFORMED_RECORD_TIMESTAMP\] a record of t-3 ") as raised:
@@ -57,7 +57,7 @@ def test_a_timestamp_beyond_spark_s_microseconds_is_named(timestamp_ms: int) -> 
     assert f"has the timestamp {timestamp_ms}, " in str(raised.value)
 
 
-def test_the_largest_timestamps_of_spark_are_read() -> None:
+def test_largest_timestamps_of_spark_are_read() -> None:
     most = (2**63 - 1) // 1000
     times = pa.array(np.array([most, -most, -1], np.int64))
     batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])

@@ -37,7 +37,7 @@ def test_imports_follow_the_layers_of_pyproject() -> None:
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_the_folder_imports_nothing_of_ours_but_what_it_may(folder: str) -> None:
+def test_folder_imports_nothing_of_ours_but_what_it_may(folder: str) -> None:
     own = folder.replace("/", ".")
     allowed = (own, *MAY_IMPORT[folder])
     wrong = [
@@ -50,7 +50,7 @@ def test_the_folder_imports_nothing_of_ours_but_what_it_may(folder: str) -> None
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_the_folder_knows_no_socket_thread_or_clock(folder: str) -> None:
+def test_folder_knows_no_socket_thread_or_clock(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path, line, name in imports_of(folder)
@@ -60,7 +60,7 @@ def test_the_folder_knows_no_socket_thread_or_clock(folder: str) -> None:
 
 
 @pytest.mark.parametrize("room", ["plan", "options"])
-def test_what_is_decided_brings_no_spark_and_no_socket_into_a_process(room: str) -> None:
+def test_plans_import_neither_spark_nor_sockets(room: str) -> None:
     """pyproject's contract goes by what is written; this one by what is there in the end."""
     files = (ROOT / "spark_kafka_source" / room).glob("*.py")
     modules = [f"spark_kafka_source.{room}.{path.stem}" for path in files if not path.stem.startswith("__")]
@@ -71,7 +71,7 @@ def test_what_is_decided_brings_no_spark_and_no_socket_into_a_process(room: str)
     assert (ended.stdout, ended.stderr) == ("set()\n", "")
 
 
-def test_the_standard_library_still_has_what_is_forbidden() -> None:
+def test_standard_library_still_has_what_is_forbidden() -> None:
     assert sys.stdlib_module_names >= NEVER
 
 

@@ -72,7 +72,7 @@ SEGMENTATION_FAULT = r"Fatal Python error: Segmentation fault(.|\n)*in test_dies
     ],
     ids=["dies", "hangs", "dies with a child", "dies at its end"],
 )
-def test_a_process_that_dies_ends_the_run(one: str, other: str, closing: str, said: str, tmp_path: Path) -> None:
+def test_process_that_dies_ends_the_run(one: str, other: str, closing: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {OPTIONS}\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_one.py").write_text(one)

@@ -21,17 +21,17 @@ def session(condition: str | None, registered: list[type]) -> Any:
     return SimpleNamespace(dataSource=SimpleNamespace(register=put), getActiveSession=lambda: "this one")
 
 
-def test_the_format_is_registered() -> None:
+def test_format_is_registered() -> None:
     registered: list[type] = []
     register(session(None, registered))
     assert registered == [KafkaGroupDataSource]
 
 
-def test_a_format_that_spark_has_found_is_left_as_it_is() -> None:
+def test_format_that_spark_has_found_is_left_as_it_is() -> None:
     """So PySpark 4.0 answers."""
     register(session("DATA_SOURCE_ALREADY_EXISTS", []))
 
 
-def test_other_refusals_are_told() -> None:
+def test_other_refusals_are_raised() -> None:
     with pytest.raises(AnalysisException):
         register(session("DATA_SOURCE_NOT_FOUND", []))

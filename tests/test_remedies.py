@@ -52,7 +52,7 @@ def test_settings_become_options(error: KafkaError, said: str) -> None:
     assert str(pickle.loads(pickle.dumps(raised.value))) == said
 
 
-def test_a_message_that_repeats_its_cause_names_its_settings_too() -> None:
+def test_message_that_repeats_its_cause_names_its_settings_too() -> None:
     unreachable = ConnectFailed("bootstrap.servers=a:1", settings=("bootstrap.servers",))
     late = DeadlineExceeded(f"delivery.timeout.ms; {unreachable}", settings=("delivery.timeout.ms",))
     assert with_option_names(caused(late, unreachable)) == "kafka.delivery.timeout.ms; kafka.bootstrap.servers=a:1"
@@ -120,7 +120,7 @@ def test_options_say_what_is_lost_without_a_failure(
         assert str(raised.value).startswith("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] t-0: ")
 
 
-def test_what_a_task_cannot_read_names_the_option_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_unreadable_range_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     class Consumer:
         def __init__(self, *_: object, **__: object) -> None: ...
         def __iter__(self) -> object:
@@ -159,7 +159,7 @@ def test_protocol_does_not_speak_spark() -> None:
     assert wrong == []
 
 
-def test_a_property_in_the_text_of_an_error_is_one_of_its_settings() -> None:
+def test_property_in_the_text_of_an_error_is_one_of_its_settings() -> None:
     """Otherwise Spark's users would see the property instead of the option.
 
     Spark never sees errors of consumers in groups, which are for programs.

@@ -13,7 +13,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import Cluster, ranges, read_to
 
 
-def test_what_is_gone_is_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     reader = cluster.reader(failOnDataLoss="false")
 
     def next_end(begin: JsonDict) -> JsonDict:

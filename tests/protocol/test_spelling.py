@@ -35,7 +35,7 @@ def test_other_words_are_not_matched(name: str) -> None:
     assert meant(name, KNOWN) is None
 
 
-def test_no_slip_is_seen_in_one_or_two_letters() -> None:
+def test_names_of_one_or_two_letters_have_no_suggestion() -> None:
     assert meant("2", ["1", "0", "all"]) is None
     assert meant("xy", ["xz"]) is None
 

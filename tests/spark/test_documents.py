@@ -28,10 +28,10 @@ from tests.wait_until import wait_until
 HERE = "tests/spark/test_documents.py::"
 PYTHON = {
     ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_example_of_the_docs_runs",
-    ("README.md", "orders = ("): HERE + "test_the_first_query_its_counts_and_its_lag",
-    ("README.md", "foreach_batch_writer("): HERE + "test_the_first_query_its_counts_and_its_lag",
-    ("README.md", "lag_of_query("): HERE + "test_the_first_query_its_counts_and_its_lag",
-    ("architecture.md", "protocol.read("): HERE + "test_a_range_is_read_without_spark",
+    ("README.md", "orders = ("): HERE + "test_first_query_its_counts_and_its_lag",
+    ("README.md", "foreach_batch_writer("): HERE + "test_first_query_its_counts_and_its_lag",
+    ("README.md", "lag_of_query("): HERE + "test_first_query_its_counts_and_its_lag",
+    ("architecture.md", "protocol.read("): HERE + "test_range_is_read_without_spark",
     ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_topic_is_read_as_a_table",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_first_example_runs",
     ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_group_reads_and_commits",
@@ -39,16 +39,16 @@ PYTHON = {
     "test_group_reads_and_commits",
     ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
     "test_handled_records_are_committed_and_others_are_redelivered",
-    ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::test_the_example_of_the_docs",
-    ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_the_example_shares_a_topic",
+    ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::test_example_of_the_docs",
+    ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_example_shares_a_topic",
     ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
     ("migrating.md", "foreach_batch_writer("): HERE + "test_batch_writes_and_updates_after_the_move",
     (
         "troubleshooting.md",
         "ThreadPoolExecutor(2",
-    ): "tests/spark/sink/test_new_threads.py::test_the_example_of_the_page",
-    ("security.md", "readStream"): "tests/spark/test_tls.py::test_the_example_reads",
-    ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_the_example_reads_writes_and_commits",
+    ): "tests/spark/sink/test_new_threads.py::test_example_of_the_page",
+    ("security.md", "readStream"): "tests/spark/test_tls.py::test_example_reads",
+    ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_example_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::test_options_for_managed_clusters_are_accepted",
     ("migrating.md", "sources/*/0"): "tests/spark/test_migrating.py::"
     "test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets",
@@ -56,7 +56,7 @@ PYTHON = {
     "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
     ("migrating.md", "def enrich("): "tests/spark/test_migrating.py::"
     "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
-    ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_a_checkpoint_is_taken_over_and_given_back",
+    ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_checkpoint_is_taken_over_and_given_back",
     (
         "properties.md",
         "consumer = KafkaConsumer(",
@@ -78,7 +78,7 @@ PYTHON = {
 TUNING = ROOT / "docs" / "tuning.md"
 if TUNING.exists():
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
-        PYTHON["tuning.md", words] = HERE + "test_the_settings_are_taken"
+        PYTHON["tuning.md", words] = HERE + "test_settings_are_taken"
 PICTURES = {
     ("troubleshooting.md", "org.apache.spark."),
     ("troubleshooting.md", "WARN PythonWorkerFactory"),
@@ -87,10 +87,10 @@ OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
         ("make demo", "make demo SECURITY=sasl_ssl"),
-        "tests/spark/demo/test_demo.py::test_the_demo_ends_with_the_right_results_and_lag_zero",
+        "tests/spark/demo/test_demo.py::test_demo_ends_with_the_right_results_and_lag_zero",
     ),
     "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3": "tests/spark/local_kafka/"
-    "test_local_kafka.py::test_the_command_prints_the_address_and_ends_with_ctrl_c",
+    "test_local_kafka.py::test_command_prints_the_address_and_ends_with_ctrl_c",
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # the same switch as the next one
     **dict.fromkeys(
@@ -105,20 +105,20 @@ COMMANDS: dict[str, str] = {
     "pip install": "",  # its downloads are described
     "make test": "",  # is what runs this
     "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
-    "make bench": HERE + "test_what_is_measured_can_be_measured",
+    "make bench": HERE + "test_benchmarks_of_the_docs_run",
     "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
     "python -m protocol.property_page > docs/properties.md": "tests/protocol/test_property_page.py::"
     "test_docs_page_of_properties_is_current",
-    "pip install .": HERE + "test_the_wheel_holds_what_is_needed",
-    "pip install '.[spark]'": HERE + "test_the_wheel_holds_what_is_needed",
-    "pip install '.[tls]'": HERE + "test_the_wheel_holds_what_is_needed",
-    "pip install '.[cli]'": HERE + "test_the_wheel_holds_what_is_needed",
-    "pip wheel . --no-deps": HERE + "test_the_wheel_holds_what_is_needed",
+    "pip install .": HERE + "test_wheel_holds_what_is_needed",
+    "pip install '.[spark]'": HERE + "test_wheel_holds_what_is_needed",
+    "pip install '.[tls]'": HERE + "test_wheel_holds_what_is_needed",
+    "pip install '.[cli]'": HERE + "test_wheel_holds_what_is_needed",
+    "pip wheel . --no-deps": HERE + "test_wheel_holds_what_is_needed",
 }
 BENCHMARK = "python -m tests.benchmarks.run"
 # Tests of the commands of cli.md are in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`,
-# `test_the_commands_of_the_docs_do_what_they_say`.
+# `test_commands_of_the_docs_do_what_they_say`.
 COMMAND_LINE = ("pykafka ", "echo 'customer-7:paid' | pykafka ")
 
 
@@ -141,13 +141,13 @@ def test_every_command_is_run_by_a_test() -> None:
     assert {each for each in commands() if not each.startswith((BENCHMARK, *COMMAND_LINE))} == set(COMMANDS)
 
 
-def test_the_tests_that_are_named_are_there() -> None:
+def test_tests_that_are_named_are_there() -> None:
     for test in {*PYTHON.values(), *COMMANDS.values()} - {""}:
         path, name = test.split("::")
         assert f"def {name}(" in (ROOT / path).read_text(), test
 
 
-def test_the_makefile_runs_what_the_tests_run() -> None:
+def test_makefile_runs_what_the_tests_run() -> None:
     """`make demo` is this command; to run it here again would take its minute twice."""
     from tests.spark.demo.test_demo import COMMAND
 
@@ -161,13 +161,13 @@ def test_the_makefile_runs_what_the_tests_run() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(each for each in commands() if each.startswith(BENCHMARK)))
-def test_what_is_measured_can_be_measured(command: str) -> None:
+def test_benchmarks_of_the_docs_run(command: str) -> None:
     """Its arguments are understood. To measure takes ten minutes, and nothing else may run meanwhile: `make bench`."""
     told = benchmarks._parse(command.removeprefix(BENCHMARK).split())
     assert told.sections
 
 
-def test_the_wheel_holds_what_is_needed(tmp_path: Path) -> None:
+def test_wheel_holds_what_is_needed(tmp_path: Path) -> None:
     """What `pip wheel` and `pip install` build, by the backend that they call, without a network."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, timeout=120, check=True)
@@ -190,7 +190,7 @@ def test_the_wheel_holds_what_is_needed(tmp_path: Path) -> None:
 # -- blocks ---------------------------------------------------------------------------------------
 
 
-def test_a_range_is_read_without_spark(
+def test_range_is_read_without_spark(
     kafka1: LocalKafka, topic1: TopicFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = topic1()
@@ -203,7 +203,7 @@ def test_a_range_is_read_without_spark(
 
 
 @pytest.mark.timeout(600)
-def test_the_first_query_its_counts_and_its_lag(
+def test_first_query_its_counts_and_its_lag(
     spark: SparkSession,
     kafka1: LocalKafka,
     topic1: TopicFactory,
@@ -281,7 +281,7 @@ def test_batch_writes_and_updates_after_the_move(
 
 @pytest.mark.skipif(not TUNING.exists(), reason="there is no such page")
 @pytest.mark.timeout(600)
-def test_the_settings_are_taken(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+def test_settings_are_taken(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
     """The session's own setting needs a new session, which the benchmark has: here it is only said."""
     orders, copy = topic1(2), topic1()
     produce(kafka1, orders, range(10), 2)

@@ -241,14 +241,14 @@ def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
     ],
     ids=["subscribePattern", "assign"],
 )
-def test_the_same_choice_of_partitions_gives_the_same_rows(
+def test_same_choice_of_partitions_gives_the_same_rows(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, chosen: dict[str, str]
 ) -> None:
     ours, theirs = (rows_of(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
     assert_same_rows(ours, theirs)
 
 
-def test_the_topics_hold_the_shapes_that_they_are_about(corpus: Corpus) -> None:
+def test_topics_hold_the_shapes_that_they_are_about(corpus: Corpus) -> None:
     """The comparisons above need these kinds of records."""
     for partition in range(2):
         codecs = [batch.codec for batch in corpus.stored(CODEC_MIX, partition)]

@@ -19,7 +19,7 @@ OURS, JVM = "pykafka-group", "kafka"
 
 
 @pytest.mark.timeout(600)
-def test_a_checkpoint_is_taken_over_and_given_back(
+def test_checkpoint_is_taken_over_and_given_back(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     """A query with state: each value comes twice, once before each move, and must be seen once."""

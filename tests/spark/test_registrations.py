@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.source import KafkaGroupDataSource, register
 
 
-def test_each_registration_has_an_environment_of_its_own(spark: SparkSession) -> None:
+def test_registrations_have_separate_environments(spark: SparkSession) -> None:
     """Two first queries break one that they share, and sessions share that of a source that Spark has found itself."""
 
     def environment(session: SparkSession) -> int:

@@ -167,7 +167,7 @@ _ONLY_IN_SOAK = {
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if SOAK or name not in _ONLY_IN_SOAK])
-def test_the_same_options_read_the_same_rows(
+def test_same_options_read_the_same_rows(
     spark: SparkSession, secured: SecuredKafka, stores: Stores, topic: str, variant: str
 ) -> None:
     listener, given = VARIANTS[variant]
@@ -195,7 +195,7 @@ def test_every_row_of_the_awkward_topics_is_the_same(spark: SparkSession, secure
     assert_same_rows(ours, theirs)
 
 
-def test_a_query_goes_on_with_certificates_that_were_replaced(
+def test_query_goes_on_with_certificates_that_were_replaced(
     spark: SparkSession, secured: SecuredKafka, tmp_path: Path
 ) -> None:
     topic = "replaced"
@@ -217,7 +217,7 @@ def test_a_query_goes_on_with_certificates_that_were_replaced(
         query.awaitTermination(60)
 
 
-def test_a_task_that_is_refused_says_why(spark: SparkSession, secured: SecuredKafka, topic: str) -> None:
+def test_task_that_is_refused_says_why(spark: SparkSession, secured: SecuredKafka, topic: str) -> None:
     given = {**secured.properties("SSL"), "ssl.truststore.location": str(secured.authority.certificate)}
     options = {f"kafka.{name}": value for name, value in given.items()}
     rows = spark.range(3).selectExpr("cast(id as string) as value")
@@ -225,7 +225,7 @@ def test_a_task_that_is_refused_says_why(spark: SparkSession, secured: SecuredKa
         rows.write.format("pykafka-group").options(topic=topic, **options).mode("append").save()
 
 
-def test_the_example_reads(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
+def test_example_reads(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
     given = secured.properties("SSL")
     places = {
         "broker-1.example.com:9093": given["bootstrap.servers"],

@@ -213,7 +213,7 @@ def test_groups_are_listed_as_by_kafkas_tool(kafka1: LocalKafka, names: Names) -
     assert listed("--type", "classic", "--state", "Stable") == {names.classic}
 
 
-def test_a_group_that_is_not_there(kafka1: LocalKafka, names: Names) -> None:
+def test_group_that_is_not_there(kafka1: LocalKafka, names: Names) -> None:
     result = run(kafka1, "describe", "unknown-group", names.idle)
     assert result.exit_code == 1
     assert result.stderr == "Error: Consumer group 'unknown-group' does not exist.\n"
@@ -240,9 +240,7 @@ def ago(minutes: float) -> str:
     ],
     ids=lambda way: way[0],
 )
-def test_a_reset_finds_the_offsets_that_kafkas_tool_finds(
-    kafka1: LocalKafka, names: Names, way: tuple[str, ...]
-) -> None:
+def test_reset_finds_the_offsets_that_kafkas_tool_finds(kafka1: LocalKafka, names: Names, way: tuple[str, ...]) -> None:
     """One log starts after 0, one is empty, and one ends before the offset."""
     which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
     before = describe(kafka1, names.idle)
@@ -254,7 +252,7 @@ def test_a_reset_finds_the_offsets_that_kafkas_tool_finds(
     assert describe(kafka1, names.idle) == before, "nothing was executed"
 
 
-def test_a_reset_is_done_when_it_is_executed(kafka1: LocalKafka, names: Names) -> None:
+def test_reset_is_done_when_it_is_executed(kafka1: LocalKafka, names: Names) -> None:
     group = f"group-{uuid.uuid4().hex[:8]}"
     first = run(kafka1, "reset", group, "--topic", f"{names.orders}:0,2", "--to-earliest", "--execute")
     assert (first.exit_code, first.stderr) == (0, "")
@@ -264,7 +262,7 @@ def test_a_reset_is_done_when_it_is_executed(kafka1: LocalKafka, names: Names) -
     assert [(row.partition, row.current_offset) for row in describe(kafka1, group)] == [(0, 9), (2, 0)]
 
 
-def test_a_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
+def test_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
     cases = {
         (names.idle, "--topic", f"{names.orders}:7", "--to-latest"): f"There is no partition {names.orders}-7.",
         (names.idle, "--topic", "no-such-topic", "--to-latest"): "UNKNOWN_TOPIC_OR_PARTITION",
@@ -278,7 +276,7 @@ def test_a_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_with_members_is_neither_reset_nor_deleted(kafka1: LocalKafka, names: Names, protocol: str) -> None:
+def test_group_with_members_is_neither_reset_nor_deleted(kafka1: LocalKafka, names: Names, protocol: str) -> None:
     group = getattr(names, protocol)
     before = describe(kafka1, group)
     arguments = ("--topic", names.orders, "--to-latest", "--execute")
@@ -309,7 +307,7 @@ def test_groups_are_deleted_by_who_is_sure(kafka1: LocalKafka, names: Names) -> 
     assert not {first, second} & {row["group"] for row in rows(kafka1, "list")}
 
 
-def test_the_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, names: Names) -> None:
+def test_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, names: Names) -> None:
     """And those of the help."""
     examples = [command for command in sorted(commands()) if command.startswith("pykafka groups")]
     helps = [CliRunner().invoke(pykafka, ["groups", each, "--help"]).stdout for each in ("list", "describe", "reset")]

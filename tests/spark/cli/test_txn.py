@@ -86,7 +86,7 @@ def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=False)) for row in others]
 
 
-def test_the_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+def test_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
     names = {f"{open_.prefix}-open", f"{open_.prefix}-done"}  # of others something may be going on
     theirs = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
     ours = {row["transactional_id"]: row for row in rows(kafka1, "list")}
@@ -105,7 +105,7 @@ def test_the_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> Non
     assert listed("--running-longer-than", "1h") == []
 
 
-def test_a_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+def test_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
     name = f"{open_.prefix}-open"
     (ours,) = rows(kafka1, "describe", name)
     (theirs,) = tool_rows(kafka1, "describe", "--transactional-id", name)
@@ -119,7 +119,7 @@ def test_a_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -
     assert done["partitions"] is None
 
 
-def test_an_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client, open_: Open) -> None:
+def test_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client, open_: Open) -> None:
     name = f"{open_.prefix}-open"
     shown = run(kafka1, "abort", name)
     assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed; --execute aborts.\n")
@@ -133,7 +133,7 @@ def test_an_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client,
     assert [number for numbers in numbers_in(client, open_.topic, 2) for number in numbers] == [0]
 
 
-def test_who_is_not_known(kafka1: LocalKafka, open_: Open) -> None:
+def test_unknown_transactional_id_is_an_error(kafka1: LocalKafka, open_: Open) -> None:
     for command in (["describe"], ["abort"], ["abort", "--execute"]):
         result = run(kafka1, *command, "unknown-id", f"{open_.prefix}-done")
         assert result.exit_code == 1
@@ -155,7 +155,7 @@ def unverified(kafka1: LocalKafka) -> Iterator[None]:
             yield
 
 
-def test_one_that_hangs_is_found_and_aborted(
+def test_hanging_transaction_is_found_and_aborted(
     kafka1: LocalKafka, client: Client, topic1: TopicFactory, unverified: None
 ) -> None:
     name, raw = topic1(), RawProducer(client).init()
@@ -177,7 +177,7 @@ def test_one_that_hangs_is_found_and_aborted(
     wait_until_decided(kafka1, [(name, 0)])
 
 
-def test_one_that_is_known_is_not_torn(kafka1: LocalKafka, open_: Open) -> None:
+def test_known_transaction_is_not_aborted_in_one_partition(kafka1: LocalKafka, open_: Open) -> None:
     (first, *_) = rows(kafka1, "hanging", open_.topic)
     place = ("--topic", first["topic"], "--partition", str(first["partition"]))
     result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute")
@@ -195,13 +195,13 @@ def test_one_that_is_known_is_not_torn(kafka1: LocalKafka, open_: Open) -> None:
         (("--topic", "orders", "--partition", "-1"), "x>=0"),
     ],
 )
-def test_a_wrong_usage_is_told_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_is_told_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
     result = CliRunner().invoke(pykafka, ["txn", "abort", *arguments, "--bootstrap-server", "127.0.0.1:1"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in " ".join(result.stderr.split())
 
 
-def test_the_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, open_: Open) -> None:
+def test_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, open_: Open) -> None:
     """And those of the help."""
     subjects = ("list", "describe", "hanging", "abort")
     helps = [CliRunner().invoke(pykafka, ["txn", each, "--help"]).stdout for each in subjects]

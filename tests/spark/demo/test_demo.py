@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("security", ["plaintext", *(["sasl_ssl"] if SOAK else [])])
-def test_the_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
+def test_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     brokers = "3" if SOAK else "1"
     command = [*COMMAND, "--brokers", brokers, "--seconds", "5", "--rate", "200", "--security", security]

@@ -165,7 +165,7 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
         check_logged(loss, stream, caplog)
 
 
-def test_a_topic_deleted_when_its_batch_is_planned_already(
+def test_topic_deleted_when_its_batch_is_planned_already(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch fails each time it is tried again; with failOnDataLoss=false it is what is there, and others follow."""
@@ -189,7 +189,7 @@ def test_a_topic_deleted_when_its_batch_is_planned_already(
 
 
 @pytest.mark.parametrize("option", ["failOnDataLoss=false", "onTopicRecreated=earliest"])
-def test_a_topic_recreated_between_plan_and_reading(
+def test_topic_recreated_between_plan_and_reading(
     option: str, kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With fewer records than were read, as many as were planned, and more. The next batch has them all."""
@@ -244,7 +244,7 @@ TRUNCATIONS = [
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + 60 * REPEATS)
-def test_a_truncated_log_is_told_also_when_it_has_grown_again(
+def test_truncated_log_is_told_also_when_it_has_grown_again(
     spark: SparkSession, kafka: LocalKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Replicas without the second half of what was read take over: one election for all cases."""

@@ -141,7 +141,7 @@ STARTS = {
 
 @pytest.mark.parametrize("newest_spark", [True, False], ids=["newest PySpark", "PySpark before 4.2"])
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_a_first_batch_that_failed_is_read_again_from_where_it_began(
+def test_first_batch_that_failed_is_read_again_from_where_it_began(
     kafka1: LocalKafka, topic1: TopicFactory, start: Start, newest_spark: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(kafka1, topic1(config=FOR_EVER), start.options, newest_spark)
@@ -161,7 +161,7 @@ def test_a_first_batch_that_failed_is_read_again_from_where_it_began(
     assert sum("first batch" in message for message in said) == 1
 
 
-def test_a_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_ever(
+def test_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_ever(
     kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An older version's, or that of Spark's own connector: from where startingOffsets is now."""
@@ -184,7 +184,7 @@ def test_nor_one_that_by_now_would_begin_after_its_end(kafka1: LocalKafka, topic
 
 
 @pytest.mark.parametrize("options", [{"startingOffsets": "latest"}, {"kafka.auto.offset.reset": "latest"}])
-def test_the_first_run_that_ends_may_begin_after_where_it_was_to_end(
+def test_first_run_that_ends_may_begin_after_where_it_was_to_end(
     kafka1: LocalKafka, topic1: TopicFactory, options: dict[str, str]
 ) -> None:
     """`prepareForTriggerAvailableNow` comes first; a busy topic has gone on when the query looks where it begins."""

@@ -76,7 +76,7 @@ def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
 
 
 @modes(CLASSIC)
-def test_a_stream_gone_idle_has_lag_zero(
+def test_stream_gone_idle_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -94,7 +94,7 @@ def test_a_stream_gone_idle_has_lag_zero(
 
 
 @modes(NONE)
-def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
+def test_log_that_ends_in_a_transaction_marker_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(1), new_group()
@@ -121,7 +121,7 @@ def test_a_log_that_ends_in_a_transaction_marker_has_lag_zero(
 
 
 @modes(CONSUMER)
-def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
+def test_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -147,7 +147,7 @@ def test_a_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
 
 
 @modes(NONE, CLASSIC)
-def test_a_restart_takes_the_checkpoint_and_sets_the_group_right(
+def test_restart_takes_the_checkpoint_and_sets_the_group_right(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(1), new_group()

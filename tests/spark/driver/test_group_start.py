@@ -54,7 +54,7 @@ def batch_offsets(stream: Stream, **options: str) -> list[int]:
 # -- an open transaction --------------------------------------------------------------------------
 
 
-def test_a_group_that_has_read_beyond_the_beginning_of_an_open_transaction(
+def test_group_that_has_read_beyond_the_beginning_of_an_open_transaction(
     kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     """Its offset is there, and so is that of a checkpoint: what comes next waits until the transaction has ended."""
@@ -101,7 +101,7 @@ PAST, BEFORE = 99, 2
         (BEFORE, {"failOnDataLoss": "false"}, 4, 2),
     ],
 )
-def test_an_offset_that_is_not_in_the_log_is_reset_as_the_user_wants(
+def test_offset_that_is_not_in_the_log_is_reset_as_the_user_wants(
     kafka1: LocalKafka,
     log_of_4_to_10: str,
     caplog: pytest.LogCaptureFixture,
@@ -124,7 +124,7 @@ def test_an_offset_that_is_not_in_the_log_is_reset_as_the_user_wants(
 @pytest.mark.parametrize(
     "options", [{}, {"kafka.auto.offset.reset": "none"}, {"kafka.auto.offset.reset": "none", "failOnDataLoss": "false"}]
 )
-def test_an_offset_that_is_not_in_the_log_fails_a_query_that_says_nothing_or_none(
+def test_offset_that_is_not_in_the_log_fails_a_query_that_says_nothing_or_none(
     kafka1: LocalKafka, log_of_4_to_10: str, committed: int, options: dict[str, str]
 ) -> None:
     stream = Stream(kafka1, log_of_4_to_10)
@@ -134,7 +134,7 @@ def test_an_offset_that_is_not_in_the_log_fails_a_query_that_says_nothing_or_non
         stream.run(**GROUP, **options)
 
 
-def test_a_partition_without_an_offset_still_needs_one_with_none(kafka1: LocalKafka, log_of_4_to_10: str) -> None:
+def test_partition_without_an_offset_still_needs_one_with_none(kafka1: LocalKafka, log_of_4_to_10: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no committed offset for .* kafka.auto.offset.reset=none"):
         Stream(kafka1, log_of_4_to_10).run(**GROUP, **{"kafka.auto.offset.reset": "none"})
 

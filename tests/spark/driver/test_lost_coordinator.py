@@ -79,7 +79,7 @@ class Load:
     [DARK, ("classic", *KILLED), pytest.param("consumer", *KILLED, marks=NEEDS_KIP_848)],
     ids=["dark", "killed, classic", "killed, consumer"],
 )
-def test_a_query_s_commits_go_on_again_and_again(
+def test_query_s_commits_go_on_again_and_again(
     spark: SparkSession,
     kafka: LocalKafka,
     topic: TopicFactory,

@@ -81,7 +81,7 @@ def test_micro_batches_have_about_as_many_bytes(kafka1: LocalKafka, uneven: str)
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
+def test_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
     offsets = plan(kafka1, uneven, maxOffsetsPerTrigger=1_000)
     assert plan(kafka1, uneven, maxOffsetsPerTrigger=1_000, maxBytesPerTrigger="1g") == offsets
     size = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES)
@@ -89,7 +89,7 @@ def test_the_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
     assert len(offsets) > len(size) > 3
 
 
-def test_a_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> None:
+def test_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> None:
     options = parse_source_options(given(kafka1, uneven, maxBytesPerTrigger=1), streaming=True)
     reader = KafkaStreamReader(options)
     one = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
@@ -100,7 +100,7 @@ def test_a_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> No
     assert reader.latestOffset(two)[uneven] == {"0": 3, "1": 3}
 
 
-def test_a_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKafka, uneven: str) -> None:
+def test_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKafka, uneven: str) -> None:
     with KafkaProxy.of(kafka1) as proxy:
         proxy.replies[FETCH] = lambda exchange: Fate.CUT
         where = {"kafka.bootstrap.servers": proxy.servers}
@@ -110,7 +110,7 @@ def test_a_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKaf
     assert places[-1] == {"0": SMALL, "1": LARGE}
 
 
-def test_a_query_reads_every_row_once(spark: SparkSession, kafka1: LocalKafka, uneven: str, tmp_path: Path) -> None:
+def test_query_reads_every_row_once(spark: SparkSession, kafka1: LocalKafka, uneven: str, tmp_path: Path) -> None:
     rows: list[tuple[Any, ...]] = []
 
     def keep(batch: DataFrame, _: int) -> None:

@@ -81,7 +81,7 @@ def shares(kafka: LocalKafka, group: str) -> list[int]:
 
 
 @protocols(CLASSIC)
-def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
+def test_topic_is_shared_by_two_queries_and_each_row_is_read_by_one(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(4), new_group()
@@ -110,7 +110,7 @@ def test_two_queries_share_a_topic_and_each_row_is_of_one_of_them(
 
 
 @protocols(CONSUMER)
-def test_a_query_shares_with_librdkafka_and_takes_everything_back(
+def test_query_shares_with_librdkafka_and_takes_everything_back(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(4), new_group()
@@ -133,7 +133,7 @@ def test_a_query_shares_with_librdkafka_and_takes_everything_back(
 
 
 @protocols(CONSUMER)
-def test_a_query_without_claims_stays_up_and_takes_over(
+def test_query_without_claims_stays_up_and_takes_over(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(1), new_group()
@@ -153,7 +153,7 @@ def test_a_query_without_claims_stays_up_and_takes_over(
 
 
 @protocols(CLASSIC, CONSUMER)
-def test_a_batch_that_gained_partitions_is_replayed_as_it_was_planned(
+def test_batch_that_gained_partitions_is_replayed_as_it_was_planned(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     """The query fails in it; meanwhile another member reads on, and the restarted query is assigned something else."""
@@ -180,7 +180,7 @@ def test_a_batch_that_gained_partitions_is_replayed_as_it_was_planned(
 
 
 @protocols(CLASSIC)
-def test_a_batch_that_takes_too_long_rewinds_nobody(
+def test_batch_that_takes_too_long_rewinds_nobody(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(1), new_group()
@@ -201,7 +201,7 @@ def test_a_batch_that_takes_too_long_rewinds_nobody(
 
 
 @protocols(CLASSIC)
-def test_a_driver_that_was_stopped_wakes_without_its_claims(
+def test_driver_that_was_stopped_wakes_without_its_claims(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -242,7 +242,7 @@ def test_topics_that_match_later_are_read_too(
 
 
 @protocols(CONSUMER)
-def test_a_static_member_that_is_restarted_causes_no_rebalance(
+def test_static_member_that_is_restarted_causes_no_rebalance(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -268,9 +268,7 @@ def test_a_static_member_that_is_restarted_causes_no_rebalance(
             assert other.assignments == before
 
 
-def test_the_example_shares_a_topic(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
-) -> None:
+def test_example_shares_a_topic(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
     name, group = topic1(2), new_group()
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': repr(name), "orders-etl": group}
     found: dict[str, Any] = {"spark": spark}

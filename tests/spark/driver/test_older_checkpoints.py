@@ -249,7 +249,7 @@ def stage(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path, request: pyte
 
 
 @pytest.mark.parametrize(("case", "stage"), [(name, name) for name in CASES], indirect=["stage"], ids=CASES)
-def test_a_query_goes_on_as_the_older_version_did(case: str, stage: Stage) -> None:
+def test_query_goes_on_as_the_older_version_did(case: str, stage: Stage) -> None:
     put_back(case, stage)
     produce_more(stage)
     expected = json.loads((CHECKPOINTS / case / "next.json").read_text())

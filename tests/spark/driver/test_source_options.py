@@ -119,7 +119,7 @@ def each(topic: str, *times: object) -> str:
     return json.dumps({topic: {str(number): when for number, when in enumerate(times)}})
 
 
-def test_a_batch_begins_and_ends_at_times_where_the_jvm_connector_s_does(
+def test_batch_begins_and_ends_at_times_where_the_jvm_connector_s_does(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
     latest = {"startingOffsetsByTimestampStrategy": "latest"}
@@ -137,7 +137,7 @@ def test_a_batch_begins_and_ends_at_times_where_the_jvm_connector_s_does(
         assert ours, case
 
 
-def test_a_time_as_text_is_the_same_time(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
+def test_time_as_text_is_the_same_time(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
     wanted = [(0, n) for n in range(51, 100)] + [(1, n) for n in range(2, 6)]
     for text in (f"{T0}.505Z", "2023-11-15T00:13:20.505+02:00"):
         options = {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
@@ -147,7 +147,7 @@ def test_a_time_as_text_is_the_same_time(spark: SparkSession, kafka1: LocalKafka
     assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == wanted
 
 
-def test_a_stream_begins_at_a_time_and_goes_on_from_its_checkpoint(
+def test_stream_begins_at_a_time_and_goes_on_from_its_checkpoint(
     spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
 ) -> None:
     options = {"subscribe": timed, "startingTimestamp": T0_MS + 700, "startingOffsetsByTimestampStrategy": "latest"}
@@ -156,7 +156,7 @@ def test_a_stream_begins_at_a_time_and_goes_on_from_its_checkpoint(
     assert run_once(stream(spark, kafka1, **{**options, "startingTimestamp": 0}), tmp_path) == 2
 
 
-def test_a_time_after_every_record_is_an_error_unless_the_strategy_is_latest(
+def test_time_after_every_record_is_an_error_unless_the_strategy_is_latest(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
     with pytest.raises(Exception, match=r"startingTimestamp: no record of .*-2, .*-3 is that new") as caught:
@@ -166,7 +166,7 @@ def test_a_time_after_every_record_is_an_error_unless_the_strategy_is_latest(
         batch(spark, kafka1, subscribe=timed, startingOffsetsByTimestamp=each(timed, 0, 0)).collect()
 
 
-def test_a_start_that_turns_out_to_lie_after_the_end_is_an_error(
+def test_start_that_turns_out_to_lie_after_the_end_is_an_error(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
     options = {"assign": json.dumps({timed: [0]}), "startingTimestamp": T0_MS + 500}
@@ -216,7 +216,7 @@ def test_triggers_wait_until_there_is_enough_but_no_longer_than_the_delay(
         query.stop()
 
 
-def test_a_run_that_ends_reads_everything_however_little_it_is(
+def test_run_that_ends_reads_everything_however_little_it_is(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(1, config=FOR_EVER)
@@ -264,7 +264,7 @@ def test_dataframe_used_with_and_without_filters_has_all_rows_when_spark_pushes_
 # -- topics recreated -----------------------------------------------------------------------------
 
 
-def test_a_topic_recreated_is_read_from_its_beginning_when_that_is_asked_for(
+def test_topic_recreated_is_read_from_its_beginning_when_that_is_asked_for(
     spark: SparkSession,
     kafka1: LocalKafka,
     topic1: TopicFactory,

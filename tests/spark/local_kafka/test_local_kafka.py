@@ -31,7 +31,7 @@ def test_brokers_start_from_the_class_archive(kafka1: LocalKafka) -> None:
     assert any(name.startswith(f"kafka-{kafka1.version}-classes-") for name in mapped)
 
 
-def test_a_tool_that_fails_says_why(kafka1: LocalKafka) -> None:
+def test_tool_that_fails_says_why(kafka1: LocalKafka) -> None:
     with pytest.raises(KafkaError, match="no-such-option"):
         kafka1.run_tool("org.apache.kafka.tools.TopicCommand", "--no-such-option")
 
@@ -46,7 +46,7 @@ def test_topics_are_created_with_settings(kafka1: LocalKafka) -> None:
     assert "retention.ms=12345" in told
 
 
-def test_a_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
+def test_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
     kafka1_topics = admin(kafka1).list_topics("no-such-topic", timeout=10).topics
     assert kafka1_topics["no-such-topic"].error is not None
 
@@ -54,7 +54,7 @@ def test_a_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
 # -- what can happen to a broker --------------------------------------------------------------
 
 
-def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka1: LocalKafka) -> None:
+def test_paused_broker_answers_nothing_until_it_is_resumed(kafka1: LocalKafka) -> None:
     asking = admin(kafka1)
     asking.list_topics(timeout=10)
     kafka1.pause(1)
@@ -67,7 +67,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(kafka1: LocalKafka)
     assert asking.list_topics(timeout=10).brokers.keys() == {1}
 
 
-def test_a_broker_that_does_not_exist_is_named(kafka1: LocalKafka) -> None:
+def test_broker_that_does_not_exist_is_named(kafka1: LocalKafka) -> None:
     with pytest.raises(UsageError, match=r"no broker 7; the brokers are \[1\]"):
         kafka1.kill(7)
 
@@ -106,7 +106,7 @@ def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
         yield running
 
 
-def test_a_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, special: LocalKafka) -> None:
+def test_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, special: LocalKafka) -> None:
     assert special.address(1) != kafka1.address(1)
     assert admin(special).list_topics(timeout=10).cluster_id != admin(kafka1).list_topics(timeout=10).cluster_id
 
@@ -131,7 +131,7 @@ def test_format_arguments_reach_the_storage_tool(special: LocalKafka) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(("password", "let_in"), [("back\\slash", True), ("wrong", False)])
-def test_a_further_listener_has_its_own_port_and_protocol(special: LocalKafka, password: str, let_in: bool) -> None:
+def test_further_listener_has_its_own_port_and_protocol(special: LocalKafka, password: str, let_in: bool) -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "alice", "sasl.password": password}
     where = {"bootstrap.servers": special.bootstrap_servers_of("SASL"), "security.protocol": "SASL_PLAINTEXT"}
     asking = AdminClient({**who, **where, "log_level": 0})
@@ -160,7 +160,7 @@ def test_after_close_nothing_is_left_and_nothing_can_be_started(special: LocalKa
 
 
 @pytest.mark.kafka
-def test_a_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
+def test_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
     with pytest.raises(ConfigurationError, match=r"broker 1 .* ended(.|\n)*num\.io\.threads: Value must be at least 1"):
         LocalKafka(settings={"num.io.threads": 0})
 
@@ -168,7 +168,7 @@ def test_a_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
 # Version 2.8, with its ZooKeeper, runs in tests/spark/task/test_legacy_messages.py, and `make matrix` has four of them.
 @pytest.mark.skipif(not SOAK, reason="another version is run by another test; `make soak` runs this one, too")
 @pytest.mark.kafka
-def test_an_older_version_runs() -> None:
+def test_older_version_runs() -> None:
     with LocalKafka(version="3.9.1", jvm_options=BRIEF_LIFE) as old:
         use(old)
 
@@ -218,7 +218,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.kafka
-def test_the_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2", "--security", "ssl"]
     (port,) = local_kafka.free_ports(1)
@@ -248,13 +248,13 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("topic", ["orders:", ":3", "orders:0", "orders:x"])
-def test_the_command_refuses_a_wrong_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_refuses_a_wrong_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--topic", topic])
     assert "such as orders:3" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["--port", str(port)]) == 1

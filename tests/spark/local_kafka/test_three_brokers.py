@@ -29,7 +29,7 @@ def test_brokers_listen_on_the_loopback_address_only(kafka: LocalKafka) -> None:
         assert listening == {"127.0.0.1"}
 
 
-def test_a_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callable[..., str]) -> None:
+def test_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callable[..., str]) -> None:
     name = topic()
     produce(kafka, name, "a", "b", "c")
     member = consumer(kafka, f"group-of-{name}")
@@ -62,7 +62,7 @@ def made_by(reader: Consumer) -> dict[str, object]:
 
 # Queries see one killed in tests/spark/test_broker_outage.py.
 @pytest.mark.parametrize("end", [LocalKafka.stop, LocalKafka.kill] if SOAK else [LocalKafka.stop])
-def test_a_broker_comes_back_with_its_address_and_its_data(
+def test_broker_comes_back_with_its_address_and_its_data(
     kafka: LocalKafka, topic: Callable[..., str], end: Callable[[LocalKafka, int], None]
 ) -> None:
     name, before = topic(replication_factor=3), kafka.address(2)

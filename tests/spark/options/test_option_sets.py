@@ -87,7 +87,7 @@ def test_streams_have_the_rows_of_the_jvm_connector(spark: SparkSession, names: 
     assert {row[0] for row in found[OURS]} == set(STREAMED)
 
 
-def test_what_is_written_is_what_the_jvm_connector_writes(
+def test_written_records_equal_those_of_the_jvm_connector(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     written = {}
@@ -133,9 +133,7 @@ def test_load_fails_on_a_wrong_option_with_our_error(
     assert str(caught.value).count("Traceback") == 1
 
 
-def test_a_stream_fails_with_our_error_on_an_option_that_only_a_batch_takes(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_stream_fails_with_our_error_on_an_option_that_only_a_batch_takes(spark: SparkSession, tmp_path: Path) -> None:
     """PySpark's runner replaces an error that comes before there is a reader."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "endingOffsets": "latest"}
     rows = spark.readStream.format(OURS).options(**options).load()

@@ -64,7 +64,7 @@ def test_tasks_that_begin_together_write_to_a_topic_that_is_not_there(
     assert set(Counter(record.partition for record in found)) == {0, 1, 2}
 
 
-def test_a_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafka: LocalKafka) -> None:
+def test_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafka: LocalKafka) -> None:
     """As Java's producer does."""
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     with producer_of(other_kafka.bootstrap_servers) as producer:
@@ -77,7 +77,7 @@ def test_a_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafk
     assert_all_once_in_order(other_kafka, name, 60, 3)
 
 
-def test_a_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
+def test_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     with Client(parse_client({"bootstrap.servers": other_kafka.bootstrap_servers})) as client:
         for _ in range(3):
@@ -95,7 +95,7 @@ def test_a_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
         (25, "LogAppendTime", [0, 1, 2, 3]),
     ],
 )
-def test_a_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_has_forgotten_their_producer(
+def test_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_has_forgotten_their_producer(
     other_kafka: LocalKafka, hours: int, timestamp_type: str, written: list[int]
 ) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
@@ -117,9 +117,7 @@ def test_a_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_
 
 
 @pytest.mark.parametrize("version", [1, 2], ids=["before KIP-890", "since KIP-890"])
-def test_a_producer_whose_transactional_id_has_expired_aborts_and_goes_on(
-    other_kafka: LocalKafka, version: int
-) -> None:
+def test_producer_whose_transactional_id_has_expired_aborts_and_goes_on(other_kafka: LocalKafka, version: int) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     admin.create_topics([NewTopic(name, 3, 1)])[name].result(30)
     wait_until_known(other_kafka, name, 3)

@@ -51,7 +51,7 @@ def copy(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, source: 
         yield make
 
 
-def test_a_stream_is_there_once_and_a_replay_writes_nothing(copy: CopyFactory) -> None:
+def test_stream_is_there_once_and_a_replay_writes_nothing(copy: CopyFactory) -> None:
     copied = copy(maxOffsetsPerTrigger="4000")
     *_, last_batch = copied.run()
     assert last_batch >= 2
@@ -89,9 +89,7 @@ SOME_POINTS = [
     ],
     ids=["as they lie", "shuffled"],
 )
-def test_whoever_is_killed_and_when_every_row_is_there_once(
-    copy: CopyFactory, options: dict[str, str], points: list[str]
-) -> None:
+def test_killed_processes_leave_every_row_once(copy: CopyFactory, options: dict[str, str], points: list[str]) -> None:
     copied = copy(**SMALL_BATCHES, **options)
     for point in points * KILLS:
         copied.run_into(POINTS[point]())
@@ -101,7 +99,7 @@ def test_whoever_is_killed_and_when_every_row_is_there_once(
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + 300 * KILLS)
-def test_the_driver_is_killed_with_all_its_processes(copy: CopyFactory) -> None:
+def test_driver_is_killed_with_all_its_processes(copy: CopyFactory) -> None:
     copied = copy(**SMALL_BATCHES)
     for point in list(POINTS) * KILLS if SOAK else ["between the EndTxn calls"]:
         job, kill = copied.start_job(), POINTS[point]()
@@ -120,7 +118,7 @@ def _kill_all(job: subprocess.Popen[bytes], _: int) -> None:
     os.killpg(job.pid, signal.SIGKILL)
 
 
-def test_what_was_decided_and_timed_out_since_is_written_again(copy: CopyFactory) -> None:
+def test_timed_out_transaction_of_decided_batch_is_written_again(copy: CopyFactory) -> None:
     copied = copy(maxOffsetsPerTrigger="4000")
     copied.run_into(POINTS["between the EndTxn calls"]())
     with copied.client() as client:
@@ -140,7 +138,7 @@ def test_what_was_decided_and_timed_out_since_is_written_again(copy: CopyFactory
         ("between the EndTxn calls", "is decided: start the query again"),
     ][: None if SOAK else 1],
 )
-def test_a_query_whose_transactions_are_aborted_from_outside_says_so_and_goes_on_when_it_is_started_again(
+def test_query_whose_transactions_are_aborted_from_outside_says_so_and_goes_on_when_it_is_started_again(
     copy: CopyFactory, point: str, says: str
 ) -> None:
     copied, stop = copy(**SMALL_BATCHES), POINTS[point]()
@@ -150,7 +148,7 @@ def test_a_query_whose_transactions_are_aborted_from_outside_says_so_and_goes_on
     copied.check()
 
 
-def test_a_batch_write_is_there_as_a_whole_or_not_at_all(
+def test_batch_write_is_there_as_a_whole_or_not_at_all(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     name = topic1(PARTITIONS)
@@ -168,7 +166,7 @@ def test_a_batch_write_is_there_as_a_whole_or_not_at_all(
     assert sorted(int(value) for each in values for value in each) == list(range(ROWS))
 
 
-def test_the_example_of_the_docs(copy: CopyFactory) -> None:
+def test_example_of_the_docs(copy: CopyFactory) -> None:
     copied = copy()
     reader = copied.spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", copied.proxy.servers)
     names = {"orders": reader.options(subscribe=copied.source, startingOffsets="earliest").load()}

@@ -67,7 +67,7 @@ def test_batch_and_stream_write_in_a_new_thread_that_registers(
     assert sorted(record.value for record in read_back(kafka1, name)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_example_of_the_page(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+def test_example_of_the_page(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
     europe, asia = topic1(), topic1()
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "lines.txt").write_text(f"{europe}\n{asia}\n")

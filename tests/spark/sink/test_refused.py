@@ -35,15 +35,15 @@ class TestPlan:
             'save mode "overwrite" is not possible: records are only ever added to a topic. Use .mode("append")' in text
         )
 
-    def test_a_column_of_a_wrong_type(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_column_of_a_wrong_type(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(spark.range(1).selectExpr("id AS value"), kafka1, topic="t")
         assert "value attribute unsupported type bigint. value must be a(n) string or binary. Cast it." in text
 
-    def test_no_value_column(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_missing_value_column_is_refused(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(spark.range(1), kafka1, topic="t")
         assert "Required attribute 'value' not found; the columns are id." in text
 
-    def test_no_topic_at_all(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_missing_topic_is_refused(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(spark.range(1).selectExpr("'v' AS value"), kafka1)
         assert "topic option required when no 'topic' attribute is present. Use the topic option" in text
 
@@ -51,7 +51,7 @@ class TestPlan:
 class TestTask:
     """Refused in a task."""
 
-    def test_a_partition_that_the_topic_does_not_have(
+    def test_partition_that_the_topic_does_not_have(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(2)
@@ -60,7 +60,7 @@ class TestTask:
         assert f"partition 2 was requested, but topic {name} has 2 (0 to 1)" in text
         assert read_back(kafka1, name) == []
 
-    def test_a_record_larger_than_max_request_size(
+    def test_record_larger_than_max_request_size(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(1)
@@ -70,7 +70,7 @@ class TestTask:
         assert "more than kafka.max.request.size (1048576). Raise it, and max.message.bytes of the topic" in text
         assert b"7" not in {record.value for record in read_back(kafka1, name)}
 
-    def test_a_record_larger_than_the_topic_takes(
+    def test_record_larger_than_the_topic_takes(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(1, config={"max.message.bytes": "10000"})
@@ -80,7 +80,7 @@ class TestTask:
         assert "raise max.message.bytes of the topic" in text
         assert read_back(kafka1, name) == []
 
-    def test_a_topic_that_does_not_exist(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_topic_that_does_not_exist(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         missing = f"missing-{uuid.uuid4().hex[:8]}"
         text = error_of_writing(
             spark.range(1).selectExpr("'v' AS value"),
@@ -92,7 +92,7 @@ class TestTask:
         assert "The brokers do not create it" in text
         assert missing not in topics_of(kafka1)
 
-    def test_no_broker_can_be_reached(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_unreachable_brokers_fail_the_write(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(
             spark.range(1).selectExpr("'v' AS value"),
             kafka1,
@@ -116,7 +116,7 @@ class TestTask:
     ],
     ids=["null topic", "too large"],
 )
-def test_a_refused_row_fails_the_stream_and_its_batch_is_not_committed_anywhere(
+def test_refused_row_fails_the_stream_and_its_batch_is_not_committed_anywhere(
     spark: SparkSession,
     kafka1: LocalKafka,
     topic1: TopicFactory,

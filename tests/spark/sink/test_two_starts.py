@@ -54,7 +54,7 @@ def name(topic1: TopicFactory) -> str:
     return topic1()
 
 
-def test_the_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, name: str) -> None:
+def test_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     told = "the query .* was started again elsewhere"
@@ -69,7 +69,7 @@ def test_the_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, n
     assert query.seen(name) == [b"B0", b"B1"]
 
 
-def test_a_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(query: Query, name: str) -> None:
+def test_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     second = query.task("B", 0, 1, (name, "B1"))
     assert query.left_open() == ["1"], "what the older one had written was aborted"
@@ -79,7 +79,7 @@ def test_a_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(
     assert query.seen(name) == [b"B0", b"B1"]
 
 
-def test_a_driver_that_was_away_is_fenced_though_it_still_has_the_identity_of_its_last_decision(
+def test_driver_that_was_away_is_fenced_though_it_still_has_the_identity_of_its_last_decision(
     query: Query, name: str
 ) -> None:
     query.commit(query.task("A", 0, 0, (name, "A0")))
@@ -92,7 +92,7 @@ def test_a_driver_that_was_away_is_fenced_though_it_still_has_the_identity_of_it
     assert query.seen(name) == [b"A0", b"B1"]
 
 
-def test_an_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
+def test_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
     query.task("A", 0, 0, (name, "A0"))
     query.task("B", 0, 0, (name, "B0"))
     with pytest.raises(ProducerFenced, match="was started again elsewhere"):
@@ -101,7 +101,7 @@ def test_an_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
     assert query.seen(name) == [b"B0"]
 
 
-def test_an_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Query, name: str) -> None:
+def test_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Query, name: str) -> None:
     """Between its look at the ledger and InitProducerId a newer start comes, and writes the batch."""
 
     def go_on() -> None:
@@ -114,7 +114,7 @@ def test_an_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Q
     assert query.seen(name) == [b"B0"]
 
 
-def test_an_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(query: Query, name: str) -> None:
+def test_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
 
     def go_on() -> None:
@@ -128,7 +128,7 @@ def test_an_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(q
     assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
 
 
-def test_what_was_decided_is_committed_as_it_was_whatever_rows_there_are_now(query: Query, name: str) -> None:
+def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.decide(*first)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
@@ -139,7 +139,7 @@ def test_what_was_decided_is_committed_as_it_was_whatever_rows_there_are_now(que
     assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
 
 
-def test_a_worker_that_has_taken_over_before_looks_anew(query: Query, name: str) -> None:
+def test_worker_that_has_taken_over_before_looks_anew(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.held["B"] = query.held.pop("A")  # tasks of B run in a process of A's, whose driver was another one
     query.decide(*first)
@@ -147,7 +147,7 @@ def test_a_worker_that_has_taken_over_before_looks_anew(query: Query, name: str)
     assert query.seen(name) == [b"A0", b"A1"]
 
 
-def test_what_was_decided_is_committed_though_no_task_has_rows_any_more(query: Query, name: str) -> None:
+def test_decided_batch_is_committed_when_no_task_has_rows(query: Query, name: str) -> None:
     query.decide(query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1")))
     query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
     assert query.seen(name) == [b"A0", b"A1"]
@@ -158,7 +158,7 @@ def time_out(query: Query, task: int) -> None:
     init_producer_id(query.client, query.transactional_id(task), 60_000, query.client.deadline())
 
 
-def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(query: Query, name: str) -> None:
+def test_timed_out_transaction_of_decided_batch_alone_is_written_again(query: Query, name: str) -> None:
     query.decide(*(query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)))
     time_out(query, 1)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
@@ -169,7 +169,7 @@ def test_what_was_decided_and_timed_out_since_is_written_again_and_nothing_else(
     assert query.seen(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
 
 
-def test_what_is_written_again_is_decided_like_everything_else(query: Query, name: str) -> None:
+def test_rewritten_transaction_is_decided_again(query: Query, name: str) -> None:
     query.decide(*(query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)))
     time_out(query, 1)
     there = query.task("B", 0, 0, (name, "B0"))
@@ -200,7 +200,7 @@ def assert_only_that_is_written_again(
     assert query.seen(name) == [b"A0", b"B1"]
 
 
-def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_written_again(
+def test_decided_transaction_that_times_out_under_its_driver_is_told_and_written_again(
     query: Query, hasty: Query, name: str
 ) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
@@ -211,7 +211,7 @@ def test_a_decided_transaction_that_times_out_under_its_driver_is_told_and_writt
     assert_only_that_is_written_again(query, name, first, is_timed_out)
 
 
-def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, name: str) -> None:
+def test_batch_is_found_committed_though_a_later_one_had_begun(query: Query, name: str) -> None:
     query.commit(query.task("A", 0, 0, (name, "A0")))
     query.task("A", 1, 0, (name, "A1"))
     query.commit(query.task("B", 0, 0, (name, "B0")))
@@ -220,7 +220,7 @@ def test_a_batch_is_found_committed_though_a_later_one_had_begun(query: Query, n
     assert query.seen(name) == [b"A0", b"B1"]
 
 
-def test_a_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Query, name: str) -> None:
+def test_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Query, name: str) -> None:
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
     with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was reset"):
@@ -229,7 +229,7 @@ def test_a_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Qu
     assert query.seen(name) == [b"A0", b"A1", b"A2", b"A3"]
 
 
-def test_a_start_that_an_older_one_outruns_is_told_to_end_that_one_and_begin_again(query: Query, name: str) -> None:
+def test_start_that_an_older_one_outruns_is_told_to_end_that_one_and_begin_again(query: Query, name: str) -> None:
     """It has read batch 1 as the last one in the checkpoint, and the older start has gone on to batch 2 meanwhile."""
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
@@ -254,7 +254,7 @@ def test_decided_batch_with_another_number_of_tasks_is_refused_only_if_rows_are_
     assert query.seen(name) == [b"A0"] if lost else [b"A0", b"A1"]
 
 
-def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_whole(
+def test_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_whole(
     query: Query, hasty: Query, name: str
 ) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
@@ -265,7 +265,7 @@ def test_a_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_who
     assert query.seen(name) == []
 
 
-def test_two_queries_of_one_prefix_know_nothing_of_each_other(query: Query, name: str) -> None:
+def test_queries_with_one_prefix_are_independent(query: Query, name: str) -> None:
     other = Query(query.bootstrap_servers)
     theirs = [other.task("X", 0, task, (name, f"X{task}")) for task in (0, 1)]
     first = query.task("A", 0, 0, (name, "A0"))
@@ -283,7 +283,7 @@ def test_two_queries_of_one_prefix_know_nothing_of_each_other(query: Query, name
 # -- transactions that are aborted from outside (`pykafka txn abort`) ------------------------------
 
 
-def test_a_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query, name: str) -> None:
+def test_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query, name: str) -> None:
     def end() -> None:
         abort_transaction(query.client, query.transactional_id(0))
 
@@ -296,7 +296,7 @@ def test_a_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query
     assert query.seen(name) == [b"again"]
 
 
-def test_a_batch_of_which_one_is_aborted_before_the_decision_is_written_again(query: Query, name: str) -> None:
+def test_batch_of_which_one_is_aborted_before_the_decision_is_written_again(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     abort_transaction(query.client, query.transactional_id(1))
     with pytest.raises(KafkaError, match=r"1 of 2 transactions ended .*pykafka txn abort"):
@@ -306,7 +306,7 @@ def test_a_batch_of_which_one_is_aborted_before_the_decision_is_written_again(qu
     assert query.seen(name) == [b"B0", b"B1"]
 
 
-def test_what_is_aborted_after_the_decision_is_written_again(query: Query, name: str) -> None:
+def test_transaction_aborted_after_decision_is_written_again(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
 
     def end() -> None:
@@ -315,7 +315,7 @@ def test_what_is_aborted_after_the_decision_is_written_again(query: Query, name:
     assert_only_that_is_written_again(query, name, first, end)
 
 
-def test_a_driver_whose_decision_is_aborted_decides_again(query: Query, name: str) -> None:
+def test_driver_whose_decision_is_aborted_decides_again(query: Query, name: str) -> None:
     def end() -> None:
         abort_transaction(query.client, query.transactional_id())
 
@@ -330,7 +330,7 @@ def test_a_driver_whose_decision_is_aborted_decides_again(query: Query, name: st
 # -- what is given up, and what is not like before -------------------------------------------------
 
 
-def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, name: str) -> None:
+def test_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, name: str) -> None:
     query.abort(query.task("A", 0, 0, (name, "A0")), None)
     assert query.left_open() == []
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
@@ -341,7 +341,7 @@ def test_a_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, 
     assert query.seen(name) == [b"A0", b"A1"]
 
 
-def test_a_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Query, name: str) -> None:
+def test_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Query, name: str) -> None:
     """A late copy of an earlier stage attempt fences the transaction of the later one, and prepares another."""
     writer = query.writer(streaming=False)
     with spark_task(0):
@@ -356,7 +356,7 @@ def test_a_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: 
 
 @pytest.mark.parametrize("others", [0, 1])
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
-def test_a_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
+def test_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
     query: Query, name: str, call: str, others: int
 ) -> None:
     """Spark kills the tasks beside one that fails, but seconds later."""
@@ -378,13 +378,13 @@ def test_a_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
     assert query.seen(name) == []
 
 
-def test_what_tasks_that_were_killed_have_left_is_aborted_with_the_batch(query: Query, name: str) -> None:
+def test_open_transactions_of_killed_tasks_are_aborted_with_the_batch(query: Query, name: str) -> None:
     written, _ = query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1"))
     query.abort(written, None)
     assert query.seen(name) == []
 
 
-def test_an_older_driver_aborts_nothing_of_the_newer(query: Query, name: str) -> None:
+def test_older_driver_aborts_nothing_of_the_newer(query: Query, name: str) -> None:
     first = query.task("A", 0, 0, (name, "A0"))
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.abort(first, None)
@@ -409,14 +409,14 @@ def test_tasks_without_rows_and_rows_of_several_topics(query: Query, topic1: Top
     assert query.seen(one, other) == [b"1", b"2", b"3"]
 
 
-def test_a_task_that_fails_leaves_nothing_open(kafka1: LocalKafka, name: str) -> None:
+def test_task_that_fails_leaves_nothing_open(kafka1: LocalKafka, name: str) -> None:
     query = Query(kafka1.bootstrap_servers, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
     with pytest.raises(BrokerError, match="INVALID_TOPIC"):
         query.task("A", 0, 0, (name, "A0"), ("no topic of this name", "A1"))
     assert query.seen(name) == []
 
 
-def test_a_timeout_that_brokers_do_not_allow_is_refused(kafka1: LocalKafka, name: str) -> None:
+def test_timeout_that_brokers_do_not_allow_is_refused(kafka1: LocalKafka, name: str) -> None:
     query = Query(kafka1.bootstrap_servers, settings={"kafka.transaction.timeout.ms": "900001"})
     with pytest.raises(ConfigurationError, match=r"kafka.transaction.timeout.ms is 900001.* at most 900000"):
         query.task("A", 0, 0, (name, "A0"))

@@ -75,7 +75,7 @@ class TestBatch:
             0: (b"tombstone", None, (("", b"empty name"),), at_ms),
         }
 
-    def test_a_null_timestamp_or_partition_is_chosen_by_the_producer(
+    def test_null_timestamp_or_partition_is_chosen_by_the_producer(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(2)
@@ -90,7 +90,7 @@ class TestBatch:
         after_ms = time.time_ns() // 1_000_000
         assert all(before_ms <= record.timestamp_ms <= after_ms for record in found.values())
 
-    def test_each_row_goes_to_the_topic_it_names_and_the_option_beats_the_column(
+    def test_rows_go_to_their_topic_unless_the_option_is_set(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         names = [topic1(2), topic1(1), topic1(3)]
@@ -104,7 +104,7 @@ class TestBatch:
         write(rows, kafka1, topic=only)
         assert len(read_back(kafka1, only)) == 3_000
 
-    def test_what_the_source_read_can_be_written_as_it_is(
+    def test_rows_of_the_source_can_be_written_unchanged(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         origin, copy = topic1(2), topic1(2)

@@ -43,7 +43,7 @@ def produce(kafka: LocalKafka, topic: str, records: int) -> None:
     assert producer.flush(30) == 0
 
 
-def test_no_reachable_bootstrap_server(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreachable_bootstrap_server_is_an_error_with_remedy(spark: SparkSession, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     options = {"kafka.default.api.timeout.ms": "1500", "fetchOffset.numRetries": "0"}
@@ -53,14 +53,14 @@ def test_no_reachable_bootstrap_server(spark: SparkSession, tmp_path: Path) -> N
     assert "attempt" in said
 
 
-def test_a_schema_of_the_user_s(spark: SparkSession, tmp_path: Path) -> None:
+def test_schema_of_the_user_s(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's own connector refuses it, too. No request is sent."""
     said = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
     assert ".schema(...) sets (id int, name string)" in said
     assert "leave .schema(...) out" in said
 
 
-def test_the_source_s_own_schema_may_be_given(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_source_s_own_schema_may_be_given(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1()
     produce(kafka1, name, 3)
     rows = spark.read.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
@@ -114,7 +114,7 @@ def test_starting_offsets_out_of_range(
     assert f"offset 99 of {name}-0 is out of range: the log holds [0, 5)" in said
 
 
-def test_a_partition_that_does_not_exist(
+def test_partition_that_does_not_exist(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(1)
@@ -126,7 +126,7 @@ def test_a_partition_that_does_not_exist(
     assert f"startingOffsets names {name}-7" in said
 
 
-def test_a_group_with_live_members_is_refused_by_name_and_its_offsets_stay(
+def test_group_with_live_members_is_refused_by_name_and_its_offsets_stay(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name, group = topic1(1), f"group-{uuid.uuid4().hex[:8]}"

@@ -100,7 +100,7 @@ def written(request: pytest.FixtureRequest, clients: Clients) -> Iterator[Rows]:
 
 
 @pytest.mark.parametrize("reader", CLIENTS)
-def test_what_one_writes_all_read(clients: Clients, written: Rows, reader: str) -> None:
+def test_topic_of_each_client_is_read_by_all_clients(clients: Clients, written: Rows, reader: str) -> None:
     for topic, partition in written:
         codecs = {batch.codec for batch in stored_batches(clients.kafka.data_folder(1), topic, partition)}
         assert codecs == {CODECS[partition]}

@@ -53,9 +53,7 @@ def bomb() -> bytes:
     ],
     ids=["corrupt CRC", "truncated", "decompression bomb"],
 )
-def test_the_query_fails_and_the_offsets_stay(
-    spark: SparkSession, tmp_path: Path, records: Any, words: list[str]
-) -> None:
+def test_query_fails_and_the_offsets_stay(spark: SparkSession, tmp_path: Path, records: Any, words: list[str]) -> None:
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC)
         kafka.write(TOPIC, 0, records())

@@ -92,7 +92,7 @@ def stored(kafka: LocalKafka, topic: str) -> list[tuple[int, int]]:
     return found
 
 
-def test_the_logs_are_what_this_is_about(old_kafka: LocalKafka) -> None:
+def test_logs_are_what_this_is_about(old_kafka: LocalKafka) -> None:
     for name, magics in {
         "legacy-0": {0},
         "legacy-1": {1},
@@ -148,7 +148,7 @@ def bytes_of(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def test_the_local_kafka_of_this_version_serves_and_comes_back(old_kafka: LocalKafka) -> None:
+def test_local_kafka_of_this_version_serves_and_comes_back(old_kafka: LocalKafka) -> None:
     """Only once ZooKeeper has let the old broker's id go."""
     use(old_kafka)
     old_kafka.kill(1)
