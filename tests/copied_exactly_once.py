@@ -33,7 +33,7 @@ from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from tests import read_committed
 from tests.jobs import copy_exactly_once
 from tests.kafka_proxy import KafkaProxy
@@ -118,7 +118,7 @@ class Copy:
     def left_open(self) -> list[str]:
         """Transactional ids, of whichever query of this prefix."""
         with self.client() as client:
-            return [each.transactional_id for each in open_transactions(client, "copy-", client.deadline())]
+            return [each.transactional_id for each in list_open_transactions(client, "copy-", client.deadline())]
 
     def client(self) -> Client:
         return Client(parse_client({"bootstrap.servers": self.kafka.bootstrap_servers}))

@@ -16,7 +16,7 @@ from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
 from tests.spark_task import spark_task
@@ -75,7 +75,7 @@ class Query:
         return f"starts-{self.query_id}" + ("" if task is None else f"-{task}")
 
     def left_open(self) -> list[str]:
-        found = open_transactions(self.client, self.transactional_id(), self.client.deadline())
+        found = list_open_transactions(self.client, self.transactional_id(), self.client.deadline())
         return [each.transactional_id.rsplit("-", 1)[1] for each in found]
 
     def seen(self, *topics: str) -> list[bytes]:

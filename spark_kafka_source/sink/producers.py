@@ -18,7 +18,7 @@ from protocol.config import ClientConfig, ProducerConfig
 from protocol.producer.producer import Producer
 from spark_kafka_source.clients import client_for
 
-_MOST_IDLE = 16
+_MAX_IDLE = 16
 
 P = TypeVar("P", bound=Producer)
 _Key = tuple[int, Client, ProducerConfig, Callable[[Client, ProducerConfig], Producer]]
@@ -49,7 +49,7 @@ def borrowed_producer(
 def _put_back(key: _Key, producer: Producer) -> None:
     surplus = _idle.pop(key, None)
     _idle[key] = producer
-    if surplus is None and len(_idle) > _MOST_IDLE:
+    if surplus is None and len(_idle) > _MAX_IDLE:
         surplus = _idle.pop(next(iter(_idle)))
     if surplus is not None:
         surplus.abort()

@@ -24,7 +24,7 @@ from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.task.worker_tuning import tune_worker
 
 # Topics that a log line names.
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 
 
 class TopicWritten(NamedTuple):
@@ -111,7 +111,7 @@ def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
 
 
 def _listed(topics: Mapping[str, TopicWritten]) -> str:
-    most = sorted(topics, key=lambda topic: -topics[topic].rows)[:_MOST_LISTED]
+    most = sorted(topics, key=lambda topic: -topics[topic].rows)[:_MAX_LISTED]
     words = [
         f"{topics[topic].rows} rows to {topic} ({topics[topic].partitions.bit_count()} partitions)"
         for topic in sorted(most)

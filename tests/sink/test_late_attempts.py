@@ -16,7 +16,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, takeover
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
 from tests.exactly_once_query import Query, paused_at
@@ -62,7 +62,7 @@ class BatchWrite:
     def left_open(self) -> list[str]:
         assert self.writer.batch_write is not None
         client, prefix = self.query.client, self.writer.batch_write.task_prefix
-        found = open_transactions(client, prefix, client.deadline())
+        found = list_open_transactions(client, prefix, client.deadline())
         return [each.transactional_id.removeprefix(prefix) for each in found]
 
 

@@ -57,7 +57,7 @@ def test_ledger_too_large_for_partitions_of_topic_is_refused_with_remedy() -> No
 
 def test_start_is_superseded_unless_newest() -> None:
     ledger = Ledger("t").started("a").started("b")
-    assert [ledger.is_superseded(start) for start in ("a", "b", "c")] == [True, False, False]
+    assert [ledger.is_fenced(start) for start in ("a", "b", "c")] == [True, False, False]
     assert ledger.start_id == "b"
 
 

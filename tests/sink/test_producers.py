@@ -93,6 +93,6 @@ def test_forked_child_does_not_use_producer_of_parent(monkeypatch: pytest.Monkey
 
 def test_pool_of_idle_producers_is_bounded_and_evicts_oldest() -> None:
     made = [
-        borrow_and_give_back(ProducerConfig(delivery_timeout_ms=100_000 + i)) for i in range(producers._MOST_IDLE + 1)
+        borrow_and_give_back(ProducerConfig(delivery_timeout_ms=100_000 + i)) for i in range(producers._MAX_IDLE + 1)
     ]
-    assert [producer.aborted for producer in made] == [True] + [False] * producers._MOST_IDLE
+    assert [producer.aborted for producer in made] == [True] + [False] * producers._MAX_IDLE

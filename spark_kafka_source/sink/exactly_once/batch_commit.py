@@ -17,12 +17,16 @@ from protocol.cluster.client import Client, listed
 from protocol.errors import KafkaError, OutcomeUnknown
 from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from protocol.transaction.states import TransactionalIdentity
-from spark_kafka_source.sink.exactly_once.batch_write_end import give_up, require_alone
+from spark_kafka_source.sink.exactly_once.batch_write_end import abort_failed_write, fence_other_attempts
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
-from spark_kafka_source.sink.exactly_once.open_transactions import described_open, missing_tasks, open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import (
+    commit_decided,
+    describe_open_transactions,
+    list_open_transactions,
+)
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
-from spark_kafka_source.sink.exactly_once.takeover import require_newest, told_if_superseded
+from spark_kafka_source.sink.exactly_once.takeover import report_fenced, require_newest
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 
 log = logging.getLogger(__name__)
@@ -46,11 +50,11 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
     batch = prepared[0].batch
     if batch is None:
         without = [each.task for each in prepared if each.identity is None]
-        require_alone(client, prepared[0].query, identities, without)
+        fence_other_attempts(client, prepared[0].query, identities, without)
         _require_open(client, prepared)
         _commit(client, identities, "the committed part of this write stays, and the rest is lost")
         return
-    with told_if_superseded(client, batch):
+    with report_fenced(client, batch):
         _require_same_tasks(client, batch, prepared, len(messages))
         left = _require_open(client, prepared)
         if identities:
@@ -79,10 +83,10 @@ def abort_batch(
     try:
         if batch_write is not None:
             unheard = [task for task, message in enumerate(messages) if message is None]
-            give_up(client, batch_write, told, unheard)
+            abort_failed_write(client, batch_write, told, unheard)
         elif prepared and (batch := prepared[0].batch) is not None:
             # Before the ledger is read: if this start is the newest then, all of them are its own.
-            left = {*told, *open_transactions(client, batch.query.task_prefix, client.deadline())}
+            left = {*told, *list_open_transactions(client, batch.query.task_prefix, client.deadline())}
             left = _undecided(client, batch, told, left, transaction_timeout_ms)
             end_transactions(client, left, commit=False, deadline=client.deadline())
     except KafkaError as error:
@@ -102,7 +106,7 @@ def _undecided(
 ) -> set[TransactionalIdentity]:
     """Return the undecided ones of the `told` transactions, and of all `left` open if this start is the newest."""
     ledger = read_ledger(client, batch.query, client.deadline())
-    if ledger is None or not ledger.is_superseded(batch.start_id):
+    if ledger is None or not ledger.is_fenced(batch.start_id):
         # A decision of this driver may still be in flight.
         ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms, fence_first=True)
     if ledger is None:
@@ -135,7 +139,7 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
         ledger = read_ledger(client, batch.query, client.deadline())
         if ledger is not None:
             require_newest(ledger, batch)
-            missing = len(missing_tasks(client, batch, ledger, ledger.transactions))
+            missing = len(commit_decided(client, batch, ledger, ledger.transactions))
     if missing:
         raise KafkaError(
             f"batch {batch.batch_id} was decided with {decided} tasks by an earlier start of the query, and has "
@@ -153,7 +157,7 @@ def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[Tra
         Open transactions of tasks without a prepared one, left by a killed or lost attempt.
     """
     identities = _identities(prepared)
-    found = described_open(client, [each.query.task(each.task) for each in prepared], client.deadline())
+    found = describe_open_transactions(client, [each.query.task(each.task) for each in prepared], client.deadline())
     if found is None:
         return []
     over = [each.transactional_id for each in identities if each not in found]

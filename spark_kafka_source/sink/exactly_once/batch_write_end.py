@@ -24,12 +24,12 @@ from spark_kafka_source.sink.exactly_once.query import Query
 
 # The driver begins no transaction under these ids, and every broker allows this timeout.
 _TRANSACTION_TIMEOUT_MS = 1_000
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 # States of running attempts. The filter excludes the many ids of complete writes.
-_OF_ATTEMPTS = ("Empty", "Ongoing")
+_ATTEMPT_STATES = ("Empty", "Ongoing")
 
 
-def require_alone(
+def fence_other_attempts(
     client: Client, write: Query, prepared: Collection[TransactionalIdentity], tasks_without: Iterable[int]
 ) -> None:
     """Fence every attempt of the write without a prepared transaction, before these are committed.
@@ -55,8 +55,8 @@ def require_alone(
         raise failure
 
 
-def give_up(
-    client: Client, write: Query, prepared: Collection[TransactionalIdentity], unheard_tasks: Iterable[int]
+def abort_failed_write(
+    client: Client, write: Query, prepared: Collection[TransactionalIdentity], silent_tasks: Iterable[int]
 ) -> None:
     """Abort the prepared transactions, and those of tasks without a message.
 
@@ -64,14 +64,14 @@ def give_up(
     """
     failures = _fence(client, [write.transactional_id])
     ended = end_transactions(client, prepared, commit=False, deadline=_deadline(client))
-    over = {identity.transactional_id for identity, each in ended.items() if _is_over(each)}
+    over = {identity.transactional_id for identity, each in ended.items() if _has_ended(each)}
     told = [int(each.transactional_id.removeprefix(write.task_prefix)) for each in prepared]
-    failures += _fence_others(client, write, over, [*told, *unheard_tasks])
+    failures += _fence_others(client, write, over, [*told, *silent_tasks])
     for failure in failures:
         raise failure
 
 
-def require_going_on(client: Client, write: Query, deadline: Deadline) -> None:
+def require_not_ended(client: Client, write: Query, deadline: Deadline) -> None:
     """Raise `ProducerFenced` if the write has ended. Runs in a task."""
     try:
         ended = describe_transactions(client, [write.transactional_id], deadline)
@@ -85,18 +85,18 @@ def require_going_on(client: Client, write: Query, deadline: Deadline) -> None:
 
 
 def _fence_others(
-    client: Client, write: Query, over: Collection[str], where_unknown: Iterable[int]
+    client: Client, write: Query, over: Collection[str], fallback_tasks: Iterable[int]
 ) -> list[KafkaError]:
-    """Fence the write's transactional ids except `over`; of the tasks `where_unknown` if ids cannot be listed."""
+    """Fence the write's transactional ids except `over`; of the tasks `fallback_tasks` if ids cannot be listed."""
     try:
-        listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_OF_ATTEMPTS)
+        listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_ATTEMPT_STATES)
         found = {each.transactional_id for each in listed}
     except KafkaError:
-        found = {write.task(task) for task in where_unknown}
+        found = {write.task(task) for task in fallback_tasks}
     return _fence(client, found.difference(over))
 
 
-def _is_over(ended: EndedTransaction) -> bool:
+def _has_ended(ended: EndedTransaction) -> bool:
     """Return False if a late copy of the task has begun another transaction, which must be fenced."""
     cause = ended.cause
     nothing_open = isinstance(cause, BrokerError) and cause.code == ErrorCode.INVALID_TXN_STATE
@@ -106,7 +106,7 @@ def _is_over(ended: EndedTransaction) -> bool:
 def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaError]:
     """Fence the producers of these ids and abort their transactions, in parallel; return the failures."""
     deadline = _deadline(client)
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_MAX_CONCURRENT) as threads:
         fenced = [
             threads.submit(init_producer_id, client, each, _TRANSACTION_TIMEOUT_MS, deadline)
             for each in transactional_ids

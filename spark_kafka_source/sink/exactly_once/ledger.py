@@ -54,7 +54,7 @@ class Ledger:
         """The newest start."""
         return self.starts[-1] if self.starts else ""
 
-    def is_superseded(self, start_id: str) -> bool:
+    def is_fenced(self, start_id: str) -> bool:
         """Return True if the query has a newer start."""
         return start_id in self.starts[:-1]
 

@@ -20,7 +20,7 @@ from spark_kafka_source.sink.exactly_once.query import StreamBatch
 _ONGOING = "Ongoing"
 
 
-def open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[TransactionalIdentity]:
+def list_open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[TransactionalIdentity]:
     """Return the open transactions whose transactional id begins with `prefix`."""
     try:
         listed = list_transactions(client, deadline, prefix=prefix, states=[_ONGOING])
@@ -29,7 +29,7 @@ def open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[T
         return []
 
 
-def described_open(
+def describe_open_transactions(
     client: Client, transactional_ids: Iterable[str], deadline: Deadline
 ) -> set[TransactionalIdentity] | None:
     """Return the open transactions of these ids; None if brokers lack the request."""
@@ -44,7 +44,7 @@ def _ongoing(client: Client, transactional_ids: Iterable[str], deadline: Deadlin
     return [each.identity for each in found if each.state == _ONGOING]
 
 
-def missing_tasks(client: Client, batch: StreamBatch, ledger: Ledger, tasks: Iterable[int]) -> list[int]:
+def commit_decided(client: Client, batch: StreamBatch, ledger: Ledger, tasks: Iterable[int]) -> list[int]:
     """Commit the decided transactions of `tasks`, and return the tasks whose rows are missing.
 
     Once a transactional id has a later transaction, brokers no longer report the outcome of an earlier one. Then the

@@ -34,52 +34,52 @@ from protocol.transaction.end_transaction import end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 
-_SPREAD_S = 0.1
-_TAKE_OVER_S = 0.5
-_MOST_S = 16.0
-_LOOK_S = 0.2
+_JITTER_S = 0.1
+_INITIAL_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 16.0
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Holder:
+class LedgerProducer:
     """The producer that writes the ledger.
 
     Attributes
     ----------
     identity : TransactionalIdentity or None
         None before Kafka 3.0, where only delays keep tasks apart.
-    is_at_rest : bool
+    is_idle : bool
         Its last transaction is complete, and no other one has begun.
     """
 
     identity: TransactionalIdentity | None
-    is_at_rest: bool
+    is_idle: bool
 
 
-class TakeOverTurn:
-    """Decides when a task may take over. `ask_holder` sends the request."""
+class TakeoverBackoff:
+    """Decides when a task may take over. `describe_producer` sends the request."""
 
-    def __init__(self, ask_holder: Callable[[], Holder], deadline: Deadline) -> None:
-        self._ask_holder = ask_holder
+    def __init__(self, describe_producer: Callable[[], LedgerProducer], deadline: Deadline) -> None:
+        self._describe_producer = describe_producer
         self._deadline = deadline
-        self._patience_s = _TAKE_OVER_S
-        self._holder = ask_holder()
-        if self._holder.is_at_rest:
-            self._next_s = self._now_s() + random.uniform(0, _SPREAD_S)  # noqa: S311
+        self._backoff_s = _INITIAL_BACKOFF_S
+        self._ledger_producer = describe_producer()
+        if self._ledger_producer.is_idle:
+            self._next_s = self._now_s() + random.uniform(0, _JITTER_S)  # noqa: S311
         else:
             self._next_s = self._after_another_s()
 
-    def has_come(self) -> bool:
+    def is_due(self) -> bool:
         """Return True to take over now. If the takeover fails, the next turn comes later."""
         if self._now_s() < self._next_s:
             return False
-        before, self._holder = self._holder, self._ask_holder()
+        before, self._ledger_producer = self._ledger_producer, self._describe_producer()
         self._next_s = self._after_another_s()
         # Neither at rest nor changed: the task that began a takeover is dead or slow.
-        return self._holder.is_at_rest or self._holder.identity == before.identity
+        return self._ledger_producer.is_idle or self._ledger_producer.identity == before.identity
 
     def wait(self) -> None:
         """Wait until the turn may have come, or until the ledger should be checked again."""
@@ -87,13 +87,13 @@ class TakeOverTurn:
             raise DeadlineExceeded(
                 "another task of this start began to take over the query's ledger, and has not completed"
             )
-        wait_s = min(self._next_s - self._now_s(), _LOOK_S * random.uniform(0.5, 1))  # noqa: S311
+        wait_s = min(self._next_s - self._now_s(), _POLL_S * random.uniform(0.5, 1))  # noqa: S311
         self._deadline.clock.sleep_s(min(wait_s, self._deadline.remaining_s()))
 
     def _after_another_s(self) -> float:
         """Return the time by which another task should be done; the wait doubles each time."""
-        wait_s = self._patience_s * random.uniform(1, 2)  # noqa: S311
-        self._patience_s = min(2 * self._patience_s, _MOST_S)
+        wait_s = self._backoff_s * random.uniform(1, 2)  # noqa: S311
+        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
         return self._now_s() + wait_s
 
     def _now_s(self) -> float:
@@ -103,10 +103,10 @@ class TakeOverTurn:
 log = logging.getLogger(__name__)
 
 # Other states of a transactional id mean that its producer has a transaction or is about to begin one.
-_AT_REST = ("CompleteCommit", "CompleteAbort")
+_IDLE_STATES = ("CompleteCommit", "CompleteAbort")
 
 
-def ledger_of_start(
+def take_over(
     client: Client, batch: StreamBatch, topic: str | None, transaction_timeout_ms: int, deadline: Deadline
 ) -> Ledger | None:
     """Return the ledger after this start has taken over.
@@ -137,7 +137,7 @@ def ledger_of_start(
         require_newest(before, batch)
         if before.start_id == batch.start_id:
             return before
-        _require_not_set_back(before, batch)
+        _require_checkpoint_not_reset(before, batch)
         _settle(client, batch.query, before, deadline)
         return before.started(batch.start_id)
 
@@ -149,33 +149,33 @@ def ledger_of_start(
                 raise _too_late(ledger, batch)
         return ledger
 
-    turn: TakeOverTurn | None = None
+    turn: TakeoverBackoff | None = None
 
     def attempt() -> Ledger | None:
         nonlocal turn
-        has_come = False
+        is_due = False
         while True:
             # Also read after the turn has come: another task may have taken over meanwhile.
             ledger = seen()
             if ledger.start_id == batch.start_id if ledger is not None else topic is None:
                 return ledger
-            if has_come:
+            if is_due:
                 return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, fence_first=True)
-            turn = turn or TakeOverTurn(partial(_holder, client, batch.query, deadline), deadline)
-            if not (has_come := turn.has_come()):
+            turn = turn or TakeoverBackoff(partial(_ledger_producer, client, batch.query, deadline), deadline)
+            if not (is_due := turn.is_due()):
                 turn.wait()
 
     return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
 
 
-def _holder(client: Client, query: Query, deadline: Deadline) -> Holder:
+def _ledger_producer(client: Client, query: Query, deadline: Deadline) -> LedgerProducer:
     try:
         found = describe_transactions(client, [query.transactional_id], deadline).get(query.transactional_id)
     except UnsupportedVersion:
         found = None
     if found is None:
-        return Holder(None, is_at_rest=True)
-    return Holder(found.identity, is_at_rest=found.state in _AT_REST)
+        return LedgerProducer(None, is_idle=True)
+    return LedgerProducer(found.identity, is_idle=found.state in _IDLE_STATES)
 
 
 def require_not_decided(client: Client, batch: StreamBatch, seen: Ledger) -> None:
@@ -206,7 +206,7 @@ def _too_late(ledger: Ledger, batch: StreamBatch) -> ProducerFenced:
 
 def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
     """Raise `ProducerFenced` if there is a newer start than that of `batch`."""
-    if ledger.is_superseded(batch.start_id):
+    if ledger.is_fenced(batch.start_id):
         raise ProducerFenced(
             f"batch {batch.batch_id} is fenced: the query {batch.query.query_id} was started again elsewhere, and that "
             f"start now writes under transactionalIdPrefix {batch.query.prefix}. Batches that this start has decided "
@@ -214,7 +214,7 @@ def require_newest(ledger: Ledger, batch: StreamBatch) -> None:
         )
 
 
-def _require_not_set_back(ledger: Ledger, batch: StreamBatch) -> None:
+def _require_checkpoint_not_reset(ledger: Ledger, batch: StreamBatch) -> None:
     """Raise `UsageError` if the batch is older than the last one: Spark repeats only the last batch.
 
     The same happens if an older start decided batches while this one planned its first batch.
@@ -230,7 +230,7 @@ def _require_not_set_back(ledger: Ledger, batch: StreamBatch) -> None:
 
 
 @contextmanager
-def told_if_superseded(client: Client, batch: StreamBatch) -> Iterator[None]:
+def report_fenced(client: Client, batch: StreamBatch) -> Iterator[None]:
     """Convert errors in the block to `ProducerFenced` if there is a newer start, which is their cause.
 
     This includes a passed deadline, as of a suspended driver.
@@ -248,7 +248,7 @@ def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) ->
     """End the transactions of the previous start: commit the decided ones, abort the others."""
     decided = query.identities(ledger.transactions)
     end_transactions(client, decided, commit=True, deadline=deadline, asked_before=True)
-    left = [each for each in open_transactions(client, query.task_prefix, deadline) if each not in decided]
+    left = [each for each in list_open_transactions(client, query.task_prefix, deadline) if each not in decided]
     # If the ledger has changed, another task of this start has taken over, and some of these may be new.
     if left and read_ledger(client, query, deadline) == ledger:
         log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(left))

@@ -28,10 +28,10 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
-from spark_kafka_source.sink.exactly_once.batch_write_end import require_going_on
-from spark_kafka_source.sink.exactly_once.open_transactions import missing_tasks
+from spark_kafka_source.sink.exactly_once.batch_write_end import require_not_ended
+from spark_kafka_source.sink.exactly_once.open_transactions import commit_decided
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
-from spark_kafka_source.sink.exactly_once.takeover import ledger_of_start, require_not_decided, told_if_superseded
+from spark_kafka_source.sink.exactly_once.takeover import report_fenced, require_not_decided, take_over
 from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows, written_topics
@@ -105,7 +105,7 @@ class TransactionalTaskWriter:
             return nothing
 
         def require_current() -> None:
-            require_going_on(client, write, client.deadline())
+            require_not_ended(client, write, client.deadline())
 
         require_current()  # else a late attempt would fence the transaction that is being committed
         return self._write_rows(nothing, rows, {}, require_current)
@@ -117,20 +117,20 @@ class TransactionalTaskWriter:
         topic = None if first is None else next(topic_columns(self.plan, first)).topic
         if topic is not None:
             topic_to_write(client, topic, None)
-        ledger = ledger_of_start(client, batch, topic, self.producer.transaction_timeout_ms, client.deadline())
+        ledger = take_over(client, batch, topic, self.producer.transaction_timeout_ms, client.deadline())
         nothing = PreparedWrite({}, batch.query, batch, task)
         if ledger is None:
             return nothing
         if ledger.batch_id == batch.batch_id:
             nothing = replace(nothing, decided_task_count=ledger.task_count)
-            if not missing_tasks(client, batch, ledger, [task]):
+            if not commit_decided(client, batch, ledger, [task]):
                 deque(rows, maxlen=0)  # Spark requires that rows are consumed
                 return nothing
         if first is None:
             return nothing
         marker = {ledger.marker_key: CommittedOffset(batch.batch_id + 1)}
         require_current = partial(require_not_decided, client, batch, ledger)
-        with told_if_superseded(client, batch):
+        with report_fenced(client, batch):
             return self._write_rows(nothing, rows, marker, require_current)
 
     def _write_rows(

@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from protocol.transaction.coordinator import init_producer_id
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from tests import read_committed
 from tests.conftest import TopicFactory
 from tests.console_consumer import console_command
@@ -122,7 +122,7 @@ def test_timed_out_transaction_of_decided_batch_is_written_again(copy: CopyFacto
     copied = copy(maxOffsetsPerTrigger="4000")
     copied.run_into(POINTS["between the EndTxn calls"]())
     with copied.client() as client:
-        left = open_transactions(client, "copy-", client.deadline())
+        left = list_open_transactions(client, "copy-", client.deadline())
         assert left
         for each in left:  # as its coordinator does when its time is over
             init_producer_id(client, each.transactional_id, 60_000, client.deadline())

@@ -18,7 +18,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
-from spark_kafka_source.sink.exactly_once.open_transactions import open_transactions
+from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query, paused_at
@@ -350,7 +350,7 @@ def test_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Qu
         guarantee.commit(query.options, [told])
     guarantee.abort(query.options, writer, [told])
     assert writer.batch_write is not None
-    assert open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
+    assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
     assert query.seen(name) == []
 
 
@@ -374,7 +374,7 @@ def test_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
     with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, give_up):
         write(others)
     assert writer.batch_write is not None
-    assert open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
+    assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
     assert query.seen(name) == []
 
 

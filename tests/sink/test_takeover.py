@@ -16,7 +16,7 @@ from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
-from spark_kafka_source.sink.exactly_once.takeover import Holder, TakeOverTurn, ledger_of_start
+from spark_kafka_source.sink.exactly_once.takeover import LedgerProducer, TakeoverBackoff, take_over
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
 
@@ -39,7 +39,7 @@ def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
         with Client(config) as client:
             client.metadata(["written"], client.deadline())
             together.wait(30)
-            ledger = ledger_of_start(client, StreamBatch(QUERY, start, 1), "written", 60_000, client.deadline())
+            ledger = take_over(client, StreamBatch(QUERY, start, 1), "written", 60_000, client.deadline())
             assert ledger is not None
             return ledger.start_id
 
@@ -63,14 +63,14 @@ def test_takeover_by_many_concurrent_tasks_is_done_by_few(cluster: FakeKafka, be
 
 # -- the turn of one task, with a manual clock --------------------------------------------------------
 
-AT_REST, TAKING_OVER = (Holder(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
+AT_REST, TAKING_OVER = (LedgerProducer(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
 
 
-def waited_s(clock: ManualClock, *held_by: Holder) -> float:
+def waited_s(clock: ManualClock, *held_by: LedgerProducer) -> float:
     """Return how long a task waits. `held_by` are the brokers' replies in order; the last one repeats."""
     said = iter(held_by)
-    turn = TakeOverTurn(lambda: next(said, held_by[-1]), Deadline.after_ms(60_000, clock))
-    while not turn.has_come():
+    turn = TakeoverBackoff(lambda: next(said, held_by[-1]), Deadline.after_ms(60_000, clock))
+    while not turn.is_due():
         turn.wait()
     return clock.at_s
 
@@ -86,22 +86,22 @@ def test_task_waits_a_limited_time_for_takeover_by_another() -> None:
 
 def test_task_takes_over_from_driver_that_still_decides_batches() -> None:
     """Since KIP-890 each decision bumps the epoch; between decisions the producer has no open transaction."""
-    decided = [Holder(TransactionalIdentity("query", 1, epoch), True) for epoch in range(5)]
+    decided = [LedgerProducer(TransactionalIdentity("query", 1, epoch), True) for epoch in range(5)]
     assert waited_s(ManualClock(), *decided) <= 0.1
 
 
 def test_task_waits_longer_for_each_competing_task() -> None:
-    others = [Holder(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
+    others = [LedgerProducer(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
     assert waited_s(ManualClock(), *others) > 0.5 + 1 + 2 + 4 + 8
 
 
 def test_task_without_turn_fails_at_deadline() -> None:
     clock = ManualClock()
-    turn = TakeOverTurn(
-        lambda: Holder(TransactionalIdentity("query", 1, int(clock.at_s * 1000)), False),
+    turn = TakeoverBackoff(
+        lambda: LedgerProducer(TransactionalIdentity("query", 1, int(clock.at_s * 1000)), False),
         Deadline.after_ms(5_000, clock),
     )
-    while not turn.has_come() and clock.at_s < 5:
+    while not turn.is_due() and clock.at_s < 5:
         turn.wait()
     with pytest.raises(DeadlineExceeded, match="another task of this start"):
         turn.wait()
