@@ -372,6 +372,7 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
 
     class Signalling(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, 3)
             send_signal()
             super().consume_claim(session, claim)
 
@@ -387,6 +388,7 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
                 members.consume(["orders"], handler)
         finally:
             signal.signal(signal.SIGUSR1, before)
+        assert {each.offset for each in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
     assert (handler.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1)
 
 

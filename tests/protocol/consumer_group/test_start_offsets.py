@@ -17,6 +17,7 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated
 from protocol.group.committed_offsets import CommittedOffset
+from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.fake_kafka.controller import NO_LEADER
@@ -142,6 +143,24 @@ def test_seek_begins_partition_without_lookup(fake: FakeKafka, new_consumer: New
     fake.move_leader(*OFFLINE, 1)
     read = Read(consumer)
     read.until(lambda: read.rows["offline"] == 2)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("offset", [EARLIEST, LATEST], ids=["earliest", "latest"])
+def test_seek_to_an_end_of_a_partition_without_leader_delays_no_other(
+    fake: FakeKafka, new_consumer: NewConsumer, offset: int
+) -> None:
+    consumer = new_consumer(auto_offset_reset="none")
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.seek(OFFLINE, offset)
+    consumer.seek(HEALTHY, 0)
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    fake.move_leader(*OFFLINE, 1)
+    assert consumer.position(OFFLINE) == (0 if offset == EARLIEST else 5)
+    assert read.errors == []
 
 
 def test_committed_partition_is_read_though_another_has_no_offset(fake: FakeKafka, new_consumer: NewConsumer) -> None:
