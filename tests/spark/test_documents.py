@@ -80,6 +80,7 @@ if TUNING.exists():
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
         PYTHON["tuning.md", words] = HERE + "test_settings_are_taken"
 PICTURES = {
+    ("cli.md", "ok       dns"),
     ("troubleshooting.md", "org.apache.spark."),
     ("troubleshooting.md", "WARN PythonWorkerFactory"),
 }
