@@ -51,25 +51,7 @@ bench: setup ## measures against the peers
 	$(BIN)/python -m tests.benchmarks.run
 
 soak: setup ## the tests that kill, cut off, count and spoil, for longer
-	SPARK_KAFKA_SOURCE_KILLS=20 SPARK_KAFKA_SOURCE_OUTAGE_S=60 SPARK_KAFKA_SOURCE_BATCHES=1000 \
-	SPARK_KAFKA_SOURCE_FUZZ_S=60 SPARK_KAFKA_SOURCE_CYCLES=1000 SPARK_KAFKA_SOURCE_SCRIPTS=1000 \
-	SPARK_KAFKA_SOURCE_REPEATS=20 SPARK_KAFKA_SOURCE_GROUPS=2000 SPARK_KAFKA_SOURCE_STORM_S=300 \
-	SPARK_KAFKA_SOURCE_SOAK=1 \
-	$(BIN)/python -m pytest -s --timeout 1800 \
-	tests/spark/test_killed_query.py tests/spark/test_broker_outage.py tests/spark/test_memory.py \
-	tests/protocol tests/options tests/plan tests/spark/test_transaction_scripts.py tests/spark/driver/test_data_loss.py \
-	tests/spark/driver/test_passing_trouble.py tests/spark/test_standalone_cluster.py \
-	tests/spark/test_equal_to_jvm_connector.py tests/spark/local_kafka tests/spark/task/test_bad_input_source.py \
-	tests/spark/test_storm.py tests/spark/test_tls.py tests/spark/test_sessions.py tests/spark/demo \
-	tests/spark/driver/test_killed_member.py tests/spark/driver/test_other_members.py tests/spark/options \
-	tests/spark/driver/test_plans_equal_to_jvm_connector.py tests/spark/driver/test_membership.py \
-	tests/spark/driver/test_group_commits.py tests/spark/test_secrets.py tests/spark/test_sasl.py
-	SPARK_KAFKA_SOURCE_SCRIPTS=24 SPARK_KAFKA_SOURCE_KILLS=5 $(BIN)/python -m pytest -s --timeout 3600 \
-	tests/spark/driver/test_first_batch_scripts.py tests/spark/driver/test_lost_coordinator.py
-	SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=20 $(BIN)/python -m pytest -s --timeout 7200 \
-	tests/spark/sink/test_exactly_once.py tests/spark/sink/test_exactly_once_storm.py \
-	tests/spark/sink/test_two_drivers.py \
-	tests/spark/sink/test_random_deaths.py tests/spark/sink/test_written.py
+	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200
 
 matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9, 4.1 and 4.2
 	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \

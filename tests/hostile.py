@@ -6,7 +6,6 @@ go on: then they are new at each run. A case that fails is named in hexadecimal 
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import tracemalloc
@@ -14,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from protocol.errors import ProtocolError
+from tests.soak import scaled
 
-_FUZZ_S = float(os.environ.get("SPARK_KAFKA_SOURCE_FUZZ_S", "0"))
+_FUZZ_S = scaled("FUZZ_S", 0.0, 60.0)
 _SEED = time.time_ns() if _FUZZ_S else 0
 
 LARGEST_RATIO = 8

@@ -1,15 +1,26 @@
-"""Scale of long tests: `make test` runs for every change, `make soak` overnight."""
+"""Scale of long tests: `make test` runs for every change, `make soak` overnight.
+
+A module whose tests scale has the marker `soak`; `make soak` selects by it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
+
+N = TypeVar("N", int, float)
 
 SOAK = "SPARK_KAFKA_SOURCE_SOAK" in os.environ
 
 
+def scaled(name: str, usual: N, soak: N) -> N:
+    """Return the scale of a test: the environment variable SPARK_KAFKA_SOURCE_<name> if it is set, for one run."""
+    return type(usual)(os.environ.get(f"SPARK_KAFKA_SOURCE_{name}", soak if SOAK else usual))
+
+
 def variants(name: str, every: Sequence[object], *some: object) -> pytest.MarkDecorator:
-    """Parameters, of which `make test` takes `some`: what differs between them, other tests show, too."""
+    """Parametrize with `some` in `make test`: other tests cover the differences between the rest."""
     return pytest.mark.parametrize(name, every if SOAK else some)

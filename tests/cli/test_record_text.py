@@ -16,6 +16,8 @@ from spark_kafka_source.cli.positions import Position, Span, parse_span
 from spark_kafka_source.cli.record_filters import RecordFilter
 from spark_kafka_source.cli.record_text import json_format, text_format
 
+pytestmark = pytest.mark.soak
+
 TIME_MS = 1_769_839_200_000
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from spark_kafka_source.options.times import at_or_after_ms, duration_ms, timestamp_ms
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),

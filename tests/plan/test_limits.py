@@ -12,6 +12,8 @@ from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.limits import end_offsets, max_bytes, max_offsets, offsets_of_bytes
 
+pytestmark = pytest.mark.soak
+
 LOGS = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)),
     st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)).map(lambda log: (log[0], log[0] + log[1])),

@@ -15,6 +15,8 @@ from protocol.errors import ConfigurationError
 from spark_kafka_source.options.partitions import legal_topic
 from spark_kafka_source.plan.offsets import Offsets
 
+pytestmark = pytest.mark.soak
+
 TOPIC_ID = bytes(range(16))
 TOPIC_ID_TEXT = "AAECAwQFBgcICQoLDA0ODw"
 

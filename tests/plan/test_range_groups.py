@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.range_groups import groups
 from spark_kafka_source.plan.ranges import split
+
+pytestmark = pytest.mark.soak
 
 RANGES = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 50), st.integers(1, 1_000)),

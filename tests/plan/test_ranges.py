@@ -15,6 +15,8 @@ from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 
+pytestmark = pytest.mark.soak
+
 T1, T2, T3 = ("t1", 1), ("t2", 1), ("t3", 1)
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
 

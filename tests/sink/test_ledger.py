@@ -13,6 +13,8 @@ from protocol.group.committed_offsets import CommittedOffset
 from protocol.producer.idempotence import ProducerIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
 
+pytestmark = pytest.mark.soak
+
 DICE = random.Random(1)
 IDS = {task: ProducerIdentity(DICE.getrandbits(60), DICE.getrandbits(14)) for task in range(900)}
 MANY = Ledger("t").decided(7, 900, IDS)

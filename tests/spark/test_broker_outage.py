@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable
@@ -16,10 +15,12 @@ from pyspark.sql.streaming import StreamingQuery
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.consumer_groups import wait_for_lag_zero
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
+
+pytestmark = pytest.mark.soak
 
 # `make soak` asks for a minute, and kills each of them.
-OUTAGE_S = float(os.environ.get("SPARK_KAFKA_SOURCE_OUTAGE_S", "10"))
+OUTAGE_S = scaled("OUTAGE_S", 10.0, 60.0)
 KILLED = 3 if SOAK else 1
 PARTITIONS = 3
 

@@ -38,6 +38,8 @@ from tests.awkward_topics import (
 from tests.log_segments import StoredBatch, stored_batches
 from tests.soak import SOAK, variants
 
+pytestmark = pytest.mark.soak
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 

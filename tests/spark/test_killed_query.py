@@ -22,9 +22,12 @@ from tests.conftest import TopicFactory
 from tests.consumer_groups import described_by_kafka
 from tests.group_watch import GroupWatch
 from tests.jobs import copy_to_parquet
+from tests.soak import scaled
+
+pytestmark = pytest.mark.soak
 
 # The soak run (`make soak`) asks for more.
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
+KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 6
 RECORDS = 1_000 * KILLS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import uuid
 from pathlib import Path
@@ -14,10 +13,12 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
 from tests.conftest import TopicFactory
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
+
+pytestmark = pytest.mark.soak
 
 # `make soak` asks for a thousand.
-BATCHES = int(os.environ.get("SPARK_KAFKA_SOURCE_BATCHES", "60"))
+BATCHES = scaled("BATCHES", 60, 1_000)
 PARTITIONS = 4
 # What an interpreter may still grow by once it is warm: caches of Arrow and of the allocator. Less than it grows by in
 # 60 batches when the driver side keeps 100 kB of each, or a worker its rows.

@@ -15,6 +15,8 @@ from tests.protocol.sasl.test_real_broker import token_for
 from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
 from tests.soak import variants
 
+pytestmark = pytest.mark.soak
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -28,6 +28,8 @@ from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
 from tests.soak import SOAK
 from tests.tls_ends import encrypted_key
 
+pytestmark = pytest.mark.soak
+
 KEY_PASSWORD, STORE_PASSWORD = "hunter4-of-a-key", "hunter5-of-a-store"
 PROVIDER = "tests.token_of_alice:kept"
 BEARER = {

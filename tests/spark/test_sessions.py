@@ -23,6 +23,8 @@ from tests.protocol.security.secure_parts import options
 from tests.secured_kafka import SecuredKafka
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

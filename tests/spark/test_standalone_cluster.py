@@ -21,6 +21,8 @@ from tests.soak import variants
 from tests.spark_home import JVM_OPTIONS, SUBMIT_ARGUMENTS
 from tests.topic_copies import copy_and_check
 
+pytestmark = pytest.mark.soak
+
 # Spark's own standalone cluster. Master and workers are in the driver's JVM: none of them ever has a row.
 CLUSTER = "local-cluster[2,1,512]"
 

@@ -7,7 +7,6 @@ the coordinator is queried.
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -34,9 +33,12 @@ from tests.console_consumer import console_command
 from tests.member_queries import Key, Run, drivers, new_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.members import Watch
+from tests.soak import scaled
 from tests.wait_until import wait_until
 
-STORM_S = float(os.environ.get("SPARK_KAFKA_SOURCE_STORM_S", "0"))
+pytestmark = pytest.mark.soak
+
+STORM_S = scaled("STORM_S", 0.0, 300.0)
 PARTITIONS, MEMBERS, MOST_DOWN = 31, 12, 3
 SETTLED_WITHIN_S = 10
 REBALANCES_PER_S = 150 / 300

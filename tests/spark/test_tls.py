@@ -21,6 +21,8 @@ from tests.secured_kafka import SecuredKafka
 from tests.soak import SOAK
 from tests.spark.test_equal_to_jvm_connector import WHERE, assert_same_rows
 
+pytestmark = pytest.mark.soak
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -6,7 +6,6 @@ the transactions aborted, tombstones, headers; some partitions are compacted aft
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -21,15 +20,17 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.log_segments import CODECS, stored_batches
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
 from tests.wait_for_brokers import wait_until_decided
 from tests.wait_until import wait_until
 from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
+pytestmark = pytest.mark.soak
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "12"))
+SCRIPTS = scaled("SCRIPTS", 12, 1_000)
 SCRIPTS_AT_ONCE = 100
 # The rest is compacted.
 PLAIN_SHARE = 0.75

@@ -22,11 +22,13 @@ from tests.conftest import ROOT, TopicFactory
 from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.protocol.consumer.consuming import client_of, consumer_of, produce, read_all
 from tests.read_back import read_back
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
+
 # `make soak` sets a thousand.
-CYCLES = int(os.environ.get("SPARK_KAFKA_SOURCE_CYCLES", "50"))
+CYCLES = scaled("CYCLES", 50, 1_000)
 # Partitions of one topic; brokers need long to create them.
 MANY = 1_000 if SOAK else 300
 

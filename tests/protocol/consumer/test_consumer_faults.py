@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -41,9 +40,12 @@ from tests.protocol.consumer.consuming import (
     reply_row,
     skip_loss,
 )
+from tests.soak import SOAK
+
+pytestmark = pytest.mark.soak
 
 # `make soak` kills brokers: the cluster notices after nine seconds, and a clean shutdown after one.
-KILLS = "SPARK_KAFKA_SOURCE_KILLS" in os.environ
+KILLS = SOAK
 
 SESSION_ERRORS = [
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,

@@ -19,6 +19,8 @@ from tests.protocol.consumer_group.members import Member, Polling, Watch
 from tests.soak import SOAK
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS, MOST = 7, 4
 STEPS = 60 if SOAK else 8
 PROTOCOLS = {"cooperative": COOPERATIVE, **({"eager": EAGER, "kip848": KIP_848} if SOAK else {})}

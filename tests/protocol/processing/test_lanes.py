@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.processing.lanes import LanePartition, Lanes, Run, split_by_key
 from protocol.producer.key_hash import murmur2
+
+pytestmark = pytest.mark.soak
 
 KEYS = st.lists(st.one_of(st.none(), st.binary(max_size=12)), max_size=60)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.processing.offset_tracker import OffsetTracker, TrackedRecords
+
+pytestmark = pytest.mark.soak
 
 
 @given(st.data())

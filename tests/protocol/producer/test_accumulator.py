@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import SentColumns
 from protocol.records.batch_header import HEADER_BYTES
+
+pytestmark = pytest.mark.soak
 
 SIZE = 100
 

@@ -33,6 +33,8 @@ from tests.read_back import read_back
 from tests.soak import SOAK
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
+
 SAFE = {"min.insync.replicas": "2"}
 
 

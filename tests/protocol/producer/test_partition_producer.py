@@ -23,6 +23,8 @@ from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import record_columns
 from tests.protocol.producer.partition_log import PartitionLog
 
+pytestmark = pytest.mark.soak
+
 IDENTITY = ProducerIdentity(7, 0)
 ENCODE = partial(encode_batches, compression="lz4")
 LOST = ConnectionLost("the connection was reset")

@@ -18,6 +18,8 @@ from protocol.records.memory_records import read_batch_headers
 from tests.protocol.records import reference
 from tests.protocol.records.reference import LOG_APPEND_TIME, Batch, Record, sequence, write_batch
 
+pytestmark = pytest.mark.soak
+
 EVERYTHING = 2**62
 
 

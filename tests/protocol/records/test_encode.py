@@ -25,6 +25,8 @@ from tests.protocol.records import reference
 from tests.protocol.records.reference import read_batch, write_batch
 from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
 
+pytestmark = pytest.mark.soak
+
 SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
 )

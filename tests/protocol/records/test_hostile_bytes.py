@@ -26,6 +26,8 @@ from tests.protocol.records.reference import (
     write_record,
 )
 
+pytestmark = pytest.mark.soak
+
 CAP = 4 << 20
 ABORTED = [{"producer_id": 7, "first_offset": 0}]
 LENGTHS = [-(2**31), -2, -1, 0, 1, 5, 63, 64, 2**13, 2**31 - 1]

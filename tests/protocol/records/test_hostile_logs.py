@@ -20,6 +20,8 @@ from tests.hostile import LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tr
 from tests.protocol.records import reference, test_hostile_bytes, test_legacy
 from tests.protocol.records.reference import Record
 
+pytestmark = pytest.mark.soak
+
 CAP_BYTES = 64 << 10
 LONGEST_BYTES = 32_000
 ARROW = pa.proxy_memory_pool(pa.default_memory_pool())  # never replaced: freed memory must return to its pool

@@ -26,6 +26,8 @@ from tests.hostile import cases
 from tests.protocol.records import reference
 from tests.protocol.records.test_hostile_bytes import mutated, provoke
 
+pytestmark = pytest.mark.soak
+
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "raw snappy": 2, "lz4": 3}
 PACKED = [name for name in CODECS if name != "none"]
 LOG_APPEND_TIME = 8

@@ -22,6 +22,8 @@ from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from tests.fake_broker import FakeBroker
 from tests.hostile import cases, provoke, spoilt, tracing
 
+pytestmark = pytest.mark.soak
+
 PASSWORD = "hunter2-of-a-test"
 SALT = base64.b64encode(b"salt of a test").decode()
 

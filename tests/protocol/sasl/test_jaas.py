@@ -15,6 +15,8 @@ from protocol.secret import Secret
 from tests.janino import java_command
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 TEXTS = {

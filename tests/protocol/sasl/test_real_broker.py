@@ -22,7 +22,7 @@ from tests.protocol.security.secure_parts import PARTS, create_topic
 from tests.secured_kafka import USERS, SecuredKafka
 from tests.soak import SOAK
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.soak, pytest.mark.kafka]
 
 PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 LISTENERS = ("SASL_PLAINTEXT", "SASL_SSL")

@@ -23,7 +23,7 @@ from tests.protocol.sasl.test_real_broker import failed_logins, right, token_for
 from tests.secured_kafka import USERS, SecuredKafka
 from tests.soak import SOAK
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.soak, pytest.mark.kafka]
 
 RUN_S = 60.0 if SOAK else 5.0
 WAYS = {

@@ -22,6 +22,8 @@ from tests.protocol.producer.producing import send_numbered
 from tests.protocol.transaction.conftest import QUICK
 from tests.protocol.transaction.producing import numbers_in, started
 
+pytestmark = pytest.mark.soak
+
 ID, PARTITIONS, ROWS = "etl-0", 3, 6
 CALLS = ("begin", "send", "flush", "commit", "abort", "restart", "newer producer writes")
 FAULTS = (

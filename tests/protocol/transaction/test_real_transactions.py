@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import subprocess
 import threading
@@ -36,10 +35,12 @@ from tests.consumer_groups import describe, described_by_kafka
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import PREFIX, new_id, numbers_in, started
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
 from tests.transaction_version import transactions_before_kip_890
 from tests.wait_for_brokers import wait_until_decided
 from tests.whole_rows import rows_of_librdkafka
+
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["before KIP-890", "since KIP-890"])
@@ -358,7 +359,7 @@ def test_transaction_survives_a_killed_coordinator(kafka: LocalKafka, topic: Top
 @pytest.mark.timeout(900)
 def test_transactions_survive_brokers_killed_in_turn(kafka: LocalKafka, topic: TopicFactory) -> None:
     """A program that aborts and rewrites failed records, and checks commits with an unknown outcome."""
-    name, kills, transactional_id = topic(6, 3), int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "9")), new_id()
+    name, kills, transactional_id = topic(6, 3), scaled("KILLS", 9, 20), new_id()
     stopped = threading.Event()
 
     def kill_some() -> None:

@@ -21,6 +21,8 @@ from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import case_id
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
 LIES = [
     b"\xff\xfe",  # -2 as int16

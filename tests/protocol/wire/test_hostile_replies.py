@@ -22,6 +22,8 @@ from tests.hostile import cases, provoke, spoilt, tracing
 from tests.protocol.wire.kafka_facts import KafkaField, case_id, fields_of, sample_of
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
 CORRELATION_ID = 7
 CODES = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}

@@ -13,6 +13,8 @@ from protocol.errors import Corrupt, Truncated
 from protocol.wire.primitives import LARGE_BYTES, Reader, Writer
 from tests.protocol.records.reference import varint
 
+pytestmark = pytest.mark.soak
+
 
 def written(put: Callable[[Writer], None]) -> bytes:
     writer = Writer()

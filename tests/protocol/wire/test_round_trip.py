@@ -14,6 +14,8 @@ from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import KINDS, NUMBER_BITS, KafkaField, case_id, fields_of, plain
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 
 def values(fields: tuple[KafkaField, ...]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({field.name: field_values(field) for field in fields})

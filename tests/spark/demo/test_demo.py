@@ -13,6 +13,8 @@ import pytest
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 
+pytestmark = pytest.mark.soak
+
 COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
+from tests.soak import scaled
 
 # `make soak` asks for 20.
-REPEATS = int(os.environ.get("SPARK_KAFKA_SOURCE_REPEATS", "1"))
+REPEATS = scaled("REPEATS", 1, 20)
 READ = 10
 
 Row = tuple[int, str]

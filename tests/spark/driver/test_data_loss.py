@@ -39,6 +39,8 @@ from tests.spark.driver.topic_admin import (
 )
 from tests.topic_changes import delete_topics, recreate
 
+pytestmark = pytest.mark.soak
+
 NOTHING = -1001
 
 CHANGED = "KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED"

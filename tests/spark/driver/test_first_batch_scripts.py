@@ -8,7 +8,6 @@ With SPARK_KAFKA_SOURCE_SCRIPTS=24 every kind of start comes three times.
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 import time
@@ -30,14 +29,17 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import register
 from tests.conftest import TopicFactory
 from tests.consumer_groups import move_group
+from tests.soak import scaled
 from tests.wait_for_brokers import wait_until_known
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.soak
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-SCRIPTS = int(os.environ.get("SPARK_KAFKA_SOURCE_SCRIPTS", "1"))
+SCRIPTS = scaled("SCRIPTS", 1, 24)
 AT_ONCE = 2
 
 OURS, JVM = "pykafka-group", "kafka"

@@ -16,6 +16,8 @@ from tests.soak import variants
 from tests.wait_for_brokers import wait_until_decided
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
+
 
 def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
     """`records` each into the first `partitions` partitions."""

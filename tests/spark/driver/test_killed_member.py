@@ -28,6 +28,8 @@ from tests.protocol.consumer.consuming import client_of
 from tests.soak import SOAK
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS = 4
 
 

@@ -5,7 +5,6 @@ Its host goes dark (no reset, no answer), or its process is killed under a query
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -27,10 +26,13 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import coordinator_of, wait_for_lag_zero
 from tests.group_watch import GroupWatch
 from tests.protocol.consumer.consuming import client_of
+from tests.soak import scaled
 from tests.wait_for_brokers import wait_until_known
 
+pytestmark = pytest.mark.soak
+
 # `make soak` stops it under a query, so many times.
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "0"))
+KILLS = scaled("KILLS", 0, 5)
 PARTITIONS = 3
 # The cluster itself takes nine seconds to notice that a broker is gone.
 DARK = ("none", LocalKafka.pause, LocalKafka.resume, 30.0)

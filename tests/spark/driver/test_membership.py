@@ -24,6 +24,8 @@ from tests.documents import block
 from tests.member_queries import Key, Run, drivers, fill, new_group, query_of
 from tests.soak import variants
 
+pytestmark = pytest.mark.soak
+
 CLASSIC, CONSUMER = "classic", pytest.param("consumer", marks=NEEDS_KIP_848)
 
 

@@ -23,6 +23,8 @@ from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.members import Watch
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS, COUNT = 4, 200
 OTHERS = [
     ("classic", "sarama"),

@@ -34,6 +34,8 @@ from tests.spark.driver.topic_admin import (
     wait_for,
 )
 
+pytestmark = pytest.mark.soak
+
 REQUEST_TIMEOUT_S = 1.0
 
 

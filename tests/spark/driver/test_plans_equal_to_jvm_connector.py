@@ -20,6 +20,8 @@ from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

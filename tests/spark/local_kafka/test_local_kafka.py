@@ -23,6 +23,8 @@ from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
+
 # -- a running cluster ------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.librdkafka import admin, consumer, produce, values_of
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 
 def test_three_brokers_know_each_other(kafka: LocalKafka) -> None:
     cluster = admin(kafka).list_topics(timeout=10)

@@ -18,6 +18,8 @@ from tests.options.option_sets import BROKERS, OTHER, PATTERN, PLAIN, READS, SIN
 from tests.read_back import read_back
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 OURS, JVM = "pykafka-group", "kafka"
 # What the others say has no effect on which rows there are; that they are taken is seen in tests/options.
 COMPARED = [one for one in READS if SOAK or one in PLAIN]

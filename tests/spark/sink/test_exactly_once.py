@@ -24,10 +24,12 @@ from tests.console_consumer import console_command
 from tests.copied_exactly_once import POINTS, Copy, write_numbers
 from tests.documents import block
 from tests.kafka_proxy import KafkaProxy
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
+
+pytestmark = pytest.mark.soak
 
 # The soak run (`make soak`) asks for more.
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
+KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 3
 ROWS = 9_000
 

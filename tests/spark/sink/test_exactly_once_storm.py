@@ -6,7 +6,6 @@ For `make soak`: it takes minutes.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
 import time
@@ -28,13 +27,14 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.copied_exactly_once import Copy, write_numbers
 from tests.kafka_proxy import KafkaProxy
-from tests.soak import SOAK
+from tests.soak import SOAK, scaled
 
-KILLS = int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
+KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 9
 ROWS = 100_000
 
 pytestmark = [
+    pytest.mark.soak,
     pytest.mark.skipif(not SOAK, reason="takes minutes: make soak"),
     pytest.mark.timeout(300 + 60 * KILLS),
 ]

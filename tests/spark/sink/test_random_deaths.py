@@ -6,7 +6,6 @@ transactions must see each batch as written by one attempt, complete and once.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,11 +27,13 @@ from tests import read_committed
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.soak import variants
+from tests.soak import scaled, variants
 from tests.transaction_version import transactions_before_kip_890
 
+pytestmark = pytest.mark.soak
+
 # The soak run (`make soak`) asks for more.
-BATCHES = 10 * int(os.environ.get("SPARK_KAFKA_SOURCE_KILLS", "1"))
+BATCHES = 10 * scaled("KILLS", 1, 20)
 TASKS = 3
 _DIES = 0.02
 _LOSES = 0.03

@@ -23,6 +23,8 @@ from tests.kafka_proxy import KafkaProxy
 from tests.soak import SOAK
 from tests.transaction_version import transactions_before_kip_890
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS = 3
 ROWS = 900
 POINTS_OF_TWO = [

@@ -18,6 +18,8 @@ from tests.conftest import TopicFactory
 from tests.read_back import read_back
 from tests.soak import variants
 
+pytestmark = pytest.mark.soak
+
 HEADERS = "array<struct<key:string,value:binary>>"
 # Or records of past years would be gone before they are read back.
 KEEP_OLD = {"retention.ms": "-1"}

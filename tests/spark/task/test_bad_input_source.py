@@ -19,6 +19,8 @@ from tests.conftest import TopicFactory
 from tests.consumer_groups import describe
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 
 def run_stream(reader: DataStreamReader, checkpoint: Path) -> str:
     """Runs the query to its end, which must be a failure; returns the failure's text."""

@@ -5,7 +5,6 @@ Member ids are single letters: Java keeps members in hash maps, and the hashes o
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +13,9 @@ from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members
 from protocol.group.assignors.sticky_balance import Ownership, current_owners
 from protocol.group.assignors.subscription_codec import decode_subscription, encode_subscription
 from protocol.kafka_terms import TopicPartition
+from tests.soak import scaled
 
-GROUPS = int(os.environ.get("SPARK_KAFKA_SOURCE_GROUPS", "75"))
+GROUPS = scaled("GROUPS", 75, 2_000)
 """Number of groups per test."""
 
 RACKS = ("east", "north", "west")

@@ -15,6 +15,8 @@ from protocol.group.assignors.strategies import ASSIGNORS, COOPERATIVE_STICKY, S
 from protocol.kafka_terms import TopicPartition
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 
+pytestmark = pytest.mark.soak
+
 EACH = pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=lambda each: each.name)
 STICKY_ONES = pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
 

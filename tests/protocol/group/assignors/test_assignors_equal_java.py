@@ -16,7 +16,7 @@ from tests.protocol.group.assignors.java_assignors import JavaAssignors
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 from tests.soak import SOAK
 
-pytestmark = pytest.mark.kafka  # uses Kafka's jars
+pytestmark = [pytest.mark.soak, pytest.mark.kafka]  # uses Kafka's jars
 
 
 @pytest.fixture(scope="module")

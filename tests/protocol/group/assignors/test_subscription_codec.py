@@ -20,6 +20,8 @@ from protocol.group.assignors.subscription_codec import (
 )
 from tests.hostile import cases, provoke, spoilt, tracing
 
+pytestmark = pytest.mark.soak
+
 SUBSCRIPTION = Subscription(
     frozenset({"t", "u"}), frozenset({("t", 0), ("t", 2), ("u", 1)}), 5, "east", b"of an assignor", "static-1"
 )

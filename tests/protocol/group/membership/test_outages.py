@@ -23,6 +23,8 @@ from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, rebalance
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS = [0, 1, 2, 3]
 
 

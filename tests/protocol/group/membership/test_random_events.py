@@ -15,6 +15,8 @@ from protocol.group.membership.member_state import MemberState
 from tests.fake_kafka.clock import ManualClock
 from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
 
+pytestmark = pytest.mark.soak
+
 _REFUSALS = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.NOT_COORDINATOR,

@@ -26,6 +26,8 @@ from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.soak import SOAK
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS, MEMBERS, STORM_S = 7, 4, 60 if SOAK else 4
 KINDS = {
     "eager": {"group.protocol": "classic", "heartbeat.interval.ms": "100"},
