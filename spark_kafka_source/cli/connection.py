@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,10 @@ class Cluster:
         """
         of_members = {row.name for row in GROUP_PROPERTIES}
         return parse_consumer({name: value for name, value in self.properties.items() if name not in of_members})
+
+    def restarted(self) -> Cluster:
+        """Return this with a new deadline, for a command that repeats its requests."""
+        return replace(self, deadline=self.client.deadline())
 
     @property
     def left_ms(self) -> float:

@@ -36,12 +36,14 @@ def _offsets(cluster: Cluster, description: GroupDescription) -> Rows:
             *(row.committed, row.end, row.offsets_behind, row.seconds_behind),
             *owners.get((row.topic, row.partition), _NOBODY),
         )
-        for row in _lag(cluster, description.group, owners)
+        for row in lag_of(cluster, description)
     ]
 
 
-def _lag(cluster: Cluster, group: str, assigned: Iterable[TopicPartition]) -> Lag:
-    client, deadline = cluster.client, cluster.deadline
+def lag_of(cluster: Cluster, description: GroupDescription) -> Lag:
+    """Return the lag of each partition with a committed offset or an assigned member."""
+    client, deadline, group = cluster.client, cluster.deadline, description.group
+    assigned = {key for member in description.members for key in member.assignment}
     committed = fetch_offsets(client, group, None, deadline, require_stable=False)
     keys = sorted({*committed, *assigned})
     # A partition without a leader, or of a deleted topic, has no log end, but may have a committed offset.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,19 +13,25 @@ from protocol.errors import BrokerError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
-from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, specification
+from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members
+from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, specification, with_offsets
+from spark_kafka_source.cli.offset_files import read_offsets, write_offsets
 from spark_kafka_source.cli.rows import output_option, print_rows
-from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS
+from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS, Parsed
 
+OFFSETS_FILE = Parsed("file", read_offsets)
 _STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Dead")
-_WITHOUT_MEMBERS = ("Empty", "Dead")
 # The group with the marker of an exactly-once task: prefix, query id, task.
 _OF_TASK = re.compile(r".+-[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}-[0-9]+")
 
 
 @click.group()
 def groups() -> None:
-    """List, describe, reset and delete consumer groups."""
+    """List, describe, reset, clone and delete consumer groups; show their lag, remove their members."""
+
+
+for _command in (clone, lag, remove_members):
+    groups.add_command(_command)
 
 
 @groups.command("list")
@@ -59,7 +67,7 @@ def list_command(
     """
     found = list_groups(cluster.client, cluster.deadline)
     hidden = [
-        each for each in found if not of_tasks and each.state in _WITHOUT_MEMBERS and _OF_TASK.fullmatch(each.group)
+        each for each in found if not of_tasks and each.state in WITHOUT_MEMBERS and _OF_TASK.fullmatch(each.group)
     ]
     rows = [
         (each.group, each.type, each.state or None)
@@ -117,6 +125,15 @@ def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: boo
 @click.option("--by-duration", type=DURATION, help="To the first record of the last 7d, 90m, P1DT6H.")
 @click.option("--shift-by", type=int, help="Forward by this number of offsets; back if negative.")
 @click.option("--to-offset", type=click.IntRange(0), help="To this offset.")
+@click.option("--to-current", type=bool, is_flag=True, default=None, help="To the committed offset; for --to-file.")
+@click.option("--to-group", metavar="GROUP", help="To the committed offsets of another group.")
+@click.option("--from-file", type=OFFSETS_FILE, help="To the offsets of a CSV file: topic,partition,offset.")
+@click.option(
+    "--to-file",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the new offsets to a CSV file, for --from-file.",
+)
 @click.option("--execute", is_flag=True, help="Change the offsets. Without it, nothing changes.")
 @output_option
 @asks_brokers
@@ -125,9 +142,10 @@ def reset(
     group: str,
     topics: tuple[tuple[str, tuple[int, ...] | None], ...],
     all_topics: bool,
+    path: Path | None,
     execute: bool,
     output: str,
-    **ways: int | None,
+    **ways: Any,
 ) -> None:
     """Move the offsets of a group without members. Without --execute, only show the new offsets.
 
@@ -139,12 +157,13 @@ def reset(
       pykafka groups reset orders-etl --all-topics --to-latest --bootstrap-server broker-1:9092
       pykafka groups reset orders-etl --topic orders:0,1 --shift-by -100 --execute
       pykafka groups reset orders-etl --topic orders --to-datetime 2026-01-31T06:00:00Z --execute
+      pykafka groups reset orders-etl --all-topics --to-current --to-file offsets.csv
     """
-    if bool(topics) == all_topics:
-        raise click.UsageError("Give either --topic or --all-topics.")
     wanted = specification(ways)
+    if bool(topics) == all_topics and not (wanted.way == "from_file" and not topics):
+        raise click.UsageError("Give either --topic or --all-topics.")
     state = describe_group(cluster.client, group, cluster.deadline).state
-    if state not in _WITHOUT_MEMBERS:
+    if state not in WITHOUT_MEMBERS:
         # The text of Kafka's own tool.
         raise click.ClickException(
             f"Assignments can only be reset if the group '{group}' is inactive, but the current state is {state}."
@@ -153,8 +172,13 @@ def reset(
     committed = {
         key: entry.offset for key, entry in fetch_offsets(client, group, None, deadline, require_stable=False).items()
     }
-    keys = partitions_to_reset(client, topics, committed, deadline)
-    offsets = new_offsets(client, wanted, keys, committed, deadline)
+    wanted, source = with_offsets(client, wanted, committed, deadline)
+    if wanted.way == "from_file" and not topics:
+        topics = tuple((topic, (partition,)) for topic, partition in source)
+    keys = partitions_to_reset(client, topics, source, deadline)
+    offsets = new_offsets(client, wanted, keys, source, deadline)
+    if path is not None:
+        write_offsets(path, offsets)
     if execute:
         commit_offsets(client, group, {key: CommittedOffset(offset) for key, offset in offsets.items()}, deadline)
     rows = [(group, *key, committed.get(key), offset) for key, offset in sorted(offsets.items())]

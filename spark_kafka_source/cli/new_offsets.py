@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
+from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.lag.of_group import partitions_of
@@ -20,19 +21,40 @@ log = logging.getLogger(__name__)
 
 
 class Specification(NamedTuple):
-    """A target: `way` is the option's argument name; `value` is an offset, a number of offsets, or milliseconds."""
+    """A target: `way` is the option's argument name.
+
+    `value` is an offset, a number of offsets, milliseconds, the name of a group, or offsets by partition.
+    """
 
     way: str
-    value: int
+    value: Any
 
 
-def specification(ways: Mapping[str, int | None]) -> Specification:
+def specification(ways: Mapping[str, Any]) -> Specification:
     """Return the one option that was given; raise `click.UsageError` for none or several."""
     given = [Specification(way, value) for way, value in ways.items() if value is not None]
     if len(given) != 1:
         options = ", ".join(f"--{way.replace('_', '-')}" for way in sorted(ways))
         raise click.UsageError(f"Give exactly one of {options}.")
     return given[0]
+
+
+def with_offsets(
+    client: Client, wanted: Specification, committed: Mapping[TopicPartition, int], deadline: Deadline
+) -> tuple[Specification, Mapping[TopicPartition, int]]:
+    """Return a target with the offsets of its group or file, and the offsets that define "all topics".
+
+    Raises `click.ClickException` if the other group has no offsets.
+    """
+    if wanted.way == "from_file":
+        return wanted, wanted.value
+    if wanted.way != "to_group":
+        return wanted, committed
+    found = fetch_offsets(client, wanted.value, None, deadline, require_stable=False)
+    if not found:
+        raise click.ClickException(f"Group '{wanted.value}' has no committed offsets.")
+    offsets = {key: entry.offset for key, entry in found.items()}
+    return Specification(wanted.way, offsets), offsets
 
 
 def partitions_to_reset(
@@ -115,6 +137,10 @@ def _wanted_offsets(
             return dict.fromkeys(keys, MAX_INT64)
         case ("to_offset", offset):
             return dict.fromkeys(keys, offset)
+        case ("to_group" | "from_file" | "to_current", _):
+            if missing := sorted(set(keys) - set(committed)):
+                raise click.ClickException(f"There is no offset for partition {name(missing[0])}.")
+            return {key: committed[key] for key in keys}
         case ("shift_by", count):
             for key in keys:
                 if key not in committed:

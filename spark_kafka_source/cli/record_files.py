@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from protocol.tables import READ_SCHEMA
 
@@ -14,6 +14,14 @@ SUFFIXES = (".parquet", ".arrow")
 # Of a row group: large enough for columns to compress, small enough for memory.
 _MOST_ROWS = 1 << 18
 _MOST_BYTES = 32 << 20
+
+
+def _open(path: Path, suffix: str) -> Any:
+    if suffix != ".parquet":
+        return pa.ipc.new_file(path, READ_SCHEMA)
+    from pyarrow import parquet  # brings pandas along, which takes a while
+
+    return parquet.ParquetWriter(path, READ_SCHEMA, compression="zstd")
 
 
 class RecordFile:
@@ -34,11 +42,7 @@ class RecordFile:
         self._topics = pa.array([topic])
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
-        self._writer: pa.ipc.RecordBatchFileWriter | pq.ParquetWriter = (
-            pq.ParquetWriter(self._partial, READ_SCHEMA, compression="zstd")
-            if path.suffix == ".parquet"
-            else pa.ipc.new_file(self._partial, READ_SCHEMA)
-        )
+        self._writer = _open(self._partial, path.suffix)
 
     def __enter__(self) -> RecordFile:
         return self

@@ -23,9 +23,27 @@ def print_rows(columns: Columns, rows: Rows, output: str) -> None:
     _PRINTERS[output](columns, rows)
 
 
-def _print_table(columns: Columns, rows: Rows) -> None:
+def table_of(columns: Columns, rows: Rows) -> Table:
+    """Return rows as a table for a terminal."""
+    return _bordered(*_texts(columns, rows))
+
+
+def _texts(columns: Columns, rows: Rows) -> tuple[list[str], list[list[str]]]:
     headings = [column.upper().replace("_", "-") for column in columns]
-    lines = [[_cell(value) for value in row] for row in rows]
+    return headings, [[_cell(value) for value in row] for row in rows]
+
+
+def _bordered(headings: list[str], lines: list[list[str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    return table
+
+
+def _print_table(columns: Columns, rows: Rows) -> None:
+    headings, lines = _texts(columns, rows)
     if sys.stdout.isatty():
         _print_on_terminal(headings, lines)
     else:
@@ -35,12 +53,7 @@ def _print_table(columns: Columns, rows: Rows) -> None:
 
 
 def _print_on_terminal(headings: list[str], lines: list[list[str]]) -> None:
-    table = Table(box=SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)
+    Console().print(_bordered(headings, lines))
 
 
 def _print_json(columns: Columns, rows: Rows) -> None:

@@ -36,7 +36,7 @@ def run(*arguments: str, **env: str) -> Result:
         (("describe", "g", "--members", "--state"), "either --members or --state"),
         (("reset", "g", "--to-latest"), "either --topic or --all-topics"),
         (("reset", "g", "--all-topics", "--topic", "t", "--to-latest"), "either --topic or --all-topics"),
-        (("reset", "g", "--all-topics"), "exactly one of --by-duration, --shift-by"),
+        (("reset", "g", "--all-topics"), "exactly one of --by-duration, --from-file, --shift-by"),
         ((*ONE_WAY, "--shift-by", "0"), "exactly one of"),
         (("reset", "g", "--topic", "t:0,", "--to-latest"), "orders:0,1"),
         (("reset", "g", "--all-topics", "--to-datetime", "2026-01-31T06:00:00"), "time zone"),

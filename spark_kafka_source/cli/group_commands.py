@@ -1,0 +1,160 @@
+"""`pykafka groups clone`, `remove-members` and `lag`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+from rich.live import Live
+
+from protocol.admin.admin import Admin
+from protocol.admin.groups import CLASSIC, describe_group
+from protocol.errors import AdminFailed
+from protocol.group.committed_offsets import commit_offsets, fetch_offsets
+from spark_kafka_source.cli import described
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.rows import Columns, Rows, output_option, print_rows, table_of
+from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest, stop_request
+from spark_kafka_source.cli.values import DURATION
+
+WITHOUT_MEMBERS = ("Empty", "Dead")
+
+
+@click.command()
+@click.argument("source", metavar="GROUP")
+@click.argument("target", metavar="NEW-GROUP")
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only offsets of this topic; repeatable.")
+@click.option("--execute", is_flag=True, help="Commit the offsets. Without it, nothing changes.")
+@output_option
+@asks_brokers
+def clone(cluster: Cluster, source: str, target: str, topics: tuple[str, ...], execute: bool, output: str) -> None:
+    """Copy the committed offsets of a group to another group without members. Without --execute, only show them.
+
+    \b
+    Examples:
+      pykafka groups clone orders-etl orders-etl-test
+      pykafka groups clone orders-etl orders-etl-test --topic orders --execute
+    """
+    state = describe_group(cluster.client, target, cluster.deadline).state
+    if state not in WITHOUT_MEMBERS:
+        raise click.ClickException(f"Group '{target}' has members (state {state}); stop them.")
+    committed, before = (
+        fetch_offsets(cluster.client, group, None, cluster.deadline, require_stable=False) for group in (source, target)
+    )
+    wanted = {key: each for key, each in committed.items() if not topics or key[0] in topics}
+    if not wanted:
+        raise click.ClickException(f"Group '{source}' has no committed offsets{' of these topics' if topics else ''}.")
+    if execute:
+        commit_offsets(cluster.client, target, wanted, cluster.deadline)
+    rows = [
+        (target, *key, before[key].offset if key in before else None, each.offset)
+        for key, each in sorted(wanted.items())
+    ]
+    print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
+    if not execute:
+        click.echo("Nothing was changed; --execute commits the offsets.", err=True)
+
+
+@click.command("remove-members")
+@click.argument("group")
+@click.option("--instance-id", "instance_ids", multiple=True, metavar="ID", help="A static member; repeatable.")
+@click.option("--all", "everyone", is_flag=True, help="All members.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@asks_brokers
+def remove_members(cluster: Cluster, group: str, instance_ids: tuple[str, ...], everyone: bool, yes: bool) -> None:
+    """Remove static members, or all members, from a classic group, after confirmation.
+
+    A running member joins again; a static member that is gone no longer delays the group until session.timeout.ms.
+
+    \b
+    Examples:
+      pykafka groups remove-members orders-etl --instance-id worker-3
+      pykafka groups remove-members orders-etl --all --yes
+    """
+    if bool(instance_ids) == everyone:
+        raise click.UsageError("Give either --instance-id or --all.")
+    described_group = describe_group(cluster.client, group, cluster.deadline)
+    if described_group.state == "Dead":
+        raise click.ClickException(f"Consumer group '{group}' does not exist.")
+    if described_group.type != CLASSIC:
+        raise click.ClickException(f"Group '{group}' uses the consumer protocol, which cannot remove members.")
+    names = list(instance_ids) or [each.group_instance_id or each.member_id for each in described_group.members]
+    if not names:
+        raise click.ClickException(f"Group '{group}' has no members.")
+    if not yes:
+        click.confirm(f"Remove {', '.join(names)} from {group}?", abort=True, err=True)
+    failed = None
+    try:
+        Admin(cluster.client).remove_members(group, instance_ids or None, timeout_ms=cluster.left_ms)
+    except AdminFailed as error:
+        failed = error
+    for name in names:
+        if failed is None or name not in failed.errors:
+            click.echo(f"removed {name}")
+    if failed is not None:
+        raise failed
+
+
+@click.command()
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C; JSON lines unless on a terminal.")
+@click.option("--interval", "interval_ms", type=DURATION, default="5s", show_default=True, help="Time between two.")
+@click.option("-n", "--count", type=click.IntRange(1), help="With --watch: end after this number of times.")
+@output_option
+@asks_brokers
+def lag(
+    cluster: Cluster, names: tuple[str, ...], watch: bool, interval_ms: int, count: int | None, output: str
+) -> None:
+    """Show the lag of groups by topic: the sum in offsets, the largest in offsets and in seconds.
+
+    \b
+    Examples:
+      pykafka groups lag orders-etl payments-etl
+      pykafka groups lag orders-etl --watch --interval 2s
+    """
+    if not watch:
+        print_rows(_LAG_COLUMNS, _lag_rows(cluster, names), output)
+        return
+    with stop_request() as stop:
+        if output == "table" and sys.stdout.isatty():
+            with Live(auto_refresh=False) as live:
+                for rows in _repeated(cluster, names, interval_ms, count, stop):
+                    live.update(table_of(_LAG_COLUMNS, rows), refresh=True)
+        else:
+            for rows in _repeated(cluster, names, interval_ms, count, stop):
+                now_ms = cluster.client.clock.wall_ms()
+                for row in rows:
+                    click.echo(json.dumps({"timestamp_ms": now_ms, **dict(zip(_LAG_COLUMNS, row, strict=True))}))
+
+
+_LAG_COLUMNS: Columns = ("group", "state", "members", "topic", "partitions", "lag", "max_lag", "max_lag_seconds")
+
+
+def _repeated(
+    cluster: Cluster, names: tuple[str, ...], interval_ms: int, count: int | None, stop: StopRequest
+) -> Iterator[Rows]:
+    while not stop:
+        yield _lag_rows(cluster.restarted(), names)
+        count = None if count is None else count - 1
+        if count == 0:
+            return
+        until_s = time.monotonic() + interval_ms / 1000
+        while not stop and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, CHECK_MS / 1000))
+
+
+def _lag_rows(cluster: Cluster, names: tuple[str, ...]) -> Rows:
+    rows = []
+    for name in dict.fromkeys(names):
+        group = describe_group(cluster.client, name, cluster.deadline)
+        found = described.lag_of(cluster, group)
+        for topic in sorted({each.topic for each in found}):
+            of_topic = [each for each in found if each.topic == topic]
+            behind = [each.offsets_behind for each in of_topic if each.offsets_behind is not None]
+            seconds = [each.seconds_behind for each in of_topic if each.seconds_behind is not None]
+            largest = (sum(behind) if behind else None, max(behind, default=None), max(seconds, default=None))
+            rows.append((name, group.state, len(group.members), topic, len(of_topic), *largest))
+    return rows
