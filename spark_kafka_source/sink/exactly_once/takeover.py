@@ -37,6 +37,10 @@ from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewri
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 
+log = logging.getLogger(__name__)
+
+# Other states of a transactional id mean that its producer has a transaction or is about to begin one.
+_IDLE_STATES = ("CompleteCommit", "CompleteAbort")
 _JITTER_S = 0.1
 _INITIAL_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 16.0
@@ -98,12 +102,6 @@ class TakeoverBackoff:
 
     def _now_s(self) -> float:
         return self._deadline.clock.now_s()
-
-
-log = logging.getLogger(__name__)
-
-# Other states of a transactional id mean that its producer has a transaction or is about to begin one.
-_IDLE_STATES = ("CompleteCommit", "CompleteAbort")
 
 
 def take_over(

@@ -11,20 +11,25 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
 
 import pyarrow as pa
 
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
+from protocol.errors import BrokerError, ConfigurationError, KafkaError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.producer.topics import topic_to_write
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
@@ -32,10 +37,12 @@ from spark_kafka_source.sink.exactly_once.batch_write_end import require_not_end
 from spark_kafka_source.sink.exactly_once.open_transactions import commit_decided
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch, this_batch, this_task
 from spark_kafka_source.sink.exactly_once.takeover import report_fenced, require_not_decided, take_over
-from spark_kafka_source.sink.exactly_once.timeout import allowed_timeout
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.sink.task_writer import TaskWritten, send_rows, written_topics
 from spark_kafka_source.task.worker_tuning import tune_worker
+
+_MAXIMUM = "transaction.max.timeout.ms"
+_BROKER = 4
 
 
 @dataclass(frozen=True)
@@ -163,3 +170,32 @@ class TransactionalTaskWriter:
 def _marker_thread(process_id: int) -> ThreadPoolExecutor:
     """Return a thread that is kept between tasks; by process, since threads do not survive a fork."""
     return ThreadPoolExecutor(1)
+
+
+# -- the transaction timeout --------------------------------------------------------------------------
+
+
+@contextmanager
+def allowed_timeout(client: Client, transaction_timeout_ms: int) -> Iterator[None]:
+    """Raise `ConfigurationError` for INVALID_TRANSACTION_TIMEOUT in this block."""
+    try:
+        yield
+    except BrokerError as error:
+        if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            raise
+        raise ConfigurationError(
+            f"transaction.timeout.ms is {transaction_timeout_ms}, and brokers allow at most {_maximum_ms(client)} "
+            f"({_MAXIMUM}). Lower the one or raise the other; it must be longer than a batch takes.",
+            settings=("transaction.timeout.ms",),
+        ) from error
+
+
+def _maximum_ms(client: Client) -> str:
+    """Return the maximum of the first broker, if this user may read its configuration."""
+    try:
+        broker = next(iter(client.brokers().values()))
+        resource = {"resource_type": _BROKER, "resource_name": str(broker.node_id), "configuration_keys": [_MAXIMUM]}
+        (found,) = call(client, DESCRIBE_CONFIGS, {"resources": [resource]}, client.deadline(), to=broker)["results"]
+        return str(found["configs"][0]["value"])
+    except (KafkaError, LookupError):
+        return "the value in their configuration"
