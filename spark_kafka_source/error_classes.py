@@ -22,6 +22,6 @@ RESOLVED_START_AFTER_END = "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET"
 MALFORMED_RECORD_TIMESTAMP = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 
 
-def named(error_class: str, message: str) -> str:
+def with_error_class(error_class: str, message: str) -> str:
     """Return `[ERROR_CLASS] message`, as Spark prints it."""
     return f"[{error_class}] {message}"

@@ -17,7 +17,7 @@ _OPTIONS = {"poll_timeout_ms": "kafkaConsumer.pollTimeoutMs"}
 
 FAIL_ON_DATA_LOSS = "failOnDataLoss=false"
 ON_TOPIC_RECREATED = "onTopicRecreated=earliest"
-_GOES_ON_WITHOUT = {TopicRecreated: ON_TOPIC_RECREATED, DataLoss: FAIL_ON_DATA_LOSS}
+_OPTIONS_TO_CONTINUE = {TopicRecreated: ON_TOPIC_RECREATED, DataLoss: FAIL_ON_DATA_LOSS}
 
 
 def option_name(setting: str) -> str:
@@ -30,14 +30,14 @@ def with_option_names(error: KafkaError) -> str:
     return error.with_names(option_name)
 
 
-def goes_on_without(loss: DataLoss) -> str:
+def option_to_continue(loss: DataLoss) -> str:
     """Return the option, with its value, that lets a query continue without the lost records."""
-    return next(option for kind, option in _GOES_ON_WITHOUT.items() if isinstance(loss, kind))
+    return next(option for kind, option in _OPTIONS_TO_CONTINUE.items() if isinstance(loss, kind))
 
 
-def to_go_on(loss: DataLoss) -> str:
+def remedy_to_continue(loss: DataLoss) -> str:
     """Return a sentence with the option that lets a query continue without the lost records."""
-    option = goes_on_without(loss)
+    option = option_to_continue(loss)
     default = f" (the default with {FAIL_ON_DATA_LOSS})" if option == ON_TOPIC_RECREATED else ""
     return f"To continue without the lost records, set {option}{default}"
 

@@ -15,7 +15,7 @@ from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.lag.of_group import partitions_of
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def named_partitions(
     for topic, numbers in named:
         wanted = {key for key in there if key[0] == topic} if numbers is None else {(topic, each) for each in numbers}
         if wanted - there:
-            raise click.ClickException(f"There is no partition {name(min(wanted - there))}.")
+            raise click.ClickException(f"There is no partition {partition_name(min(wanted - there))}.")
         keys |= wanted
     return sorted(keys)
 
@@ -118,7 +118,7 @@ def new_offsets(
     for key, offset in _wanted_offsets(client, wanted, keys, committed, deadline).items():
         offsets[key] = min(max(offset, first[key].offset), end[key].offset)
         if offsets[key] != offset and wanted.way in ("shift_by", "to_offset"):
-            log.warning("%s: offset %d is not in the log, %d is the nearest", name(key), offset, offsets[key])
+            log.warning("%s: offset %d is not in the log, %d is the nearest", partition_name(key), offset, offsets[key])
     return offsets
 
 
@@ -145,7 +145,8 @@ def _wanted_offsets(
             for key in keys:
                 if key not in committed:
                     raise click.ClickException(
-                        f"Cannot shift offset for partition {name(key)} since there is no current committed offset."
+                        f"Cannot shift offset for partition {partition_name(key)} since there is no current committed "
+                        "offset."
                     )
             return {key: committed[key] + count for key in keys}
         case (way, ms):

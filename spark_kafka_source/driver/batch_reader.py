@@ -17,8 +17,8 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, leaders, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
-from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, named
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, with_error_class
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 from spark_kafka_source.plan.range_groups import groups
@@ -81,9 +81,9 @@ def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition,
     if wrong:
         key = sorted(wrong)[0]
         raise ConfigurationError(
-            named(
+            with_error_class(
                 RESOLVED_START_AFTER_END,
-                f"{name(key)} would be read from offset {begins[key]}, which is after its end, offset {ends[key]}: "
-                "correct the option for the start or the one for the end",
+                f"{partition_name(key)} would be read from offset {begins[key]}, which is after its end, offset "
+                f"{ends[key]}: correct the option for the start or the one for the end",
             )
         )

@@ -20,7 +20,7 @@ from protocol.cluster.metadata import Topic
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer, is_unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.claims import Claims
 
@@ -190,9 +190,9 @@ def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPa
 
 def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Collection[int]]) -> None:
     wanted = [(topic, number) for topic, numbers in assign.items() for number in numbers]
-    missing = [name(key) for key in wanted if key not in found]
+    missing = [partition_name(key) for key in wanted if key not in found]
     if missing:
         raise ConfigurationError(
             f"assign: the partition(s) {', '.join(missing)} do not exist; of those asked for there are "
-            f"{', '.join(map(name, found)) or 'none'}. Correct the option assign"
+            f"{', '.join(map(partition_name, found)) or 'none'}. Correct the option assign"
         )

@@ -12,7 +12,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, KafkaError
 from protocol.group.committed_offsets import fetch_offsets
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.remedies import with_option_names
@@ -54,9 +54,9 @@ def warn_of_other_offsets(client: Client, options: SourceOptions, checkpoint: Of
     for key, offset in sorted(checkpoint.ends.items()):
         entry = committed.get(key)
         if entry is None or entry.offset < offset:
-            behind.append(f"{name(key)}: group {entry.offset if entry else 'none'}, checkpoint {offset}")
+            behind.append(f"{partition_name(key)}: group {entry.offset if entry else 'none'}, checkpoint {offset}")
         elif entry.offset > offset:
-            ahead.append(f"{name(key)}: group {entry.offset}, checkpoint {offset}")
+            ahead.append(f"{partition_name(key)}: group {entry.offset}, checkpoint {offset}")
     if ahead:
         log.warning(
             "resuming from the checkpoint, which decides; group %s is ahead of it in %d partition(s) (was it reset, or "

@@ -21,7 +21,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.at_sigterm import at_sigterm
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
-from spark_kafka_source.options.partitions import listed
+from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.claims import Claims
 from spark_kafka_source.plan.offsets import Offsets
@@ -158,7 +158,7 @@ class QueryMembership:
         if not membership.owned:
             # In a classic cooperative rebalance, moved partitions have no owner for one generation.
             due |= there.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
-        return f"other members still have to revoke {listed(sorted(due))}" if due else None
+        return f"other members still have to revoke {partition_names(sorted(due))}" if due else None
 
     def _poll_rebalance(
         self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline
@@ -178,7 +178,7 @@ class QueryMembership:
                 "group %s: %s %s: %s",
                 group,
                 "lost" if revocation.lost else "revoked",
-                listed(sorted(revocation.partitions)),
+                partition_names(sorted(revocation.partitions)),
                 with_option_names(revocation.reason.error),
             )
             self._commits.keep(membership.owned - revocation.partitions)
@@ -188,7 +188,7 @@ class QueryMembership:
         assignment = membership.poll_rebalance(deadline, before_revoke)
         self.member = assignment.member
         if assignment.added:
-            log.info("group %s: assigned %s", group, listed(sorted(assignment.added)))
+            log.info("group %s: assigned %s", group, partition_names(sorted(assignment.added)))
         if assignment.pending_reason is not None:
             log.info("group %s: the assignment is not final yet: %s", group, assignment.pending_reason)
         return assignment.pending_reason
@@ -213,5 +213,5 @@ class QueryMembership:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read on: resuming at its offsets in %s",
                 options.consumer.group_id,
-                listed(ahead),
+                partition_names(ahead),
             )

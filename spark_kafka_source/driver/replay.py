@@ -17,7 +17,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import claim_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_starts
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved
@@ -73,7 +73,7 @@ def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicParti
         if unknown := sorted({one.topic_partition for one in ranges} - known):
             log.warning(
                 "unknown to the brokers at the moment, so lost offsets are not counted: %s",
-                ", ".join(map(name, unknown)),
+                ", ".join(map(partition_name, unknown)),
             )
         there = [one for one in ranges if one.topic_partition in known]
         there = [one for one in there if not is_another_topic(topics[one.topic].topic_id, one.topic_id)]

@@ -21,9 +21,9 @@ from spark_kafka_source.error_classes import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
     START_OFFSET_RESET,
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
-    named,
+    with_error_class,
 )
-from spark_kafka_source.options.partitions import ByPartition, listed, name
+from spark_kafka_source.options.partitions import ByPartition, partition_name, partition_names
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
@@ -62,7 +62,7 @@ def starting_offsets(
         offsets, without = _at_time(client, options, where, partitions, deadline)
         if without and options.starting_offsets_by_timestamp_strategy == "error":
             raise ConfigurationError(
-                f"{where.option}: no record of {listed(without)} is that new. Name an earlier time, or set "
+                f"{where.option}: no record of {partition_names(without)} is that new. Name an earlier time, or set "
                 "startingOffsetsByTimestampStrategy=latest to begin at the end there"
             )
         why = where.option
@@ -88,12 +88,12 @@ def _why_group(
     reset = f"kafka.auto.offset.reset={options.consumer.auto_offset_reset}{default}"
     if len(without) == len(partitions):
         return f"{reset}, since group {options.consumer.group_id} has no committed offsets"
-    return f"{group}; at {reset}, in {listed(without)}, of which the group has none"
+    return f"{group}; at {reset}, in {partition_names(without)}, of which the group has none"
 
 
 def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> None:
     """Log the start; `unread` is the number of existing offsets that the query does not read."""
-    begins = ", ".join(f"{name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition yet"
+    begins = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition yet"
     more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
     line = f"no batch of this query is complete yet: it starts at {why}: {begins}{more}"
     if unread:
@@ -212,12 +212,14 @@ def _require_same_partitions(
 ) -> None:
     unknown, missing = sorted(set(wanted) - set(partitions)), sorted(set(partitions) - set(wanted))
     if unknown:
-        what = f"names {listed(unknown)}, which the query does not subscribe to or which do not exist"
-        raise ConfigurationError(named(error_class, f"{option} {what}; subscribed: {listed(sorted(partitions))}"))
+        what = f"names {partition_names(unknown)}, which the query does not subscribe to or which do not exist"
+        raise ConfigurationError(
+            with_error_class(error_class, f"{option} {what}; subscribed: {partition_names(sorted(partitions))}")
+        )
     if missing:
-        what = f"lacks {listed(missing)}: as JSON it must name every partition of the subscription"
+        what = f"lacks {partition_names(missing)}: as JSON it must name every partition of the subscription"
         also = " (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""
-        raise ConfigurationError(named(error_class, f"{option} {what}{also}"))
+        raise ConfigurationError(with_error_class(error_class, f"{option} {what}{also}"))
 
 
 def _require_in_log(
@@ -231,7 +233,7 @@ def _require_in_log(
         if starts[key] <= offset <= ends[key]:
             continue
         log_range = f"[{starts[key]}, {ends[key]})"
-        message = f"{option}: offset {offset} of {name(key)} is out of range: the log holds {log_range}"
+        message = f"{option}: offset {offset} of {partition_name(key)} is out of range: the log holds {log_range}"
         # A start before the log start offset is a data loss, which the user may have allowed.
         if offset < starts[key]:
             loss = Loss(
@@ -290,7 +292,7 @@ def _from_group(
     reset = options.consumer.auto_offset_reset
     if without and reset == "none":
         raise ConfigurationError(
-            f"group {options.consumer.group_id} has no committed offset for {listed(without)} and "
+            f"group {options.consumer.group_id} has no committed offset for {partition_names(without)} and "
             "kafka.auto.offset.reset=none; set kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
     if reset == "earliest":

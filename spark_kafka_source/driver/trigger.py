@@ -16,7 +16,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import claim_all, discover_present, leaders, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import high_watermarks, log_ends, log_starts
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss, limits
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
@@ -120,7 +120,7 @@ class Trigger:
         for key in truncated:
             if now.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
-                raise TopicUnknown(f"{name(key)} ends before what was read, and is of another topic by now")
+                raise TopicUnknown(f"{partition_name(key)} ends before what was read, and is of another topic by now")
             agreed[key] = end = backlog.ends[key]
             if key in epochs:
                 known = end_of_epoch(self._client, *key, epochs[key], self.deadline)

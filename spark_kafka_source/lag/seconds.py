@@ -17,7 +17,7 @@ from protocol.consumer.log_samples import log_samples
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.remedies import with_remedies
 
@@ -77,9 +77,9 @@ def _first_unread_ms(
     samples = log_samples(client, config, offsets, deadline, partition_max_bytes=_FETCH_BYTES, partitions_per_request=1)
     for key, fetched in samples:
         try:
-            timestamp_ms = _first_timestamp_ms(fetched, config, name(key))
+            timestamp_ms = _first_timestamp_ms(fetched, config, partition_name(key))
         except KafkaError as error:
-            log.debug("%s: cannot read the first unread record: %s", name(key), error)
+            log.debug("%s: cannot read the first unread record: %s", partition_name(key), error)
         else:
             if timestamp_ms is not None:
                 found[key] = timestamp_ms

@@ -19,18 +19,18 @@ MAX_PARTITION = 2**31 - 1
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
-def name(tp: TopicPartition) -> str:
+def partition_name(tp: TopicPartition) -> str:
     """Return the name in the form of Kafka's tools: `orders-3`."""
     return f"{tp[0]}-{tp[1]}"
 
 
-def listed(partitions: Collection[TopicPartition]) -> str:
+def partition_names(partitions: Collection[TopicPartition]) -> str:
     """List the first ten partitions, sorted, and the number of the others."""
     more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
-    return ", ".join(map(name, sorted(partitions)[:10])) + more
+    return ", ".join(map(partition_name, sorted(partitions)[:10])) + more
 
 
-def legal_topic(topic: str) -> str:
+def checked_topic(topic: str) -> str:
     """Return `topic`; raise `ValueError` if Kafka allows no such name."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise ValueError(f"{topic!r} is no topic name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")
@@ -42,7 +42,7 @@ def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicParti
     if not isinstance(rows, Mapping):
         raise ValueError("not a JSON object of topics")
     found: dict[TopicPartition, _T] = {}
-    for topic in sorted(map(legal_topic, rows)):
+    for topic in sorted(map(checked_topic, rows)):
         partitions = rows[topic]
         if not isinstance(partitions, Mapping):
             raise ValueError(f"{topic} has no JSON object of partitions")

@@ -120,7 +120,7 @@ def _check_places(options: SourceOptions, start_option: str, end_option: str, te
             rule(*arguments)
         except ValueError as error:
             said = f"{name} is {shown(texts.get(name.lower(), ''))}, which does not fit: {error}."
-            said = error_classes.named(error_class, said) if error_class else said
+            said = error_classes.with_error_class(error_class, said) if error_class else said
             raise ConfigurationError(said, name=name) from error
 
     check(start_option, _unlike(start), start_positions.check_fits, start, *topics)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.java_regex import compile_java
-from spark_kafka_source.options.partitions import MAX_PARTITION, json_object, legal_topic, whole_number
+from spark_kafka_source.options.partitions import MAX_PARTITION, checked_topic, json_object, whole_number
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS = "headers"
@@ -18,7 +18,7 @@ Assignment = Mapping[str, tuple[int, ...]]
 
 def subscribe(text: str) -> tuple[str, ...]:
     """Parse `orders, payments` into topics without repetition, in the given order."""
-    topics = tuple(dict.fromkeys(legal_topic(part.strip()) for part in text.split(",") if part.strip()))
+    topics = tuple(dict.fromkeys(checked_topic(part.strip()) for part in text.split(",") if part.strip()))
     if not topics:
         raise ValueError("names no topic")
     return topics
@@ -35,7 +35,7 @@ def assign(text: str) -> Assignment:
     """Parse `{"orders": [0, 1]}` into partitions by topic, sorted."""
     rows = json_object(text)
     for topic, partitions in rows.items():
-        legal_topic(topic)
+        checked_topic(topic)
         if not isinstance(partitions, list) or not partitions:
             raise ValueError(f"{topic} has no list of partitions")
         for place, partition in enumerate(partitions):

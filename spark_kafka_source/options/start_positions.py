@@ -13,7 +13,7 @@ from typing import Literal
 
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.spelling import meant
-from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, name, whole_number
+from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, partition_name, whole_number
 from spark_kafka_source.options.selection import Assignment
 from spark_kafka_source.options.times import MAX_TIME_MS, number_ms, timestamp_ms
 
@@ -167,7 +167,7 @@ def _pairs(rows: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
 
 
 def _partitions(rows: Mapping[str, Iterable[int]]) -> list[str]:
-    return [name(tp) for tp in _pairs(rows)]
+    return [partition_name(tp) for tp in _pairs(rows)]
 
 
 def _require_same(given: Collection[str], wanted: Collection[str], option: str, remedy: str = "") -> None:

@@ -18,7 +18,7 @@ from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerC
 from protocol.property_kinds import BOOLEAN, MAX_INT64, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.id_prefix import id_prefix
-from spark_kafka_source.options.partitions import ByPartition, legal_topic
+from spark_kafka_source.options.partitions import ByPartition, checked_topic
 from spark_kafka_source.options.sizes import size_bytes
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
 from spark_kafka_source.options.times import duration_ms, timestamp_ms
@@ -346,7 +346,7 @@ class SinkOptions:
     topic: str | None = option(
         "topic",
         Use.WRITE,
-        Kind("the name of a topic", legal_topic),
+        Kind("the name of a topic", checked_topic),
         "the topic of all rows; it overrides a column `topic`. Without it that column is required",
     )
     delivery_guarantee: Literal["at-least-once", "exactly-once", "none"] | None = option(

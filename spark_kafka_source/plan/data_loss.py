@@ -18,9 +18,9 @@ from spark_kafka_source.error_classes import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
     PARTITION_OFFSET_CHANGED,
     PARTITIONS_DELETED,
-    named,
+    with_error_class,
 )
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -42,7 +42,7 @@ def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
     """Raise `DataLoss` for the first loss if `fail`; otherwise log a warning for each."""
     for loss in losses:
         if fail:
-            message = named(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
+            message = with_error_class(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
             raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
         log.warning("%s (%s)", loss.what, loss.chosen)
 
@@ -54,7 +54,8 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
         key = min(key for key in logs.positions if key[0] == topic)
         what = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.read.ids[topic])}, now it "
-            f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {name(key)} belonged to the old one"
+            f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belonged to the "
+            "old one"
         )
         remedy = (
             "To read the new one from its beginning, set onTopicRecreated=earliest (it is the default with "
@@ -68,7 +69,7 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
 def deleted(logs: LogSnapshot) -> list[Loss]:
     """Return one loss for all deleted partitions."""
     keys = logs.deleted()
-    read = ", ".join(f"{name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
+    read = ", ".join(f"{partition_name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
     return _deleted(keys, f"(or the query subscribes to less than its checkpoint knows); read was {read}")
 
 
@@ -79,7 +80,7 @@ def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
 
 def _deleted(keys: list[TopicPartition], more: str) -> list[Loss]:
     gone = "no longer exists" if len(keys) == 1 else "no longer exist"
-    what = f"{', '.join(map(name, keys[:10]))} {gone}: the topic was deleted {more}"
+    what = f"{', '.join(map(partition_name, keys[:10]))} {gone}: the topic was deleted {more}"
     return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
 
 
@@ -96,8 +97,8 @@ def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]
         key: Loss(
             PARTITION_OFFSET_CHANGED,
             "the checkpoint does not say where the first batch begins, and startingOffsets lie after its end: "
-            f"{name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. The records of the batch there are "
-            "unknown",
+            f"{partition_name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. The records of the batch there "
+            "are unknown",
             key,
             "Set startingOffsets as JSON to where it began, for this one batch. Or set failOnDataLoss=false, to begin "
             "at its end",
@@ -115,8 +116,8 @@ def added(logs: LogSnapshot, log_starts: Mapping[TopicPartition, int]) -> dict[T
     return {
         key: Loss(
             ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
-            f"{name(key)} is new in this query, and its log begins at offset {start}: retention or DeleteRecords has "
-            "removed its first records before they were read",
+            f"{partition_name(key)} is new in this query, and its log begins at offset {start}: retention or "
+            "DeleteRecords has removed its first records before they were read",
             key,
         )
         for key, start in sorted(log_starts.items())
@@ -128,9 +129,9 @@ def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
     """Return the loss of a log that ends before offset `read`, and is unchanged before offset `agreed`."""
     return Loss(
         PARTITION_OFFSET_CHANGED,
-        f"{name(key)} ends at offset {end}, but the query has read up to {read}: the log was truncated (unclean leader "
-        f"election), or the topic was deleted and created again. Offsets {agreed} to {read} were read, and now have "
-        "other records or none",
+        f"{partition_name(key)} ends at offset {end}, but the query has read up to {read}: the log was truncated "
+        f"(unclean leader election), or the topic was deleted and created again. Offsets {agreed} to {read} were read, "
+        "and now have other records or none",
         key,
     )
 
@@ -138,15 +139,15 @@ def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
 def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
     """Return the loss of a planned batch that ends before its start."""
     what = (
-        f"{name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, or the "
-        "topic was deleted and created again, and records may be missing"
+        f"{partition_name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, "
+        "or the topic was deleted and created again, and records may be missing"
     )
     return Loss(PARTITION_OFFSET_CHANGED, what, key, chosen="failOnDataLoss=false: nothing of it is read in this batch")
 
 
 def warn_advanced(positions: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]) -> None:
     """Warn of logs that start after the position, with `failOnDataLoss=false`."""
-    lost = [f"{positions[key]} to {log_starts[key]} of {name(key)}" for key in sorted(log_starts)]
+    lost = [f"{positions[key]} to {log_starts[key]} of {partition_name(key)}" for key in sorted(log_starts)]
     if lost:
         log.warning(
             "offsets %s%s are no longer in the log: retention or DeleteRecords has removed them before they were "
@@ -163,7 +164,7 @@ def warn_stale(partitions: Collection[TopicPartition]) -> None:
         log.warning(
             "%s: the broker still answers as leader, but the query has read from a newer leader; nothing new is read "
             "there until the broker learns of it",
-            ", ".join(name(key) for key in sorted(partitions)[:10]),
+            ", ".join(partition_name(key) for key in sorted(partitions)[:10]),
         )
 
 

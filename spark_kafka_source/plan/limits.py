@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 
 
 def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> int | None:
@@ -136,5 +136,5 @@ def offsets_of_bytes(
 
 def _start(starts: Mapping[TopicPartition, int], tp: TopicPartition) -> int:
     if tp not in starts:
-        raise UsageError(f"{name(tp)} is new and has no start offset.")
+        raise UsageError(f"{partition_name(tp)} is new and has no start offset.")
     return starts[tp]

@@ -18,7 +18,7 @@ from typing import Any
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
-from spark_kafka_source.options.partitions import by_partition, name, whole_number
+from spark_kafka_source.options.partitions import by_partition, partition_name, whole_number
 
 JsonDict = dict[str, dict[str, Any]]
 
@@ -97,7 +97,7 @@ class Offsets:
                 raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
         for tp, begin in joined.items():
             if begin > ends[tp]:
-                raise _not_ours(f"{_JOINED} begins {name(tp)} at {begin}, after its end {ends[tp]}")
+                raise _not_ours(f"{_JOINED} begins {partition_name(tp)} at {begin}, after its end {ends[tp]}")
         return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped})
 
     @classmethod

@@ -14,7 +14,7 @@ from dataclasses import replace
 from protocol.consumer.log_offsets import Range
 from protocol.errors import UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
-from spark_kafka_source.options.partitions import name
+from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -55,7 +55,7 @@ def offset_ranges(
     for tp, until in sorted(end.ends.items()):
         begin = _begin(start, end, tp)
         if begin is None and (begin := (earliest or {}).get(tp)) is None:
-            raise UsageError(f"{name(tp)} is new and has no start offset.")
+            raise UsageError(f"{partition_name(tp)} is new and has no start offset.")
         if until < begin:
             data_loss.raise_or_warn([data_loss.ends_before_start(tp, begin, until)], fail=fail_on_data_loss)
         elif until > begin:

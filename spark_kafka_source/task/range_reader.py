@@ -21,9 +21,9 @@ from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, TopicRecreated, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, named
+from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, with_error_class
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.remedies import goes_on_without, to_go_on, with_remedies
+from spark_kafka_source.remedies import option_to_continue, remedy_to_continue, with_remedies
 from spark_kafka_source.task.client_rack import in_this_rack
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
@@ -92,16 +92,16 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
             for each, batch in records:
                 yield _with_spark_columns(batch, each, schema)
     except DataLoss as loss:
-        raise DataLoss(named(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
+        raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
 
 
 def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
     recreated = isinstance(loss, TopicRecreated)
     if options.fail_on_topic_recreated if recreated else options.fail_on_data_loss:
-        loss.message = f"{loss}. {to_go_on(loss)}{'' if options.streaming else _PLANNED_ONCE}"
+        loss.message = f"{loss}. {remedy_to_continue(loss)}{'' if options.streaming else _PLANNED_ONCE}"
         raise loss
-    log.warning("%s (%s: %d offsets are skipped)", loss, goes_on_without(loss), skipped.size)
+    log.warning("%s (%s: %d offsets are skipped)", loss, option_to_continue(loss), skipped.size)
 
 
 @lru_cache(maxsize=16)
@@ -138,7 +138,7 @@ def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
         milliseconds = to_numpy(column)
         worst = milliseconds[(milliseconds > _MOST_MILLIS) | (milliseconds < -_MOST_MILLIS)][0]
         raise UsageError(
-            named(
+            with_error_class(
                 MALFORMED_RECORD_TIMESTAMP,
                 f"a record of {wanted.topic}-{wanted.partition} in offsets {wanted.from_offset} to "
                 f"{wanted.until_offset} has the timestamp {worst}, too large for Spark's microseconds. Kafka's "

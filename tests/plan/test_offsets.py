@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
-from spark_kafka_source.options.partitions import legal_topic
+from spark_kafka_source.options.partitions import checked_topic
 from spark_kafka_source.plan.offsets import Offsets
 
 pytestmark = pytest.mark.soak
@@ -132,9 +132,9 @@ def test_other_json_is_refused_with_reason_and_remedy(rows: object, why: str) ->
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a@b", "ä", "x" * 250, "a\n"])
 def test_invalid_topic_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no topic name"):
-        legal_topic(name)
+        checked_topic(name)
 
 
 @pytest.mark.parametrize("name", ["a", "...", "A-Z_0.9", "x" * 249])
 def test_valid_topic_names_are_accepted(name: str) -> None:
-    assert legal_topic(name) == name
+    assert checked_topic(name) == name
