@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.broker_errors import ErrorCode
-from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.errors import KafkaError
@@ -107,7 +107,7 @@ def sends_without_flush(cluster: SmallCluster, given: dict[str, str]) -> bool:
     """Return whether rows are soon written without a flush."""
     producer = Producer(client_of(cluster, {}), parse_producer(given))
     sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
-    written = outcome(lambda: sent.result(Deadline.after_ms(BETWEEN_S * 1_000))) == "done"
+    written = outcome(lambda: sent.result(BETWEEN_S * 1_000)) == "done"
     producer.abort()
     return written
 
