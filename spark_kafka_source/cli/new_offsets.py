@@ -139,7 +139,7 @@ def _wanted_offsets(
             return dict.fromkeys(keys, offset)
         case ("to_group" | "from_file" | "to_current", _):
             if missing := sorted(set(keys) - set(committed)):
-                raise click.ClickException(f"There is no offset for partition {name(missing[0])}.")
+                raise click.ClickException(f"There is no offset for partition {partition_name(missing[0])}.")
             return {key: committed[key] for key in keys}
         case ("shift_by", count):
             for key in keys:
