@@ -30,7 +30,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "S": ("value",),
 }
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
-_ONE_ROW = pa.RecordBatch.from_pydict({"offset": [0]})
 _TOKEN = re.compile(r"%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
 
 
@@ -49,17 +48,7 @@ def text_format(text: str) -> RecordFormat:
     headers as `name=value,…`, `%K` and `%S` the lengths of key and value (-1: null), `%%` a per cent sign, `\n`, `\t`,
     `\r`, `\0`, `\\`, `\xHH` bytes. Null is rendered as nothing.
     """
-    parts: list[str | bytes] = []
-    for field, byte, escape, literal, lone in _TOKEN.findall(text):
-        if lone or (field and field not in _FIELDS and field != "%"):
-            raise ValueError(f"%{field} is not a field" if field else f"{lone!r} at the end of the format")
-        if escape and escape not in _ESCAPES:
-            raise ValueError(f"\\{escape} is not an escape sequence")
-        if field and field != "%":
-            parts.append(field)
-        else:
-            fixed = bytes.fromhex(byte) if byte else _ESCAPES[escape] if escape else (literal or field).encode()
-            parts.append(fixed)
+    parts = _parse(text)
     needed = frozenset(name for part in parts if isinstance(part, str) for name in _FIELDS[part])
 
     def render(topic: str, partition: int, batch: pa.RecordBatch) -> bytes:
@@ -72,9 +61,25 @@ def text_format(text: str) -> RecordFormat:
     return RecordFormat(needed, render)
 
 
+def _parse(text: str) -> list[str | bytes]:
+    """Return the fields of a format as text, the rest as bytes."""
+    parts: list[str | bytes] = []
+    for field, byte, escape, literal, lone in _TOKEN.findall(text):
+        if lone or (field and field not in _FIELDS and field != "%"):
+            raise ValueError(f"%{field} is not a field" if field else f"{lone!r} at the end of the format")
+        if escape and escape not in _ESCAPES:
+            raise ValueError(f"\\{escape} is not an escape sequence")
+        if field and field != "%":
+            parts.append(field)
+        else:
+            fixed = bytes.fromhex(byte) if byte else _ESCAPES[escape] if escape else (literal or field).encode()
+            parts.append(fixed)
+    return parts
+
+
 def unescape(text: str) -> bytes:
     r"""Parse text with the escape sequences of a format, such as `\t`. Raises `ValueError`."""
-    return text_format(text.replace("%", "%%")).render("", 0, _ONE_ROW)
+    return b"".join(part for part in _parse(text.replace("%", "%%")) if isinstance(part, bytes))
 
 
 def _piece(field: str, topic: str, partition: int, batch: pa.RecordBatch) -> Any:
