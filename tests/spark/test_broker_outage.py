@@ -76,7 +76,7 @@ def every_row(records: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(600)
-def test_brokers_are_killed_one_after_the_other_and_then_all_at_once(
+def test_query_continues_after_kills_of_one_and_all_brokers(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, group, rows = topic(PARTITIONS, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}", Rows()

@@ -30,7 +30,7 @@ PYTHON = {
     ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_example_of_the_docs_runs",
     ("README.md", "orders = ("): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
     ("README.md", "lag_of_query("): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
-    ("architecture.md", "protocol.read("): HERE + "test_range_is_read_without_spark",
+    ("architecture.md", "protocol.read("): HERE + "test_architecture_example_reads_range_without_spark",
     ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_topic_is_read_as_a_table",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_first_example_runs",
     ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_group_reads_and_commits",
@@ -38,24 +38,33 @@ PYTHON = {
     "test_group_reads_and_commits",
     ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
     "test_handled_records_are_committed_and_others_are_redelivered",
-    ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::test_example_of_the_docs",
-    ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::test_example_shares_a_topic",
-    ("migrating.md", 'mode("append")'): HERE + "test_batch_writes_and_updates_after_the_move",
-    ("migrating.md", "foreach_batch_writer("): HERE + "test_batch_writes_and_updates_after_the_move",
+    (
+        "delivery.md",
+        "exactly-once",
+    ): "tests/spark/sink/test_exactly_once.py::test_example_of_docs_copies_every_row_once",
+    (
+        "groups.md",
+        "group.protocol",
+    ): "tests/spark/driver/test_membership.py::test_example_of_docs_reads_as_group_member",
+    ("migrating.md", 'mode("append")'): HERE + "test_migrating_examples_write_batches_and_updates",
+    ("migrating.md", "foreach_batch_writer("): HERE + "test_migrating_examples_write_batches_and_updates",
     (
         "troubleshooting.md",
         "ThreadPoolExecutor(2",
-    ): "tests/spark/sink/test_new_threads.py::test_example_of_the_page",
-    ("security.md", "readStream"): "tests/spark/test_tls.py::test_example_reads",
-    ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::test_example_reads_writes_and_commits",
+    ): "tests/spark/sink/test_new_threads.py::test_example_of_troubleshooting_writes_from_threads",
+    ("security.md", "readStream"): "tests/spark/test_tls.py::test_tls_example_of_docs_reads_rows",
+    (
+        "security.md",
+        "${dir:/run/secrets/kafka:",
+    ): "tests/spark/test_sasl.py::test_sasl_example_of_docs_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::test_options_for_managed_clusters_are_accepted",
     ("migrating.md", "sources/*/0"): "tests/spark/test_migrating.py::"
-    "test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets",
+    "test_checkpoint_without_complete_batch_is_reported_with_starting_offsets",
     ("migrating.md", "def orders("): "tests/spark/test_migrating.py::"
-    "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
+    "test_second_action_reads_offsets_of_first_until_new_load",
     ("migrating.md", "def enrich("): "tests/spark/test_migrating.py::"
-    "test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic",
-    ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_checkpoint_is_taken_over_and_given_back",
+    "test_second_action_reads_offsets_of_first_until_new_load",
+    ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_checkpoint_moves_from_jvm_connector_and_back",
     (
         "properties.md",
         "consumer = KafkaConsumer(",
@@ -77,7 +86,7 @@ PYTHON = {
 TUNING = ROOT / "docs" / "tuning.md"
 if TUNING.exists():
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
-        PYTHON["tuning.md", words] = HERE + "test_settings_are_taken"
+        PYTHON["tuning.md", words] = HERE + "test_documented_settings_are_accepted"
 PICTURES = {
     ("cli.md", "ok       dns"),
     ("troubleshooting.md", "org.apache.spark."),
@@ -87,10 +96,10 @@ OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
         ("make demo", "make demo SECURITY=sasl_ssl"),
-        "tests/spark/demo/test_demo.py::test_demo_ends_with_the_right_results_and_lag_zero",
+        "tests/spark/demo/test_demo.py::test_demo_ends_with_correct_results_and_lag_zero",
     ),
     "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3": "tests/spark/local_kafka/"
-    "test_local_kafka.py::test_command_prints_the_address_and_ends_with_ctrl_c",
+    "test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # the same switch as the next one
     **dict.fromkeys(
@@ -98,7 +107,7 @@ COMMANDS: dict[str, str] = {
             "python -m pip wheel . --no-deps -w dist && cp dist/spark_kafka_source-*.whl pkg.zip",
             "spark-submit --archives pkg.zip",
         ),
-        "tests/spark/test_standalone_cluster.py::test_executors_get_the_package_from_an_archive",
+        "tests/spark/test_standalone_cluster.py::test_executors_import_package_from_archive",
     ),
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
@@ -110,19 +119,18 @@ COMMANDS: dict[str, str] = {
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
     "python -m protocol.property_page > docs/properties.md": "tests/protocol/test_property_page.py::"
     "test_docs_page_of_properties_is_current",
-    "pip install .": HERE + "test_wheel_holds_what_is_needed",
-    "pip install '.[spark]'": HERE + "test_wheel_holds_what_is_needed",
-    "pip install '.[tls]'": HERE + "test_wheel_holds_what_is_needed",
-    "pip install '.[cli]'": HERE + "test_wheel_holds_what_is_needed",
-    "pip wheel . --no-deps": HERE + "test_wheel_holds_what_is_needed",
+    "pip install .": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip install '.[spark]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip install '.[tls]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip install '.[cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }
 BENCHMARK = "python -m tests.benchmarks.run"
-# Tests of the commands of cli.md are in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`,
-# `test_commands_of_the_docs_do_what_they_say`.
+# Tests of the commands of cli.md are in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`.
 COMMAND_LINE = ("pykafka ", "echo 'customer-7:paid' | pykafka ")
 
 
-def test_every_block_of_code_is_run_by_a_test() -> None:
+def test_code_blocks_of_docs_are_run_by_tests() -> None:
     unclaimed = [each for each in blocks() if each.language == "python" and not claims(each.page, each.text)]
     assert unclaimed == [], "run it in a test, and name that in PYTHON"
     for page, words in PYTHON:
@@ -139,17 +147,17 @@ def claims(page: str, text: str) -> list[str]:
     return [test for (at, words), test in PYTHON.items() if at == page and words in text]
 
 
-def test_every_command_is_run_by_a_test() -> None:
+def test_commands_of_docs_are_run_by_tests() -> None:
     assert {each for each in commands() if not each.startswith((BENCHMARK, *COMMAND_LINE))} == set(COMMANDS)
 
 
-def test_tests_that_are_named_are_there() -> None:
+def test_tests_named_for_code_blocks_exist() -> None:
     for test in {*PYTHON.values(), *COMMANDS.values()} - {""}:
         path, name = test.split("::")
         assert f"def {name}(" in (ROOT / path).read_text(), test
 
 
-def test_makefile_runs_what_the_tests_run() -> None:
+def test_makefile_commands_equal_tested_commands() -> None:
     """`make demo` is this command; to run it here again would take its minute twice."""
     from tests.spark.demo.test_demo import COMMAND
 
@@ -169,7 +177,7 @@ def test_benchmarks_of_the_docs_run(command: str) -> None:
     assert told.sections
 
 
-def test_wheel_holds_what_is_needed(tmp_path: Path) -> None:
+def test_wheel_contains_package_extras_and_entry_points(tmp_path: Path) -> None:
     """What `pip wheel` and `pip install` build, by the backend that they call, without a network."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, timeout=120, check=True)
@@ -192,7 +200,7 @@ def test_wheel_holds_what_is_needed(tmp_path: Path) -> None:
 # -- blocks ---------------------------------------------------------------------------------------
 
 
-def test_range_is_read_without_spark(
+def test_architecture_example_reads_range_without_spark(
     kafka1: LocalKafka, topic1: TopicFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = topic1()
@@ -240,7 +248,7 @@ def test_first_query_of_readme_writes_rows_and_shows_lag(
 
 
 @pytest.mark.timeout(600)
-def test_batch_writes_and_updates_after_the_move(
+def test_migrating_examples_write_batches_and_updates(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     source, counts = topic1(), topic1()
@@ -278,7 +286,9 @@ def test_batch_writes_and_updates_after_the_move(
 
 @pytest.mark.skipif(not TUNING.exists(), reason="there is no such page")
 @pytest.mark.timeout(600)
-def test_settings_are_taken(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+def test_documented_settings_are_accepted(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
     """The session's own setting needs a new session, which the benchmark has: here it is only said."""
     orders, copy = topic1(2), topic1()
     produce(kafka1, orders, range(10), 2)

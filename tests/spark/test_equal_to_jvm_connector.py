@@ -141,7 +141,7 @@ def assert_same_rows(ours: pa.Table, theirs: pa.Table) -> None:
         for headers in ([True, False] if SOAK or (streaming, isolation_level) == (False, "read_committed") else [True])
     ],
 )
-def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
+def test_rows_of_all_awkward_topics_equal_jvm_connector(
     spark: SparkSession,
     corpus: Corpus,
     rows_of: RowsOf,
@@ -171,7 +171,7 @@ def test_every_row_of_every_topic_is_as_the_jvm_connector_reads_it(
     ],
     ids=["499 offsets", "3 offsets"],
 )
-def test_triggers_end_anywhere_and_miss_nothing(
+def test_triggers_ending_within_batches_and_gaps_miss_no_row(
     spark: SparkSession,
     corpus: Corpus,
     rows_of: RowsOf,
@@ -185,7 +185,7 @@ def test_triggers_end_anywhere_and_miss_nothing(
     assert_same_rows(rows_of(ours), rows_of(source(spark, JVM, corpus, options)))
 
 
-def test_fetches_smaller_than_a_batch_bring_every_row(
+def test_fetches_smaller_than_record_batch_return_every_row(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, jvm_rows: JvmRows
 ) -> None:
     """Each reply then holds a single batch, however large, or an empty one, or the gap that the cleaner left."""
@@ -196,7 +196,7 @@ def test_fetches_smaller_than_a_batch_bring_every_row(
 
 # Whole partitions are read with both, above.
 @variants("isolation_level", ["read_uncommitted", "read_committed"], "read_committed")
-def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
+def test_ranges_with_arbitrary_bounds_equal_jvm_connector(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, isolation_level: str
 ) -> None:
     """Within a batch, a compressed one, a transaction, on a marker, in a gap, on both sides of a gap."""
@@ -243,14 +243,14 @@ def test_ranges_that_begin_and_end_anywhere_hold_the_same_rows(
     ],
     ids=["subscribePattern", "assign"],
 )
-def test_same_choice_of_partitions_gives_the_same_rows(
+def test_assigned_partitions_give_rows_of_jvm_connector(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, chosen: dict[str, str]
 ) -> None:
     ours, theirs = (rows_of(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
     assert_same_rows(ours, theirs)
 
 
-def test_topics_hold_the_shapes_that_they_are_about(corpus: Corpus) -> None:
+def test_awkward_topics_contain_intended_record_batches(corpus: Corpus) -> None:
     """The comparisons above need these kinds of records."""
     for partition in range(2):
         codecs = [batch.codec for batch in corpus.stored(CODEC_MIX, partition)]

@@ -33,7 +33,7 @@ RECORDS = 1_000 * KILLS
 
 
 @pytest.mark.timeout(300 + 120 * KILLS)
-def test_no_offset_is_ever_ahead_of_the_checkpoint_and_nothing_is_lost(
+def test_killed_query_never_commits_ahead_of_checkpoint_and_loses_no_row(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name, group = topic1(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"

@@ -28,7 +28,7 @@ VALUE = b"x" * 40_000
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + BATCHES * 3)
-def test_neither_the_driver_nor_a_worker_grows_from_batch_to_batch(
+def test_memory_of_driver_and_workers_does_not_grow_between_batches(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(PARTITIONS)

@@ -19,7 +19,7 @@ OURS, JVM = "pykafka-group", "kafka"
 
 
 @pytest.mark.timeout(600)
-def test_checkpoint_is_taken_over_and_given_back(
+def test_checkpoint_moves_from_jvm_connector_and_back(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     """A query with state: each value comes twice, once before each move, and must be seen once."""
@@ -53,7 +53,7 @@ def test_checkpoint_is_taken_over_and_given_back(
     assert run(JVM) == list(range(16))
 
 
-def test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets(
+def test_checkpoint_without_complete_batch_is_reported_with_starting_offsets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of Spark's own connector, which keeps the start of a query where no source in Python can see it."""
@@ -67,7 +67,7 @@ def test_checkpoint_without_a_complete_batch_is_found_with_its_starting_offsets(
     assert capsys.readouterr().out == 'source 0: set startingOffsets to {"older-connector":{"0":0,"1":0}}\n'
 
 
-def test_second_action_reads_the_offsets_of_the_first_and_a_new_load_the_topic(
+def test_second_action_reads_offsets_of_first_until_new_load(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1()

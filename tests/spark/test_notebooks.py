@@ -24,7 +24,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.i
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_kept_without_outputs(path: Path) -> None:
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert cells
     assert [cell.outputs for cell in cells] == [[]] * len(cells)
@@ -53,7 +53,7 @@ def shown() -> dict[str, list[str]]:
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_quickstart_ends_with_a_picture_results_and_lag_zero(shown: dict[str, list[str]]) -> None:
+def test_quickstart_notebook_shows_plot_results_and_lag_zero(shown: dict[str, list[str]]) -> None:
     outputs = shown["01_quickstart"]
     first, *_ = (text for text in outputs if "customer-1" in text)
     assert "order_id" in first
@@ -73,7 +73,7 @@ def test_quickstart_ends_with_a_picture_results_and_lag_zero(shown: dict[str, li
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_pipeline_that_is_killed_and_started_again_has_written_every_payment_once(
+def test_exactly_once_notebook_writes_each_payment_once_after_kills(
     shown: dict[str, list[str]],
 ) -> None:
     outputs = shown["02_exactly_once"]
@@ -89,7 +89,7 @@ def test_pipeline_that_is_killed_and_started_again_has_written_every_payment_onc
         assert payments > different == 9_000
 
 
-def test_first_result_of_a_notebook_takes_less_than_ten_statements() -> None:
+def test_quickstart_notebook_shows_rows_within_ten_statements() -> None:
     code = [cell.source for cell in read("01_quickstart").cells if cell.cell_type == "code"]
     until = next(number for number, source in enumerate(code) if ".show(" in source)
     statements = [statement for source in code[: until + 1] for statement in ast.parse(source).body]

@@ -40,7 +40,7 @@ def topic(secured: SecuredKafka) -> str:
 # Each without TLS: tests/protocol/sasl.
 @variants("listener", ["SASL_PLAINTEXT", "SASL_SSL"], "SASL_SSL")
 @pytest.mark.parametrize("way", WAYS)
-def test_jvm_connector_reads_the_same_by_the_same_options(
+def test_sasl_options_read_same_rows_as_jvm_connector(
     spark: SparkSession, secured: SecuredKafka, topic: str, listener: str, way: str
 ) -> None:
     given = {f"kafka.{name}": value for name, value in (secured.properties(listener) | WAYS[way]).items()}
@@ -52,7 +52,7 @@ def test_jvm_connector_reads_the_same_by_the_same_options(
     assert rows["kafka"] == rows["pykafka-group"]
 
 
-def test_token_of_one_s_own_is_asked_for_in_every_process(
+def test_token_provider_is_called_in_every_process(
     spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
 ) -> None:
     given = {**secured.properties("SASL_SSL"), "sasl.mechanism": "OAUTHBEARER"}
@@ -65,7 +65,7 @@ def test_token_of_one_s_own_is_asked_for_in_every_process(
         spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count()
 
 
-def test_example_reads_writes_and_commits(
+def test_sasl_example_of_docs_reads_writes_and_commits(
     spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
 ) -> None:
     given = secured.properties("SASL_SSL")

@@ -184,7 +184,7 @@ def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_secrets_are_seen_by_nobody(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_secrets_appear_in_no_log_plan_error_or_process(secured: SecuredKafka, tmp_path: Path) -> None:
     secrets = Secrets(secured, tmp_path / "secrets")
     folder = tmp_path / "job"
     (folder / "events").mkdir(parents=True)

@@ -40,7 +40,7 @@ def topic(secured: SecuredKafka) -> Iterator[TopicFactory]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", HOW)
-def test_copy_goes_on(
+def test_exactly_once_copy_continues_over_expiring_credentials(
     spark: SparkSession, secured: SecuredKafka, topic: TopicFactory, tmp_path: Path, way: str
 ) -> None:
     source, target = topic(), topic()

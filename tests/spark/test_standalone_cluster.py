@@ -30,7 +30,7 @@ CLUSTER = "local-cluster[2,1,512]"
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @variants("session", ["connect", "classic"], "connect")
-def test_source_and_sink_work_on_a_cluster_of_two_workers(
+def test_source_and_sink_work_on_cluster_of_two_workers(
     kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str
 ) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments())
@@ -65,7 +65,7 @@ def bare_python(tmp_path: Path) -> Path:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @variants("archive", ["package", "none"], "package")
-def test_executors_get_the_package_from_an_archive(
+def test_executors_import_package_from_archive(
     kafka1: LocalKafka,
     topic1: TopicFactory,
     tmp_path: Path,

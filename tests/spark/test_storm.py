@@ -274,7 +274,7 @@ class Look:
 @pytest.mark.skipif(not STORM_S, reason="takes five minutes for each protocol; `make soak` runs it")
 @pytest.mark.timeout(STORM_S + 400)
 @pytest.mark.parametrize("kind", ["range", "cooperative", pytest.param("consumer", marks=NEEDS_KIP_848)])
-def test_twelve_members_in_a_storm(
+def test_group_of_twelve_failing_members_settles_and_loses_no_row(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, kind: str
 ) -> None:
     name, group, dice, counts = topic1(PARTITIONS), new_group(), random.Random(4), Counter[str]()

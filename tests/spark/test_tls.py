@@ -169,7 +169,7 @@ _ONLY_IN_SOAK = {
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if SOAK or name not in _ONLY_IN_SOAK])
-def test_same_options_read_the_same_rows(
+def test_tls_options_read_same_rows_as_jvm_connector(
     spark: SparkSession, secured: SecuredKafka, stores: Stores, topic: str, variant: str
 ) -> None:
     listener, given = VARIANTS[variant]
@@ -186,7 +186,7 @@ def test_same_options_read_the_same_rows(
 @pytest.mark.skipif(
     not SOAK, reason="the topics take a minute to write; test_equal_to_jvm_connector reads them without TLS"
 )
-def test_every_row_of_the_awkward_topics_is_the_same(spark: SparkSession, secured: SecuredKafka) -> None:
+def test_awkward_topics_over_tls_equal_jvm_connector(spark: SparkSession, secured: SecuredKafka) -> None:
     topics = awkward_topics.write_all(secured.kafka.bootstrap_servers, secured.kafka.data_folder(1), spark)
     given = {f"kafka.{name}": value for name, value in secured.properties("SASL_SSL").items()}
     options = {**given, "subscribe": ",".join(topics), "includeHeaders": "true", "startingOffsets": "earliest"}
@@ -197,9 +197,7 @@ def test_every_row_of_the_awkward_topics_is_the_same(spark: SparkSession, secure
     assert_same_rows(ours, theirs)
 
 
-def test_query_goes_on_with_certificates_that_were_replaced(
-    spark: SparkSession, secured: SecuredKafka, tmp_path: Path
-) -> None:
+def test_query_continues_with_replaced_certificates(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:
     topic = "replaced"
     secured.kafka.create_topic(topic)
     store = tmp_path / "mine.pem"
@@ -219,7 +217,7 @@ def test_query_goes_on_with_certificates_that_were_replaced(
         query.awaitTermination(60)
 
 
-def test_task_that_is_refused_says_why(spark: SparkSession, secured: SecuredKafka, topic: str) -> None:
+def test_untrusted_certificate_fails_task_with_remedy(spark: SparkSession, secured: SecuredKafka, topic: str) -> None:
     given = {**secured.properties("SSL"), "ssl.truststore.location": str(secured.authority.certificate)}
     options = {f"kafka.{name}": value for name, value in given.items()}
     rows = spark.range(3).selectExpr("cast(id as string) as value")
@@ -227,7 +225,7 @@ def test_task_that_is_refused_says_why(spark: SparkSession, secured: SecuredKafk
         rows.write.format("pykafka-group").options(topic=topic, **options).mode("append").save()
 
 
-def test_example_reads(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
+def test_tls_example_of_docs_reads_rows(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
     given = secured.properties("SSL")
     places = {
         "broker-1.example.com:9093": given["bootstrap.servers"],

@@ -68,7 +68,7 @@ def plain(kafka1: LocalKafka) -> Producer:
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(3_600)
-def test_rows_are_those_of_librdkafka_and_of_the_java_consumer(
+def test_random_transaction_scripts_give_rows_of_librdkafka_and_java(
     kafka1: LocalKafka, topic1: TopicFactory, spark: SparkSession, writers: list[Producer], plain: Producer
 ) -> None:
     settings = {"retention.ms": "-1"}

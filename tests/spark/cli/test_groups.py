@@ -163,7 +163,7 @@ MEMBERS = {
 }
 
 
-def test_offsets_and_owners_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+def test_described_offsets_and_owners_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     three = (names.idle, names.classic, names.consumer)
     ours = rows(kafka1, "describe", *three)
     compare(ours, tool_rows(kafka1, "--describe", *of_groups(*three)), OFFSETS)
@@ -176,14 +176,14 @@ def test_offsets_and_owners_are_those_of_kafkas_tool(kafka1: LocalKafka, names: 
     assert len(table) == 1 + 3
 
 
-def test_members_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+def test_described_members_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     both = (names.classic, names.consumer)
     ours = rows(kafka1, "describe", "--members", *both, names.idle)
     compare(ours, tool_rows(kafka1, "--describe", "--members", "--verbose", *of_groups(*both)), MEMBERS)
     assert sorted(row["partitions"] for row in ours) == [1, 2, 3]
 
 
-def test_states_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+def test_described_states_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     three = (names.idle, names.classic, names.consumer)
     ours = {row["group"]: row for row in rows(kafka1, "describe", "--state", *three)}
     told = [line.split() for line in tool(kafka1, "--describe", "--state", *of_groups(*three)).splitlines()]
@@ -197,7 +197,7 @@ def test_states_are_those_of_kafkas_tool(kafka1: LocalKafka, names: Names) -> No
     assert not ours
 
 
-def test_groups_are_listed_as_by_kafkas_tool(kafka1: LocalKafka, names: Names) -> None:
+def test_listed_groups_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     columns = {"group": "GROUP", "type": "TYPE", "state": "STATE"}
     mine = {names.idle, names.classic, names.consumer}  # of others something may be going on
     told = tool_rows(kafka1, "--list", "--state", "--type")
@@ -213,7 +213,7 @@ def test_groups_are_listed_as_by_kafkas_tool(kafka1: LocalKafka, names: Names) -
     assert listed("--type", "classic", "--state", "Stable") == {names.classic}
 
 
-def test_group_that_is_not_there(kafka1: LocalKafka, names: Names) -> None:
+def test_describe_of_unknown_group_fails_and_prints_other_groups(kafka1: LocalKafka, names: Names) -> None:
     result = run(kafka1, "describe", "unknown-group", names.idle)
     assert result.exit_code == 1
     assert result.stderr == "Error: Consumer group 'unknown-group' does not exist.\n"
@@ -240,7 +240,9 @@ def ago(minutes: float) -> str:
     ],
     ids=lambda way: way[0],
 )
-def test_reset_finds_the_offsets_that_kafkas_tool_finds(kafka1: LocalKafka, names: Names, way: tuple[str, ...]) -> None:
+def test_reset_dry_run_offsets_equal_kafka_consumer_groups(
+    kafka1: LocalKafka, names: Names, way: tuple[str, ...]
+) -> None:
     """One log starts after 0, one is empty, and one ends before the offset."""
     which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
     before = describe(kafka1, names.idle)
@@ -252,7 +254,7 @@ def test_reset_finds_the_offsets_that_kafkas_tool_finds(kafka1: LocalKafka, name
     assert describe(kafka1, names.idle) == before, "nothing was executed"
 
 
-def test_reset_is_done_when_it_is_executed(kafka1: LocalKafka, names: Names) -> None:
+def test_reset_with_execute_commits_new_offsets(kafka1: LocalKafka, names: Names) -> None:
     group = f"group-{uuid.uuid4().hex[:8]}"
     first = run(kafka1, "reset", group, "--topic", f"{names.orders}:0,2", "--to-earliest", "--execute")
     assert (first.exit_code, first.stderr) == (0, "")
@@ -262,7 +264,7 @@ def test_reset_is_done_when_it_is_executed(kafka1: LocalKafka, names: Names) -> 
     assert [(row.partition, row.current_offset) for row in describe(kafka1, group)] == [(0, 9), (2, 0)]
 
 
-def test_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
+def test_reset_to_impossible_offsets_fails_with_one_line(kafka1: LocalKafka, names: Names) -> None:
     cases = {
         (names.idle, "--topic", f"{names.orders}:7", "--to-latest"): f"There is no partition {names.orders}-7.",
         (names.idle, "--topic", "no-such-topic", "--to-latest"): "UNKNOWN_TOPIC_OR_PARTITION",
@@ -276,7 +278,7 @@ def test_reset_that_cannot_be_done(kafka1: LocalKafka, names: Names) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_group_with_members_is_neither_reset_nor_deleted(kafka1: LocalKafka, names: Names, protocol: str) -> None:
+def test_reset_and_delete_of_group_with_members_are_refused(kafka1: LocalKafka, names: Names, protocol: str) -> None:
     group = getattr(names, protocol)
     before = describe(kafka1, group)
     arguments = ("--topic", names.orders, "--to-latest", "--execute")
@@ -293,7 +295,7 @@ def test_group_with_members_is_neither_reset_nor_deleted(kafka1: LocalKafka, nam
 # -- delete, and the page -------------------------------------------------------------------------
 
 
-def test_groups_are_deleted_by_who_is_sure(kafka1: LocalKafka, names: Names) -> None:
+def test_delete_asks_for_confirmation_and_continues_after_unknown_group(kafka1: LocalKafka, names: Names) -> None:
     first, second = (f"group-{uuid.uuid4().hex[:8]}" for _ in range(2))
     for group in (first, second):
         move_group(kafka1, group, {(names.paid, 0): 2})
@@ -307,7 +309,7 @@ def test_groups_are_deleted_by_who_is_sure(kafka1: LocalKafka, names: Names) -> 
     assert not {first, second} & {row["group"] for row in rows(kafka1, "list")}
 
 
-def test_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, names: Names) -> None:
+def test_groups_commands_of_docs_and_help_succeed(kafka1: LocalKafka, names: Names) -> None:
     """And those of the help."""
     examples = [command for command in sorted(commands()) if command.startswith("pykafka groups")]
     helps = [CliRunner().invoke(pykafka, ["groups", each, "--help"]).stdout for each in ("list", "describe", "reset")]

@@ -86,7 +86,7 @@ def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=False)) for row in others]
 
 
-def test_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+def test_listed_transactions_equal_kafka_transactions(kafka1: LocalKafka, open_: Open) -> None:
     names = {f"{open_.prefix}-open", f"{open_.prefix}-done"}  # of others something may be going on
     theirs = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
     ours = {row["transactional_id"]: row for row in rows(kafka1, "list")}
@@ -105,7 +105,7 @@ def test_list_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
     assert listed("--running-longer-than", "1h") == []
 
 
-def test_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> None:
+def test_described_transaction_equals_kafka_transactions(kafka1: LocalKafka, open_: Open) -> None:
     name = f"{open_.prefix}-open"
     (ours,) = rows(kafka1, "describe", name)
     (theirs,) = tool_rows(kafka1, "describe", "--transactional-id", name)
@@ -119,7 +119,7 @@ def test_description_is_that_of_kafkas_tool(kafka1: LocalKafka, open_: Open) -> 
     assert done["partitions"] is None
 
 
-def test_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client, open_: Open) -> None:
+def test_abort_without_execute_changes_nothing(kafka1: LocalKafka, client: Client, open_: Open) -> None:
     name = f"{open_.prefix}-open"
     shown = run(kafka1, "abort", name)
     assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed; --execute aborts.\n")
@@ -133,7 +133,7 @@ def test_abort_is_shown_before_it_is_done(kafka1: LocalKafka, client: Client, op
     assert [number for numbers in numbers_in(client, open_.topic, 2) for number in numbers] == [0]
 
 
-def test_unknown_transactional_id_is_an_error(kafka1: LocalKafka, open_: Open) -> None:
+def test_unknown_transactional_id_fails_and_prints_other_ids(kafka1: LocalKafka, open_: Open) -> None:
     for command in (["describe"], ["abort"], ["abort", "--execute"]):
         result = run(kafka1, *command, "unknown-id", f"{open_.prefix}-done")
         assert result.exit_code == 1
@@ -177,7 +177,7 @@ def test_hanging_transaction_is_found_and_aborted(
     wait_until_decided(kafka1, [(name, 0)])
 
 
-def test_known_transaction_is_not_aborted_in_one_partition(kafka1: LocalKafka, open_: Open) -> None:
+def test_abort_by_partition_refuses_transaction_with_known_id(kafka1: LocalKafka, open_: Open) -> None:
     (first, *_) = rows(kafka1, "hanging", open_.topic)
     place = ("--topic", first["topic"], "--partition", str(first["partition"]))
     result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute")
@@ -195,13 +195,13 @@ def test_known_transaction_is_not_aborted_in_one_partition(kafka1: LocalKafka, o
         (("--topic", "orders", "--partition", "-1"), "x>=0"),
     ],
 )
-def test_wrong_usage_is_told_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
+def test_abort_with_wrong_arguments_fails_before_any_request(arguments: tuple[str, ...], says: str) -> None:
     result = CliRunner().invoke(pykafka, ["txn", "abort", *arguments, "--bootstrap-server", "127.0.0.1:1"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in " ".join(result.stderr.split())
 
 
-def test_commands_of_the_docs_do_what_they_say(kafka1: LocalKafka, open_: Open) -> None:
+def test_txn_commands_of_docs_and_help_succeed(kafka1: LocalKafka, open_: Open) -> None:
     """And those of the help."""
     subjects = ("list", "describe", "hanging", "abort")
     helps = [CliRunner().invoke(pykafka, ["txn", each, "--help"]).stdout for each in subjects]

@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("security", ["plaintext", *(["sasl_ssl"] if SOAK else [])])
-def test_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
+def test_demo_ends_with_correct_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     brokers = "3" if SOAK else "1"
     command = [*COMMAND, "--brokers", brokers, "--seconds", "5", "--rate", "200", "--security", security]
@@ -43,7 +43,7 @@ def test_demo_ends_with_the_right_results_and_lag_zero(monkeypatch: pytest.Monke
     assert "lag 0 on all 6 partitions" in ended.stdout
 
 
-def test_without_java_the_demo_says_so_in_one_line(tmp_path: Path) -> None:
+def test_demo_without_java_fails_with_one_line(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"} | {"PATH": str(tmp_path)}
     ended = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 1

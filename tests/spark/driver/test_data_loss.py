@@ -149,7 +149,7 @@ def check_logged(loss: Loss, stream: Stream, caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.timeout(120 + 20 * REPEATS)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_loss_is_told_and_only_what_is_missing_is_skipped(
+def test_data_loss_is_logged_and_skips_only_missing_offsets(
     loss: Loss,
     kafka: LocalKafka,
     topic: TopicFactory,
@@ -167,7 +167,7 @@ def test_loss_is_told_and_only_what_is_missing_is_skipped(
         check_logged(loss, stream, caplog)
 
 
-def test_topic_deleted_when_its_batch_is_planned_already(
+def test_topic_deleted_after_planning_fails_batch_on_each_replay(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch fails each time it is tried again; with failOnDataLoss=false it is what is there, and others follow."""
@@ -191,7 +191,7 @@ def test_topic_deleted_when_its_batch_is_planned_already(
 
 
 @pytest.mark.parametrize("option", ["failOnDataLoss=false", "onTopicRecreated=earliest"])
-def test_topic_recreated_between_plan_and_reading(
+def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
     option: str, kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With fewer records than were read, as many as were planned, and more. The next batch has them all."""
@@ -246,7 +246,7 @@ TRUNCATIONS = [
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + 60 * REPEATS)
-def test_truncated_log_is_told_also_when_it_has_grown_again(
+def test_truncated_log_is_detected_after_it_has_grown_again(
     spark: SparkSession, kafka: LocalKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Replicas without the second half of what was read take over: one election for all cases."""
@@ -283,7 +283,7 @@ def test_truncated_log_is_told_also_when_it_has_grown_again(
 
 # Without Spark they are all above.
 @variants("what", list(LOSSES), "some records are deleted", "recreated, shorter")
-def test_loss_fails_the_query(
+def test_data_loss_fails_query(
     what: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     stream = SparkStream(spark, kafka, topic(1), tmp_path)

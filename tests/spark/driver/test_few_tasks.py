@@ -23,7 +23,7 @@ def content(rows: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in rows.collect())
 
 
-def test_few_tasks_read_many_partitions_with_the_same_rows(
+def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic(PARTITIONS)

@@ -141,7 +141,7 @@ STARTS = {
 
 @pytest.mark.parametrize("newest_spark", [True, False], ids=["newest PySpark", "PySpark before 4.2"])
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_first_batch_that_failed_is_read_again_from_where_it_began(
+def test_failed_first_batch_is_replayed_from_its_start(
     kafka1: LocalKafka, topic1: TopicFactory, start: Start, newest_spark: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(kafka1, topic1(config=FOR_EVER), start.options, newest_spark)
@@ -161,7 +161,7 @@ def test_first_batch_that_failed_is_read_again_from_where_it_began(
     assert sum("first batch" in message for message in said) == 1
 
 
-def test_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_ever(
+def test_checkpoint_without_start_of_first_batch_begins_at_starting_offsets(
     kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An older version's, or that of Spark's own connector: from where startingOffsets is now."""
@@ -171,7 +171,9 @@ def test_checkpoint_that_does_not_say_where_the_first_batch_begins_is_read_as_ev
     assert "the checkpoint does not say where the first batch begins" in caplog.text
 
 
-def test_nor_one_that_by_now_would_begin_after_its_end(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_checkpoint_without_start_fails_if_starting_offsets_exceed_its_end(
+    kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
     """Check that no log has lost records: the remedies differ from those for a truncated log."""
     query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": "latest"})
     query.produce(range(15))
@@ -184,7 +186,7 @@ def test_nor_one_that_by_now_would_begin_after_its_end(kafka1: LocalKafka, topic
 
 
 @pytest.mark.parametrize("options", [{"startingOffsets": "latest"}, {"kafka.auto.offset.reset": "latest"}])
-def test_first_run_that_ends_may_begin_after_where_it_was_to_end(
+def test_available_now_starting_after_its_prepared_end_is_empty(
     kafka1: LocalKafka, topic1: TopicFactory, options: dict[str, str]
 ) -> None:
     """`prepareForTriggerAvailableNow` comes first; a busy topic has gone on when the query looks where it begins."""

@@ -330,7 +330,7 @@ class Script:
 
 
 @pytest.mark.timeout(300 + 60 * SCRIPTS)
-def test_rows_of_queries_whose_first_batch_fails_are_those_of_the_jvm_connector(
+def test_random_failures_of_first_batch_give_rows_of_jvm_connector(
     kafka1: LocalKafka, topic1: TopicFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
     scripts = []

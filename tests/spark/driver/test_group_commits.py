@@ -54,7 +54,7 @@ SEVERAL_BATCHES = pytest.param({"maxOffsetsPerTrigger": "70"}, id="several batch
 
 @variants("options", [pytest.param({}, id="one batch"), SEVERAL_BATCHES], SEVERAL_BATCHES)
 @modes(NONE, CONSUMER)
-def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
+def test_available_now_leaves_lag_zero_on_all_partitions(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str, options: dict[str, str]
 ) -> None:
     name, group = topic1(4), new_group()
@@ -78,7 +78,7 @@ def test_after_available_now_the_lag_is_zero_on_every_partition_empty_ones_too(
 
 
 @modes(CLASSIC)
-def test_stream_gone_idle_has_lag_zero(
+def test_idle_stream_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -96,7 +96,7 @@ def test_stream_gone_idle_has_lag_zero(
 
 
 @modes(NONE)
-def test_log_that_ends_in_a_transaction_marker_has_lag_zero(
+def test_log_ending_in_transaction_marker_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(1), new_group()
@@ -123,7 +123,7 @@ def test_log_that_ends_in_a_transaction_marker_has_lag_zero(
 
 
 @modes(CONSUMER)
-def test_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
+def test_new_query_resumes_at_committed_offsets_without_gap_or_repeat(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -149,7 +149,7 @@ def test_new_query_resumes_at_the_groups_offsets_without_a_gap_or_a_repeat(
 
 
 @modes(NONE, CLASSIC)
-def test_restart_takes_the_checkpoint_and_sets_the_group_right(
+def test_restart_resumes_at_checkpoint_and_corrects_committed_offset(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(1), new_group()

@@ -54,9 +54,7 @@ def batch_offsets(stream: Stream, **options: str) -> list[int]:
 # -- an open transaction --------------------------------------------------------------------------
 
 
-def test_group_that_has_read_beyond_the_beginning_of_an_open_transaction(
-    kafka1: LocalKafka, topic1: TopicFactory
-) -> None:
+def test_start_after_begin_of_open_transaction_waits_for_its_end(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     """Its offset is there, and so is that of a checkpoint: what comes next waits until the transaction has ended."""
     stream = Stream(kafka1, topic1(1))
     name = stream.topic
@@ -101,7 +99,7 @@ PAST, BEFORE = 99, 2
         (BEFORE, {"failOnDataLoss": "false"}, 4, 2),
     ],
 )
-def test_offset_that_is_not_in_the_log_is_reset_as_the_user_wants(
+def test_committed_offset_out_of_range_is_reset_by_option_and_logged(
     kafka1: LocalKafka,
     log_of_4_to_10: str,
     caplog: pytest.LogCaptureFixture,
@@ -124,7 +122,7 @@ def test_offset_that_is_not_in_the_log_is_reset_as_the_user_wants(
 @pytest.mark.parametrize(
     "options", [{}, {"kafka.auto.offset.reset": "none"}, {"kafka.auto.offset.reset": "none", "failOnDataLoss": "false"}]
 )
-def test_offset_that_is_not_in_the_log_fails_a_query_that_says_nothing_or_none(
+def test_committed_offset_out_of_range_fails_query_without_reset(
     kafka1: LocalKafka, log_of_4_to_10: str, committed: int, options: dict[str, str]
 ) -> None:
     stream = Stream(kafka1, log_of_4_to_10)
@@ -134,7 +132,7 @@ def test_offset_that_is_not_in_the_log_fails_a_query_that_says_nothing_or_none(
         stream.run(**GROUP, **options)
 
 
-def test_partition_without_an_offset_still_needs_one_with_none(kafka1: LocalKafka, log_of_4_to_10: str) -> None:
+def test_partition_without_committed_offset_fails_with_reset_none(kafka1: LocalKafka, log_of_4_to_10: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no committed offset for .* kafka.auto.offset.reset=none"):
         Stream(kafka1, log_of_4_to_10).run(**GROUP, **{"kafka.auto.offset.reset": "none"})
 

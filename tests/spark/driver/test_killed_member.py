@@ -65,7 +65,7 @@ def planned(checkpoint: Path, batch: int, topic: str) -> list[Key]:
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=NEEDS_KIP_848)])
-def test_query_killed_in_a_batch_that_gained_partitions_replays_it(
+def test_query_killed_in_batch_with_gained_partitions_replays_it(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(PARTITIONS), new_group()

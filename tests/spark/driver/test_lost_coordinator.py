@@ -81,7 +81,7 @@ class Load:
     [DARK, ("classic", *KILLED), pytest.param("consumer", *KILLED, marks=NEEDS_KIP_848)],
     ids=["dark", "killed, classic", "killed, consumer"],
 )
-def test_query_s_commits_go_on_again_and_again(
+def test_commits_continue_after_repeated_loss_of_coordinator(
     spark: SparkSession,
     kafka: LocalKafka,
     topic: TopicFactory,

@@ -69,7 +69,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_micro_batches_have_about_as_many_bytes(kafka1: LocalKafka, uneven: str) -> None:
+def test_micro_batch_sizes_are_close_to_max_bytes_per_trigger(kafka1: LocalKafka, uneven: str) -> None:
     places = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES)
     assert (places[0], places[-1]) == ({"0": 0, "1": 0}, {"0": SMALL, "1": LARGE})
     sizes = [bytes_between(kafka1, uneven, begin, end) for begin, end in pairwise(places)]
@@ -81,7 +81,7 @@ def test_micro_batches_have_about_as_many_bytes(kafka1: LocalKafka, uneven: str)
 
 
 @pytest.mark.usefixtures("patient")
-def test_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
+def test_stricter_of_two_trigger_limits_applies(kafka1: LocalKafka, uneven: str) -> None:
     offsets = plan(kafka1, uneven, maxOffsetsPerTrigger=1_000)
     assert plan(kafka1, uneven, maxOffsetsPerTrigger=1_000, maxBytesPerTrigger="1g") == offsets
     size = plan(kafka1, uneven, maxBytesPerTrigger=LIMIT_BYTES)
@@ -89,7 +89,7 @@ def test_stricter_limit_decides(kafka1: LocalKafka, uneven: str) -> None:
     assert len(offsets) > len(size) > 3
 
 
-def test_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> None:
+def test_limit_below_one_record_reads_one_record_per_partition(kafka1: LocalKafka, uneven: str) -> None:
     options = parse_source_options(given(kafka1, uneven, maxBytesPerTrigger=1), streaming=True)
     reader = KafkaStreamReader(options)
     one = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
@@ -100,7 +100,7 @@ def test_limit_below_one_record_gets_on(kafka1: LocalKafka, uneven: str) -> None
     assert reader.latestOffset(two)[uneven] == {"0": 3, "1": 3}
 
 
-def test_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKafka, uneven: str) -> None:
+def test_planning_continues_if_broker_cuts_fetch_replies(kafka1: LocalKafka, uneven: str) -> None:
     with KafkaProxy.of(kafka1) as proxy:
         proxy.replies[FETCH] = lambda exchange: Fate.CUT
         where = {"kafka.bootstrap.servers": proxy.servers}
@@ -110,7 +110,9 @@ def test_broker_that_sends_no_records_does_not_fail_the_query(kafka1: LocalKafka
     assert places[-1] == {"0": SMALL, "1": LARGE}
 
 
-def test_query_reads_every_row_once(spark: SparkSession, kafka1: LocalKafka, uneven: str, tmp_path: Path) -> None:
+def test_query_with_max_bytes_per_trigger_reads_every_row_once(
+    spark: SparkSession, kafka1: LocalKafka, uneven: str, tmp_path: Path
+) -> None:
     rows: list[tuple[Any, ...]] = []
 
     def keep(batch: DataFrame, _: int) -> None:

@@ -83,7 +83,7 @@ def shares(kafka: LocalKafka, group: str) -> list[int]:
 
 
 @protocols(CLASSIC)
-def test_topic_is_shared_by_two_queries_and_each_row_is_read_by_one(
+def test_two_queries_of_one_group_read_each_row_once(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(4), new_group()
@@ -112,7 +112,7 @@ def test_topic_is_shared_by_two_queries_and_each_row_is_read_by_one(
 
 
 @protocols(CONSUMER)
-def test_query_shares_with_librdkafka_and_takes_everything_back(
+def test_query_takes_over_partitions_after_librdkafka_leaves(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(4), new_group()
@@ -135,7 +135,7 @@ def test_query_shares_with_librdkafka_and_takes_everything_back(
 
 
 @protocols(CONSUMER)
-def test_query_without_claims_stays_up_and_takes_over(
+def test_query_without_partitions_stays_active_and_takes_over(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(1), new_group()
@@ -155,7 +155,7 @@ def test_query_without_claims_stays_up_and_takes_over(
 
 
 @protocols(CLASSIC, CONSUMER)
-def test_batch_that_gained_partitions_is_replayed_as_it_was_planned(
+def test_batch_with_gained_partitions_is_replayed_as_planned(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     """The query fails in it; meanwhile another member reads on, and the restarted query is assigned something else."""
@@ -182,7 +182,7 @@ def test_batch_that_gained_partitions_is_replayed_as_it_was_planned(
 
 
 @protocols(CLASSIC)
-def test_batch_that_takes_too_long_rewinds_nobody(
+def test_batch_longer_than_max_poll_interval_keeps_offset_of_new_owner(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(1), new_group()
@@ -203,7 +203,7 @@ def test_batch_that_takes_too_long_rewinds_nobody(
 
 
 @protocols(CLASSIC)
-def test_driver_that_was_stopped_wakes_without_its_claims(
+def test_resumed_driver_reads_no_row_of_new_owner(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -230,7 +230,7 @@ def test_driver_that_was_stopped_wakes_without_its_claims(
 
 
 @protocols(CONSUMER)
-def test_topics_that_match_later_are_read_too(
+def test_topics_matching_pattern_later_are_read(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     prefix, group = f"match{uuid.uuid4().hex[:6]}", new_group()
@@ -244,7 +244,7 @@ def test_topics_that_match_later_are_read_too(
 
 
 @protocols(CONSUMER)
-def test_static_member_that_is_restarted_causes_no_rebalance(
+def test_restarted_static_member_causes_no_rebalance(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
     name, group = topic1(2), new_group()
@@ -270,7 +270,9 @@ def test_static_member_that_is_restarted_causes_no_rebalance(
             assert other.assignments == before
 
 
-def test_example_shares_a_topic(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+def test_example_of_docs_reads_as_group_member(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
     name, group = topic1(2), new_group()
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': repr(name), "orders-etl": group}
     found: dict[str, Any] = {"spark": spark}

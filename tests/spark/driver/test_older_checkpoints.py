@@ -249,7 +249,7 @@ def stage(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path, request: pyte
 
 
 @pytest.mark.parametrize(("case", "stage"), [(name, name) for name in CASES], indirect=["stage"], ids=CASES)
-def test_query_goes_on_as_the_older_version_did(case: str, stage: Stage) -> None:
+def test_checkpoint_of_older_version_resumes_with_same_batches(case: str, stage: Stage) -> None:
     put_back(case, stage)
     produce_more(stage)
     expected = json.loads((CHECKPOINTS / case / "next.json").read_text())
@@ -260,7 +260,7 @@ def test_query_goes_on_as_the_older_version_did(case: str, stage: Stage) -> None
 
 
 @pytest.mark.parametrize("stage", ["ended"], indirect=True)
-def test_another_topic_of_that_name_is_not_taken_for_the_one_that_was_read(stage: Stage) -> None:
+def test_checkpoint_of_older_version_refuses_recreated_topic(stage: Stage) -> None:
     """The checkpoint with the id that it was written with."""
     shutil.copytree(CHECKPOINTS / "ended" / "checkpoint", stage.checkpoint)
     produce_more(stage)

@@ -40,7 +40,7 @@ def client(kafka1: LocalKafka) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("protocol", "kind"), OTHERS)
-def test_query_shares_with_another_client_and_takes_everything_back(
+def test_query_takes_over_partitions_after_other_client_leaves(
     spark: SparkSession,
     kafka1: LocalKafka,
     client: Client,

@@ -155,7 +155,7 @@ class Commits:
 
 
 @pytest.mark.timeout(300 + 60 * REPEATS)
-def test_trouble_that_passes_moves_no_position_of_a_running_query(
+def test_transient_errors_never_move_position_of_running_query(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, group, batches, commits = topic(2), new_group(), Batches(), Commits()
@@ -198,7 +198,7 @@ def test_trouble_that_passes_moves_no_position_of_a_running_query(
 
 
 @pytest.mark.parametrize("what", STARTING)
-def test_trouble_that_passes_moves_no_position_of_a_query_that_starts(
+def test_transient_errors_never_move_position_of_starting_query(
     what: str, kafka: LocalKafka, topic: TopicFactory
 ) -> None:
     """It begins where the group is, at 4: not at the beginning, not at the end; also after a restart."""

@@ -84,7 +84,7 @@ def backlog(by: random.Random) -> tuple[dict[TopicPartition, int], dict[TopicPar
     return starts, ends
 
 
-def test_many_backlogs_give_the_same_ends_and_the_same_ranges(spark: SparkSession) -> None:
+def test_random_backlogs_give_end_offsets_and_ranges_of_jvm_connector(spark: SparkSession) -> None:
     by = random.Random(20)
     split = 0
     for _ in range(BACKLOGS):
@@ -115,7 +115,7 @@ def test_many_backlogs_give_the_same_ends_and_the_same_ranges(spark: SparkSessio
     assert split > BACKLOGS // 2
 
 
-def test_triggers_wait_for_more_when_the_connector_s_do(spark: SparkSession) -> None:
+def test_triggers_below_min_offsets_wait_as_jvm_connector(spark: SparkSession) -> None:
     by = random.Random(21)
     clock: Any = spark._jvm.org.apache.spark.sql.kafka010.MockedSystemClock  # type: ignore[union-attr]
     outcomes = []
@@ -150,7 +150,7 @@ def test_triggers_wait_for_more_when_the_connector_s_do(spark: SparkSession) -> 
 
 
 @pytest.mark.parametrize("text", ["15m", "90s", "1H", "2d", "250ms", "250", "1999us", "3min", " 7s "])
-def test_durations_are_what_spark_takes_them_for(spark: SparkSession, text: str) -> None:
+def test_durations_equal_time_string_of_spark(spark: SparkSession, text: str) -> None:
     from spark_kafka_source.options.times import duration_ms
 
     spark_says = spark._jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(text)  # type: ignore[union-attr]

@@ -119,7 +119,7 @@ def each(topic: str, *times: object) -> str:
     return json.dumps({topic: {str(number): when for number, when in enumerate(times)}})
 
 
-def test_batch_begins_and_ends_at_times_where_the_jvm_connector_s_does(
+def test_batch_by_timestamps_reads_offsets_of_jvm_connector(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
     latest = {"startingOffsetsByTimestampStrategy": "latest"}
@@ -137,7 +137,7 @@ def test_batch_begins_and_ends_at_times_where_the_jvm_connector_s_does(
         assert ours, case
 
 
-def test_time_as_text_is_the_same_time(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
+def test_timestamp_as_iso_text_equals_milliseconds(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
     wanted = [(0, n) for n in range(51, 100)] + [(1, n) for n in range(2, 6)]
     for text in (f"{T0}.505Z", "2023-11-15T00:13:20.505+02:00"):
         options = {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
@@ -147,7 +147,7 @@ def test_time_as_text_is_the_same_time(spark: SparkSession, kafka1: LocalKafka, 
     assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == wanted
 
 
-def test_stream_begins_at_a_time_and_goes_on_from_its_checkpoint(
+def test_stream_by_timestamp_resumes_at_checkpoint(
     spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
 ) -> None:
     options = {"subscribe": timed, "startingTimestamp": T0_MS + 700, "startingOffsetsByTimestampStrategy": "latest"}
@@ -156,7 +156,7 @@ def test_stream_begins_at_a_time_and_goes_on_from_its_checkpoint(
     assert run_once(stream(spark, kafka1, **{**options, "startingTimestamp": 0}), tmp_path) == 2
 
 
-def test_time_after_every_record_is_an_error_unless_the_strategy_is_latest(
+def test_timestamp_after_last_record_fails_unless_strategy_is_latest(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
     with pytest.raises(Exception, match=r"startingTimestamp: no record of .*-2, .*-3 is that new") as caught:
@@ -166,9 +166,7 @@ def test_time_after_every_record_is_an_error_unless_the_strategy_is_latest(
         batch(spark, kafka1, subscribe=timed, startingOffsetsByTimestamp=each(timed, 0, 0)).collect()
 
 
-def test_start_that_turns_out_to_lie_after_the_end_is_an_error(
-    spark: SparkSession, kafka1: LocalKafka, timed: str
-) -> None:
+def test_resolved_start_after_end_offset_fails_batch(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
     options = {"assign": json.dumps({timed: [0]}), "startingTimestamp": T0_MS + 500}
     with pytest.raises(Exception, match="RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET") as caught:
         batch(spark, kafka1, endingOffsets=json.dumps({timed: {"0": 20}}), **options).collect()
@@ -183,7 +181,7 @@ def rows_of_batches(query: StreamingQuery) -> list[int]:
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
-def test_triggers_wait_until_there_is_enough_but_no_longer_than_the_delay(
+def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(2, config=FOR_EVER)
@@ -216,7 +214,7 @@ def test_triggers_wait_until_there_is_enough_but_no_longer_than_the_delay(
         query.stop()
 
 
-def test_run_that_ends_reads_everything_however_little_it_is(
+def test_available_now_reads_rest_below_min_offsets(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(1, config=FOR_EVER)
@@ -232,7 +230,7 @@ def test_run_that_ends_reads_everything_however_little_it_is(
 # -- columns and filters --------------------------------------------------------------------------
 
 
-def test_only_the_columns_asked_for_are_there(
+def test_option_columns_selects_columns_of_source(
     spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
 ) -> None:
     options = {"subscribe": timed, "startingOffsets": "earliest"}
@@ -248,7 +246,7 @@ def test_only_the_columns_asked_for_are_there(
         batch(spark, kafka1, **options, columns="colour")
 
 
-def test_dataframe_used_with_and_without_filters_has_all_rows_when_spark_pushes_filters_down(
+def test_dataframe_with_filter_pushdown_has_all_rows_without_filter(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
     """PySpark keeps one plan for all queries of a `load()`, whatever filters it was made with."""
@@ -264,7 +262,7 @@ def test_dataframe_used_with_and_without_filters_has_all_rows_when_spark_pushes_
 # -- topics recreated -----------------------------------------------------------------------------
 
 
-def test_topic_recreated_is_read_from_its_beginning_when_that_is_asked_for(
+def test_recreated_topic_is_read_from_beginning_with_earliest(
     spark: SparkSession,
     kafka1: LocalKafka,
     topic1: TopicFactory,

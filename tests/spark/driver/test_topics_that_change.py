@@ -45,7 +45,7 @@ def run_once(rows: DataFrame, checkpoint: Path) -> int:
     return sum(progress.numInputRows for progress in query.recentProgress)
 
 
-def test_new_partitions_are_found_while_the_query_runs_and_read_from_their_beginning(
+def test_new_partitions_of_running_query_are_read_from_beginning(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
@@ -80,7 +80,7 @@ def test_new_partitions_are_found_while_the_query_runs_and_read_from_their_begin
     assert found == {0: 11, 1: 10, 2: 10}
 
 
-def test_pattern_takes_new_topics_in(
+def test_pattern_reads_topics_created_later(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     prefix = f"pattern{uuid.uuid4().hex[:6]}"
@@ -93,7 +93,7 @@ def test_pattern_takes_new_topics_in(
     assert run_once(rows, tmp_path) == 4
 
 
-def test_deleted_topic_fails_the_query_by_name(
+def test_deleted_topic_fails_query_with_its_name(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     kept, gone = topic(1), topic(1)
@@ -108,7 +108,7 @@ def test_deleted_topic_fails_the_query_by_name(
         run_once(stream(spark, kafka, **options), tmp_path)
 
 
-def test_checkpoint_reads_like_that_of_sparks_connector_plus_ids_and_epochs(
+def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic(2)

@@ -54,7 +54,7 @@ def new_group() -> str:
 # -- a group, as Kafka's tool sees it -------------------------------------------------------------
 
 
-def test_group_is_as_far_behind_as_kafkas_tool_says(
+def test_lag_of_group_equals_kafka_consumer_groups(
     kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, group = topic1(3), topic1(1), new_group()
@@ -85,7 +85,7 @@ def test_group_is_as_far_behind_as_kafkas_tool_says(
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_seconds_are_the_age_of_the_first_record_that_is_not_committed(
+def test_seconds_behind_equal_age_of_first_uncommitted_record(
     kafka1: LocalKafka, topic1: TopicFactory, codec: str
 ) -> None:
     name, group = topic1(3), new_group()
@@ -99,7 +99,7 @@ def test_seconds_are_the_age_of_the_first_record_that_is_not_committed(
     assert [row.seconds_behind for row in lag_of_group(kafka1.bootstrap_servers, group, seconds=False)] == [None] * 3
 
 
-def test_committed_reader_is_behind_the_last_stable_offset(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_lag_with_read_committed_ends_at_last_stable_offset(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name, group = topic1(1), new_group()
     produce(kafka1, name, {0: 2}, age_ms=MINUTE_MS)
     commit(kafka1, group, name, {0: 0})
@@ -130,7 +130,7 @@ def listener(spark: SparkSession, kafka1: LocalKafka) -> Iterator[LagListener]:
     spark.streams.removeListener(listening)
 
 
-def test_query_is_as_far_behind_as_sparks_own_connector_says(
+def test_lag_of_query_equals_jvm_connector(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, listener: LagListener
 ) -> None:
     name = topic1(2)

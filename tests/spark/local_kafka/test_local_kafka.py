@@ -28,12 +28,12 @@ pytestmark = pytest.mark.soak
 # -- a running cluster ------------------------------------------------------------------------
 
 
-def test_brokers_start_from_the_class_archive(kafka1: LocalKafka) -> None:
+def test_brokers_map_class_archive(kafka1: LocalKafka) -> None:
     mapped = {Path(mapping.path).name for mapping in psutil.Process(kafka1.pid(1)).memory_maps()}
     assert any(name.startswith(f"kafka-{kafka1.version}-classes-") for name in mapped)
 
 
-def test_tool_that_fails_says_why(kafka1: LocalKafka) -> None:
+def test_failed_tool_raises_its_output(kafka1: LocalKafka) -> None:
     with pytest.raises(KafkaError, match="no-such-option"):
         kafka1.run_tool("org.apache.kafka.tools.TopicCommand", "--no-such-option")
 
@@ -48,7 +48,7 @@ def test_topics_are_created_with_settings(kafka1: LocalKafka) -> None:
     assert "retention.ms=12345" in told
 
 
-def test_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
+def test_metadata_of_missing_topic_does_not_create_it(kafka1: LocalKafka) -> None:
     kafka1_topics = admin(kafka1).list_topics("no-such-topic", timeout=10).topics
     assert kafka1_topics["no-such-topic"].error is not None
 
@@ -56,7 +56,7 @@ def test_topic_that_does_not_exist_is_not_created(kafka1: LocalKafka) -> None:
 # -- what can happen to a broker --------------------------------------------------------------
 
 
-def test_paused_broker_answers_nothing_until_it_is_resumed(kafka1: LocalKafka) -> None:
+def test_paused_broker_responds_after_resume_only(kafka1: LocalKafka) -> None:
     asking = admin(kafka1)
     asking.list_topics(timeout=10)
     kafka1.pause(1)
@@ -69,7 +69,7 @@ def test_paused_broker_answers_nothing_until_it_is_resumed(kafka1: LocalKafka) -
     assert asking.list_topics(timeout=10).brokers.keys() == {1}
 
 
-def test_broker_that_does_not_exist_is_named(kafka1: LocalKafka) -> None:
+def test_unknown_broker_id_fails_with_known_ids(kafka1: LocalKafka) -> None:
     with pytest.raises(UsageError, match=r"no broker 7; the brokers are \[1\]"):
         kafka1.kill(7)
 
@@ -108,7 +108,7 @@ def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
         yield running
 
 
-def test_port_that_was_taken_meanwhile_is_replaced(kafka1: LocalKafka, special: LocalKafka) -> None:
+def test_port_taken_before_start_is_replaced(kafka1: LocalKafka, special: LocalKafka) -> None:
     assert special.address(1) != kafka1.address(1)
     assert admin(special).list_topics(timeout=10).cluster_id != admin(kafka1).list_topics(timeout=10).cluster_id
 
@@ -133,7 +133,7 @@ def test_format_arguments_reach_the_storage_tool(special: LocalKafka) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(("password", "let_in"), [("back\\slash", True), ("wrong", False)])
-def test_further_listener_has_its_own_port_and_protocol(special: LocalKafka, password: str, let_in: bool) -> None:
+def test_additional_listener_has_own_port_and_protocol(special: LocalKafka, password: str, let_in: bool) -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "alice", "sasl.password": password}
     where = {"bootstrap.servers": special.bootstrap_servers_of("SASL"), "security.protocol": "SASL_PLAINTEXT"}
     asking = AdminClient({**who, **where, "log_level": 0})
@@ -144,7 +144,7 @@ def test_further_listener_has_its_own_port_and_protocol(special: LocalKafka, pas
             asking.list_topics(timeout=2)
 
 
-def test_after_close_nothing_is_left_and_nothing_can_be_started(special: LocalKafka) -> None:
+def test_close_ends_all_processes_and_refuses_start(special: LocalKafka) -> None:
     pid, folder = special.pid(1), special.data_folder(1)
     watchdog = special._watchdog
     assert watchdog is not None
@@ -162,7 +162,7 @@ def test_after_close_nothing_is_left_and_nothing_can_be_started(special: LocalKa
 
 
 @pytest.mark.kafka
-def test_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
+def test_refused_setting_fails_with_message_of_broker() -> None:
     with pytest.raises(ConfigurationError, match=r"broker 1 .* ended(.|\n)*num\.io\.threads: Value must be at least 1"):
         LocalKafka(settings={"num.io.threads": 0})
 
@@ -170,7 +170,7 @@ def test_setting_that_kafka_refuses_is_told_in_kafkas_words() -> None:
 # Version 2.8, with its ZooKeeper, runs in tests/spark/task/test_legacy_messages.py, and `make matrix` has four of them.
 @pytest.mark.skipif(not SOAK, reason="another version is run by another test; `make soak` runs this one, too")
 @pytest.mark.kafka
-def test_older_version_runs() -> None:
+def test_older_kafka_version_starts() -> None:
     with LocalKafka(version="3.9.1", jvm_options=BRIEF_LIFE) as old:
         use(old)
 
@@ -193,7 +193,7 @@ time.sleep(600)
 @pytest.mark.kafka
 # The one that Python cannot end itself; SIGINT is what ends the command below. `make soak` tries all.
 @pytest.mark.parametrize("how", ["SIGKILL", *(["return", "SIGINT", "SIGTERM"] if SOAK else [])])
-def test_brokers_and_data_are_gone_however_their_owner_ends(how: str) -> None:
+def test_brokers_and_data_are_removed_after_any_end_of_owner(how: str) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, how], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
@@ -220,7 +220,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.kafka
-def test_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2", "--security", "ssl"]
     (port,) = local_kafka.free_ports(1)
@@ -250,13 +250,13 @@ def test_command_prints_the_address_and_ends_with_ctrl_c(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("topic", ["orders:", ":3", "orders:0", "orders:x"])
-def test_command_refuses_a_wrong_topic(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_wrong_topic_is_refused(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--topic", topic])
     assert "such as orders:3" in capsys.readouterr().err
 
 
-def test_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_refused_before_start(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["--port", str(port)]) == 1

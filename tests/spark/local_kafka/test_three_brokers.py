@@ -31,7 +31,7 @@ def test_brokers_listen_on_the_loopback_address_only(kafka: LocalKafka) -> None:
         assert listening == {"127.0.0.1"}
 
 
-def test_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callable[..., str]) -> None:
+def test_describe_group_prints_offsets_and_lag(kafka: LocalKafka, topic: Callable[..., str]) -> None:
     name = topic()
     produce(kafka, name, "a", "b", "c")
     member = consumer(kafka, f"group-of-{name}")
@@ -43,7 +43,7 @@ def test_group_is_described_by_kafkas_own_tool(kafka: LocalKafka, topic: Callabl
     assert (columns["CURRENT-OFFSET"], columns["LOG-END-OFFSET"], columns["LAG"]) == ("2", "3", "1")
 
 
-def test_internal_topics_are_on_every_broker(kafka: LocalKafka) -> None:
+def test_internal_topics_have_replica_on_every_broker(kafka: LocalKafka) -> None:
     reader = consumer(kafka, "any")
     give_up_s = time.monotonic() + 30
     while "__consumer_offsets" not in made_by(reader):
@@ -64,7 +64,7 @@ def made_by(reader: Consumer) -> dict[str, object]:
 
 # Queries see one killed in tests/spark/test_broker_outage.py.
 @pytest.mark.parametrize("end", [LocalKafka.stop, LocalKafka.kill] if SOAK else [LocalKafka.stop])
-def test_broker_comes_back_with_its_address_and_its_data(
+def test_restarted_broker_keeps_address_and_data(
     kafka: LocalKafka, topic: Callable[..., str], end: Callable[[LocalKafka, int], None]
 ) -> None:
     name, before = topic(replication_factor=3), kafka.address(2)

@@ -57,7 +57,7 @@ def tagged(frames: Mapping[str, DataFrame]) -> DataFrame:
     return reduce(DataFrame.union, each)
 
 
-def test_batches_have_the_rows_of_the_jvm_connector(spark: SparkSession, names: dict[str, str]) -> None:
+def test_batch_with_public_option_sets_reads_rows_of_jvm_connector(spark: SparkSession, names: dict[str, str]) -> None:
     """Options of streams are given to a batch: it takes them all."""
     found = {}
     for format in (OURS, JVM):
@@ -71,7 +71,9 @@ def test_batches_have_the_rows_of_the_jvm_connector(spark: SparkSession, names: 
     assert sum(row[0] == "earliest" for row in found[OURS]) == 60
 
 
-def test_streams_have_the_rows_of_the_jvm_connector(spark: SparkSession, names: dict[str, str], tmp_path: Path) -> None:
+def test_stream_with_public_option_sets_reads_rows_of_jvm_connector(
+    spark: SparkSession, names: dict[str, str], tmp_path: Path
+) -> None:
     found = {}
     sets = [one for one in READS if one.name in STREAMED]
     assert len(sets) == len(STREAMED)
@@ -124,7 +126,7 @@ def last_line_of_python(error: BaseException) -> str:
         ({"startingOffsets": "erliest"}, "startingOffsets is 'erliest'"),
     ],
 )
-def test_load_fails_on_a_wrong_option_with_our_error(
+def test_load_with_wrong_option_fails_with_configuration_error(
     spark: SparkSession, name: str, given: dict[str, str], said: str
 ) -> None:
     reader = {"stream": spark.readStream, "batch": spark.read}[name].format(OURS)  # type: ignore[attr-defined]
@@ -135,7 +137,7 @@ def test_load_fails_on_a_wrong_option_with_our_error(
     assert str(caught.value).count("Traceback") == 1
 
 
-def test_stream_fails_with_our_error_on_an_option_that_only_a_batch_takes(spark: SparkSession, tmp_path: Path) -> None:
+def test_stream_with_batch_option_fails_with_configuration_error(spark: SparkSession, tmp_path: Path) -> None:
     """PySpark's runner replaces an error that comes before there is a reader."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "endingOffsets": "latest"}
     rows = spark.readStream.format(OURS).options(**options).load()

@@ -21,9 +21,7 @@ PREFIX = "rights"
 
 
 @pytest.mark.timeout(300)
-def test_exactly_once_sink_needs_these_rights_and_no_others(
-    spark: SparkSession, secured: SecuredKafka, tmp_path: Path
-) -> None:
+def test_exactly_once_sink_needs_exactly_four_acls(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:
     topic = next(factory := topic_factory(secured.kafka))()
     acls = [
         Acl("Write", "TransactionalId", f"{PREFIX}-", prefix=True),

@@ -53,7 +53,7 @@ def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
 
 
 @pytest.mark.timeout(600)
-def test_every_row_is_written_once_and_in_order_while_a_broker_is_killed_and_restarted(
+def test_rows_are_written_once_in_order_while_broker_restarts(
     slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory, restarted: Path
 ) -> None:
     name = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})

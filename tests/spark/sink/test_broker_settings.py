@@ -52,9 +52,7 @@ def new_name() -> str:
     return f"created-{uuid.uuid4().hex[:8]}"
 
 
-def test_tasks_that_begin_together_write_to_a_topic_that_is_not_there(
-    spark: SparkSession, other_kafka: LocalKafka
-) -> None:
+def test_concurrent_tasks_write_to_auto_created_topic(spark: SparkSession, other_kafka: LocalKafka) -> None:
     name = new_name()
     rows = spark.range(0, 9_000, 1, 3).selectExpr("cast(id AS string) AS value")
     writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", other_kafka.bootstrap_servers)
@@ -64,7 +62,7 @@ def test_tasks_that_begin_together_write_to_a_topic_that_is_not_there(
     assert set(Counter(record.partition for record in found)) == {0, 1, 2}
 
 
-def test_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafka: LocalKafka) -> None:
+def test_topic_deleted_while_written_is_auto_created_again(other_kafka: LocalKafka) -> None:
     """As Java's producer does."""
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     with producer_of(other_kafka.bootstrap_servers) as producer:
@@ -77,7 +75,7 @@ def test_topic_that_is_deleted_while_it_is_written_is_created_again(other_kafka:
     assert_all_once_in_order(other_kafka, name, 60, 3)
 
 
-def test_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
+def test_metadata_request_does_not_create_topic(other_kafka: LocalKafka) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     with Client(parse_client({"bootstrap.servers": other_kafka.bootstrap_servers})) as client:
         for _ in range(3):
@@ -95,7 +93,7 @@ def test_look_at_a_topic_does_not_create_it(other_kafka: LocalKafka) -> None:
         (25, "LogAppendTime", [0, 1, 2, 3]),
     ],
 )
-def test_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_has_forgotten_their_producer(
+def test_lost_reply_duplicates_only_records_of_expired_producer_state(
     other_kafka: LocalKafka, hours: int, timestamp_type: str, written: list[int]
 ) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
@@ -117,7 +115,7 @@ def test_lost_answer_makes_a_duplicate_only_of_records_so_old_that_the_broker_ha
 
 
 @pytest.mark.parametrize("version", [1, 2], ids=["before KIP-890", "since KIP-890"])
-def test_producer_whose_transactional_id_has_expired_aborts_and_goes_on(other_kafka: LocalKafka, version: int) -> None:
+def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka: LocalKafka, version: int) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     admin.create_topics([NewTopic(name, 3, 1)])[name].result(30)
     wait_until_known(other_kafka, name, 3)

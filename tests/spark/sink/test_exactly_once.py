@@ -53,7 +53,7 @@ def copy(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, source: 
         yield make
 
 
-def test_stream_is_there_once_and_a_replay_writes_nothing(copy: CopyFactory) -> None:
+def test_replayed_batch_writes_no_row_again(copy: CopyFactory) -> None:
     copied = copy(maxOffsetsPerTrigger="4000")
     *_, last_batch = copied.run()
     assert last_batch >= 2
@@ -101,7 +101,7 @@ def test_killed_processes_leave_every_row_once(copy: CopyFactory, options: dict[
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(120 + 300 * KILLS)
-def test_driver_is_killed_with_all_its_processes(copy: CopyFactory) -> None:
+def test_killed_driver_and_workers_leave_every_row_once(copy: CopyFactory) -> None:
     copied = copy(**SMALL_BATCHES)
     for point in list(POINTS) * KILLS if SOAK else ["between the EndTxn calls"]:
         job, kill = copied.start_job(), POINTS[point]()
@@ -140,7 +140,7 @@ def test_timed_out_transaction_of_decided_batch_is_written_again(copy: CopyFacto
         ("between the EndTxn calls", "is decided: start the query again"),
     ][: None if SOAK else 1],
 )
-def test_query_whose_transactions_are_aborted_from_outside_says_so_and_goes_on_when_it_is_started_again(
+def test_externally_aborted_transactions_fail_query_and_restart_continues(
     copy: CopyFactory, point: str, says: str
 ) -> None:
     copied, stop = copy(**SMALL_BATCHES), POINTS[point]()
@@ -150,9 +150,7 @@ def test_query_whose_transactions_are_aborted_from_outside_says_so_and_goes_on_w
     copied.check()
 
 
-def test_batch_write_is_there_as_a_whole_or_not_at_all(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
-) -> None:
+def test_batch_write_is_atomic(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(PARTITIONS)
     options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": name, "transactionalIdPrefix": "batch"}
 
@@ -168,7 +166,7 @@ def test_batch_write_is_there_as_a_whole_or_not_at_all(
     assert sorted(int(value) for each in values for value in each) == list(range(ROWS))
 
 
-def test_example_of_the_docs(copy: CopyFactory) -> None:
+def test_example_of_docs_copies_every_row_once(copy: CopyFactory) -> None:
     copied = copy()
     reader = copied.spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", copied.proxy.servers)
     names = {"orders": reader.options(subscribe=copied.source, startingOffsets="earliest").load()}

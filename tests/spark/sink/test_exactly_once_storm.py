@@ -122,13 +122,17 @@ def _is_daemon(process: psutil.Process) -> bool:
     return False
 
 
-def test_processes_die(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+def test_exactly_once_copy_survives_random_process_kills(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
     with copied(spark, kafka1, topic1(PARTITIONS), tmp_path) as copy:
         kills = KILLS * 3 // 2
         assert run_through(copy, kill_a_process, kills) == kills
 
 
-def test_brokers_die(spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
+def test_exactly_once_copy_survives_broker_kills(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
     """The leader of a partition, a coordinator of transactions, the coordinator of the ledger's group, in turn."""
     target = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
     deaths = 0

@@ -41,14 +41,14 @@ def rows(spark: SparkSession) -> DataFrame:
     return spark.range(3).selectExpr("string(id) AS value")
 
 
-def test_foreach_batch_writer_writes_in_a_new_thread(kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame) -> None:
+def test_foreach_batch_writer_works_in_new_thread(kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame) -> None:
     name = topic1()
     write = foreach_batch_writer({CONNECT: kafka1.bootstrap_servers, "topic": name})
     in_new_thread(lambda: write(rows, 0))
     assert sorted(record.value for record in read_back(kafka1, name)) == [b"0", b"1", b"2"]
 
 
-def test_batch_and_stream_write_in_a_new_thread_that_registers(
+def test_batch_and_stream_write_work_in_new_thread_after_register(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame, tmp_path: Path
 ) -> None:
     name = topic1()
@@ -67,7 +67,9 @@ def test_batch_and_stream_write_in_a_new_thread_that_registers(
     assert sorted(record.value for record in read_back(kafka1, name)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_example_of_the_page(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+def test_example_of_troubleshooting_writes_from_threads(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
     europe, asia = topic1(), topic1()
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "lines.txt").write_text(f"{europe}\n{asia}\n")

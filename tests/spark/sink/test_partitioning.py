@@ -28,7 +28,7 @@ def some_keys(count: int) -> list[bytes]:
     return sorted(keys)
 
 
-def test_ten_thousand_keys_go_where_a_java_producer_puts_them(
+def test_default_partitioner_places_keys_as_java_producer(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     keys = some_keys(10_000)
@@ -63,7 +63,7 @@ class TestPartitionerClass:
             ("crc32", "consistent"),
         ],
     )
-    def test_keys_go_where_librdkafka_puts_them(
+    def test_librdkafka_partitioners_place_keys_as_librdkafka(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, ours: str, theirs: str
     ) -> None:
         keys, name = [key for key in some_keys(1_000) if key], topic1(PARTITIONS)
@@ -80,7 +80,7 @@ class TestPartitionerClass:
         assert set(placed[b"ours"].values()) == set(range(PARTITIONS))
 
     @pytest.mark.parametrize("ours", ["round_robin", "org.apache.kafka.clients.producer.RoundRobinPartitioner"])
-    def test_round_robin_takes_turns_whatever_the_keys(
+    def test_round_robin_partitioner_ignores_keys(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, ours: str
     ) -> None:
         name = topic1(PARTITIONS)
@@ -88,7 +88,7 @@ class TestPartitionerClass:
         write(rows, kafka1, name, **{"kafka.partitioner.class": ours})
         assert Counter(record.partition for record in read_back(kafka1, name)) == dict.fromkeys(range(PARTITIONS), 30)
 
-    def test_random_spreads_rows_of_one_key_unevenly(
+    def test_random_partitioner_spreads_rows_of_one_key(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(PARTITIONS)
@@ -99,7 +99,7 @@ class TestPartitionerClass:
         assert 40 < min(counts.values()) < max(counts.values()) < 250
 
 
-def test_rows_without_a_key_are_spread_and_keyed_rows_between_them_stay(
+def test_rows_without_key_are_spread_and_keyed_rows_stay_together(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     name = topic1(4)
@@ -120,7 +120,7 @@ def test_rows_without_a_key_are_spread_and_keyed_rows_between_them_stay(
     assert all(len(partitions) == 1 for partitions in of_key.values())
 
 
-def test_small_rows_of_a_few_tasks_go_to_every_partition_and_fill_record_batches_there(
+def test_small_rows_of_few_tasks_fill_record_batches_of_all_partitions(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     """As Java's producer does with its own `batch.size`; ours is 1 MiB, as much as one of these tasks writes."""

@@ -62,7 +62,9 @@ def mortal(dice: random.Random) -> Iterator[None]:
 
 @pytest.mark.timeout(60 + 20 * BATCHES)
 @variants("version", [2, 1], 2)  # `test_two_starts` has both
-def test_every_batch_is_there_whole_and_once(kafka1: LocalKafka, topic1: TopicFactory, version: int) -> None:
+def test_random_process_deaths_leave_every_batch_complete_and_once(
+    kafka1: LocalKafka, topic1: TopicFactory, version: int
+) -> None:
     name, dice = topic1(), random.Random(version)
     deaths = 0
 

@@ -29,13 +29,13 @@ def topics_of(kafka: LocalKafka) -> set[str]:
 class TestPlan:
     """Refused before any task runs."""
 
-    def test_save_mode_overwrite(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_save_mode_overwrite_is_refused(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(spark.range(1).selectExpr("'v' AS value"), kafka1, mode="overwrite", topic="t")
         assert (
             'save mode "overwrite" is not possible: records are only ever added to a topic. Use .mode("append")' in text
         )
 
-    def test_column_of_a_wrong_type(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_column_of_wrong_type_is_refused(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(spark.range(1).selectExpr("id AS value"), kafka1, topic="t")
         assert "value attribute unsupported type bigint. value must be a(n) string or binary. Cast it." in text
 
@@ -51,16 +51,14 @@ class TestPlan:
 class TestTask:
     """Refused in a task."""
 
-    def test_partition_that_the_topic_does_not_have(
-        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
-    ) -> None:
+    def test_missing_partition_fails_write(self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
         name = topic1(2)
         rows = spark.range(1).selectExpr("'v' AS value", "2 AS partition")
         text = error_of_writing(rows, kafka1, topic=name, **{"kafka.default.api.timeout.ms": "2500"})
         assert f"partition 2 was requested, but topic {name} has 2 (0 to 1)" in text
         assert read_back(kafka1, name) == []
 
-    def test_record_larger_than_max_request_size(
+    def test_record_larger_than_max_request_size_is_refused(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(1)
@@ -70,7 +68,7 @@ class TestTask:
         assert "more than kafka.max.request.size (1048576). Raise it, and max.message.bytes of the topic" in text
         assert b"7" not in {record.value for record in read_back(kafka1, name)}
 
-    def test_record_larger_than_the_topic_takes(
+    def test_record_larger_than_max_message_bytes_is_refused(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(1, config={"max.message.bytes": "10000"})
@@ -80,7 +78,7 @@ class TestTask:
         assert "raise max.message.bytes of the topic" in text
         assert read_back(kafka1, name) == []
 
-    def test_topic_that_does_not_exist(self, spark: SparkSession, kafka1: LocalKafka) -> None:
+    def test_missing_topic_without_auto_creation_fails_write(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         missing = f"missing-{uuid.uuid4().hex[:8]}"
         text = error_of_writing(
             spark.range(1).selectExpr("'v' AS value"),
@@ -116,7 +114,7 @@ class TestTask:
     ],
     ids=["null topic", "too large"],
 )
-def test_refused_row_fails_the_stream_and_its_batch_is_not_committed_anywhere(
+def test_refused_row_fails_stream_without_checkpoint_or_group_commit(
     spark: SparkSession,
     kafka1: LocalKafka,
     topic1: TopicFactory,

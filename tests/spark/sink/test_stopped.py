@@ -111,7 +111,7 @@ def numbers(kafka: LocalKafka, topic: str) -> set[bytes]:
     return {(record.value or b"")[:3] for record in read_back(kafka, topic)}
 
 
-def test_stream_that_is_stopped_in_the_middle_of_a_batch_warns_of_nothing_and_goes_on_with_that_batch(
+def test_stream_stopped_within_batch_logs_no_warning_and_resumes_it(
     kafka1: LocalKafka,
     topic1: TopicFactory,
     rows: DataFrame,
@@ -133,7 +133,7 @@ def test_stream_that_is_stopped_in_the_middle_of_a_batch_warns_of_nothing_and_go
     assert numbers(kafka1, name) == {f"{row:03}".encode() for row in range(ROWS)}
 
 
-def test_stream_that_fails_in_the_middle_of_a_batch_says_why_and_what_it_had_written(
+def test_stream_failed_within_batch_reports_cause_and_written_rows(
     kafka1: LocalKafka,
     topic1: TopicFactory,
     rows: DataFrame,

@@ -25,7 +25,7 @@ def wait_for_all(kafka: LocalKafka, topic: str, partition: int) -> None:
     wait_until(lambda: sum(record.partition == partition for record in read_back(kafka, topic)) == ROWS, every_s=0.05)
 
 
-def test_task_that_fails_says_in_its_error_what_it_had_written(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(2)
     known = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 500}
     plan = SinkPlan(name, frozenset({"value", "partition"}))

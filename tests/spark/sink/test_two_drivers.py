@@ -40,7 +40,7 @@ POINTS_OF_TWO = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("point", POINTS_OF_TWO)
-def test_newer_survives_and_the_older_ends_with_an_error_that_says_so(
+def test_resumed_older_driver_ends_fenced_by_newer_driver(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, point: str, version: int
 ) -> None:
     source = write_numbers(kafka1, f"numbers-{uuid.uuid4().hex[:8]}", PARTITIONS, ROWS)

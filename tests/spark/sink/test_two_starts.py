@@ -54,7 +54,7 @@ def name(topic1: TopicFactory) -> str:
     return topic1()
 
 
-def test_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, name: str) -> None:
+def test_older_of_two_drivers_is_fenced(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     told = "the query .* was started again elsewhere"
@@ -69,7 +69,7 @@ def test_newer_of_two_drivers_survives_and_the_older_is_told(query: Query, name:
     assert query.seen(name) == [b"B0", b"B1"]
 
 
-def test_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(query: Query, name: str) -> None:
+def test_driver_cannot_decide_after_one_task_of_newer_start(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     second = query.task("B", 0, 1, (name, "B1"))
     assert query.left_open() == ["1"], "what the older one had written was aborted"
@@ -79,9 +79,7 @@ def test_driver_decides_nothing_once_a_single_task_of_a_newer_start_has_begun(qu
     assert query.seen(name) == [b"B0", b"B1"]
 
 
-def test_driver_that_was_away_is_fenced_though_it_still_has_the_identity_of_its_last_decision(
-    query: Query, name: str
-) -> None:
+def test_driver_with_identity_of_last_decision_is_fenced_by_newer_start(query: Query, name: str) -> None:
     query.commit(query.task("A", 0, 0, (name, "A0")))
     first = query.task("A", 1, 0, (name, "A1"))
     assert query.held["A"]
@@ -92,7 +90,7 @@ def test_driver_that_was_away_is_fenced_though_it_still_has_the_identity_of_its_
     assert query.seen(name) == [b"A0", b"B1"]
 
 
-def test_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
+def test_task_of_older_start_is_fenced(query: Query, name: str) -> None:
     query.task("A", 0, 0, (name, "A0"))
     query.task("B", 0, 0, (name, "B0"))
     with pytest.raises(ProducerFenced, match="was started again elsewhere"):
@@ -101,7 +99,7 @@ def test_older_task_that_goes_on_is_told(query: Query, name: str) -> None:
     assert query.seen(name) == [b"B0"]
 
 
-def test_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Query, name: str) -> None:
+def test_older_task_paused_after_ledger_read_leaves_no_open_transaction(query: Query, name: str) -> None:
     """Between its look at the ledger and InitProducerId a newer start comes, and writes the batch."""
 
     def go_on() -> None:
@@ -114,7 +112,7 @@ def test_older_task_that_goes_on_behind_its_look_leaves_nothing_open(query: Quer
     assert query.seen(name) == [b"B0"]
 
 
-def test_older_driver_is_told_that_another_goes_on_with_what_it_has_decided(query: Query, name: str) -> None:
+def test_driver_fenced_after_decision_reports_decided_batches_committed(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
 
     def go_on() -> None:
@@ -139,7 +137,7 @@ def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query,
     assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
 
 
-def test_worker_that_has_taken_over_before_looks_anew(query: Query, name: str) -> None:
+def test_reused_worker_reads_ledger_again_before_takeover(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.held["B"] = query.held.pop("A")  # tasks of B run in a process of A's, whose driver was another one
     query.decide(*first)
@@ -200,9 +198,7 @@ def assert_only_that_is_written_again(
     assert query.seen(name) == [b"A0", b"B1"]
 
 
-def test_decided_transaction_that_times_out_under_its_driver_is_told_and_written_again(
-    query: Query, hasty: Query, name: str
-) -> None:
+def test_transaction_timed_out_after_decision_is_written_again(query: Query, hasty: Query, name: str) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
 
     def is_timed_out() -> None:
@@ -211,7 +207,7 @@ def test_decided_transaction_that_times_out_under_its_driver_is_told_and_written
     assert_only_that_is_written_again(query, name, first, is_timed_out)
 
 
-def test_batch_is_found_committed_though_a_later_one_had_begun(query: Query, name: str) -> None:
+def test_committed_batch_is_detected_after_next_batch_began(query: Query, name: str) -> None:
     query.commit(query.task("A", 0, 0, (name, "A0")))
     query.task("A", 1, 0, (name, "A1"))
     query.commit(query.task("B", 0, 0, (name, "B0")))
@@ -220,7 +216,7 @@ def test_batch_is_found_committed_though_a_later_one_had_begun(query: Query, nam
     assert query.seen(name) == [b"A0", b"B1"]
 
 
-def test_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Query, name: str) -> None:
+def test_reset_checkpoint_is_refused_and_running_start_continues(query: Query, name: str) -> None:
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
     with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was reset"):
@@ -229,7 +225,7 @@ def test_checkpoint_that_was_set_back_is_refused_and_disturbs_nobody(query: Quer
     assert query.seen(name) == [b"A0", b"A1", b"A2", b"A3"]
 
 
-def test_start_that_an_older_one_outruns_is_told_to_end_that_one_and_begin_again(query: Query, name: str) -> None:
+def test_start_behind_running_older_start_fails_with_remedy(query: Query, name: str) -> None:
     """It has read batch 1 as the last one in the checkpoint, and the older start has gone on to batch 2 meanwhile."""
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
@@ -241,7 +237,7 @@ def test_start_that_an_older_one_outruns_is_told_to_end_that_one_and_begin_again
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_decided_batch_with_another_number_of_tasks_is_refused_only_if_rows_are_missing(
+def test_decided_batch_with_other_task_count_fails_only_if_rows_are_missing(
     query: Query, name: str, lost: bool
 ) -> None:
     query.decide(query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1")))
@@ -254,9 +250,7 @@ def test_decided_batch_with_another_number_of_tasks_is_refused_only_if_rows_are_
     assert query.seen(name) == [b"A0"] if lost else [b"A0", b"A1"]
 
 
-def test_transaction_that_is_over_before_the_decision_fails_the_batch_as_a_whole(
-    query: Query, hasty: Query, name: str
-) -> None:
+def test_transaction_timed_out_before_decision_fails_whole_batch(query: Query, hasty: Query, name: str) -> None:
     first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
     wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
     with pytest.raises(KafkaError, match=r"1 of 2 transactions ended .* kafka.transaction.timeout.ms"):
@@ -283,7 +277,7 @@ def test_queries_with_one_prefix_are_independent(query: Query, name: str) -> Non
 # -- transactions that are aborted from outside (`pykafka txn abort`) ------------------------------
 
 
-def test_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query, name: str) -> None:
+def test_task_with_externally_aborted_transaction_fails_and_writes_again(query: Query, name: str) -> None:
     def end() -> None:
         abort_transaction(query.client, query.transactional_id(0))
 
@@ -296,7 +290,7 @@ def test_task_whose_transaction_is_aborted_fails_and_writes_again(query: Query, 
     assert query.seen(name) == [b"again"]
 
 
-def test_batch_of_which_one_is_aborted_before_the_decision_is_written_again(query: Query, name: str) -> None:
+def test_transaction_aborted_before_decision_fails_whole_batch(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     abort_transaction(query.client, query.transactional_id(1))
     with pytest.raises(KafkaError, match=r"1 of 2 transactions ended .*pykafka txn abort"):
@@ -315,7 +309,7 @@ def test_transaction_aborted_after_decision_is_written_again(query: Query, name:
     assert_only_that_is_written_again(query, name, first, end)
 
 
-def test_driver_whose_decision_is_aborted_decides_again(query: Query, name: str) -> None:
+def test_aborted_decision_is_retried_by_driver(query: Query, name: str) -> None:
     def end() -> None:
         abort_transaction(query.client, query.transactional_id())
 
@@ -330,7 +324,7 @@ def test_driver_whose_decision_is_aborted_decides_again(query: Query, name: str)
 # -- what is given up, and what is not like before -------------------------------------------------
 
 
-def test_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, name: str) -> None:
+def test_abort_of_batch_keeps_decided_transactions_open(query: Query, name: str) -> None:
     query.abort(query.task("A", 0, 0, (name, "A0")), None)
     assert query.left_open() == []
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
@@ -341,7 +335,7 @@ def test_batch_that_is_given_up_is_aborted_unless_it_is_decided(query: Query, na
     assert query.seen(name) == [b"A0", b"A1"]
 
 
-def test_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Query, name: str) -> None:
+def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, name: str) -> None:
     """A late copy of an earlier stage attempt fences the transaction of the later one, and prepares another."""
     writer = query.writer(streaming=False)
     with spark_task(0):
@@ -356,7 +350,7 @@ def test_late_copy_of_a_task_stays_open_no_longer_than_its_batch_write(query: Qu
 
 @pytest.mark.parametrize("others", [0, 1])
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
-def test_batch_write_that_is_given_up_leaves_nothing_open_whoever_goes_on(
+def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
     query: Query, name: str, call: str, others: int
 ) -> None:
     """Spark kills the tasks beside one that fails, but seconds later."""
@@ -384,7 +378,7 @@ def test_open_transactions_of_killed_tasks_are_aborted_with_the_batch(query: Que
     assert query.seen(name) == []
 
 
-def test_older_driver_aborts_nothing_of_the_newer(query: Query, name: str) -> None:
+def test_abort_by_older_driver_keeps_transactions_of_newer_start(query: Query, name: str) -> None:
     first = query.task("A", 0, 0, (name, "A0"))
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.abort(first, None)
@@ -392,14 +386,14 @@ def test_older_driver_aborts_nothing_of_the_newer(query: Query, name: str) -> No
     assert query.seen(name) == [b"B0", b"B1"]
 
 
-def test_more_tasks_than_there_are_now_have_left_nothing_open(query: Query, name: str) -> None:
+def test_takeover_with_fewer_tasks_aborts_transactions_of_all_earlier_tasks(query: Query, name: str) -> None:
     for task in range(4):
         query.task("A", 0, task, (name, f"A{task}"))
     query.commit(query.task("B", 0, 0, (name, "B0")))
     assert query.seen(name) == [b"B0"]
 
 
-def test_tasks_without_rows_and_rows_of_several_topics(query: Query, topic1: TopicFactory) -> None:
+def test_empty_tasks_and_several_topics_commit_every_row_once(query: Query, topic1: TopicFactory) -> None:
     one, other = topic1(), topic1()
     assert query.task("A", 0, 0).identity is None
     query.commit(query.task("A", 0, 0), query.task("A", 0, 1))
@@ -409,14 +403,14 @@ def test_tasks_without_rows_and_rows_of_several_topics(query: Query, topic1: Top
     assert query.seen(one, other) == [b"1", b"2", b"3"]
 
 
-def test_task_that_fails_leaves_nothing_open(kafka1: LocalKafka, name: str) -> None:
+def test_failed_task_leaves_no_open_transaction(kafka1: LocalKafka, name: str) -> None:
     query = Query(kafka1.bootstrap_servers, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
     with pytest.raises(BrokerError, match="INVALID_TOPIC"):
         query.task("A", 0, 0, (name, "A0"), ("no topic of this name", "A1"))
     assert query.seen(name) == []
 
 
-def test_timeout_that_brokers_do_not_allow_is_refused(kafka1: LocalKafka, name: str) -> None:
+def test_transaction_timeout_above_broker_maximum_is_refused(kafka1: LocalKafka, name: str) -> None:
     query = Query(kafka1.bootstrap_servers, settings={"kafka.transaction.timeout.ms": "900001"})
     with pytest.raises(ConfigurationError, match=r"kafka.transaction.timeout.ms is 900001.* at most 900000"):
         query.task("A", 0, 0, (name, "A0"))

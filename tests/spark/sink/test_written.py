@@ -33,7 +33,7 @@ def write(rows: DataFrame, kafka: LocalKafka, **options: str) -> None:
 class TestBatch:
     # What each codec makes of rows others read in tests/spark/task/test_codecs.py.
     @variants("codec", ["none", "gzip", "snappy", "lz4", "zstd"], "none", "zstd")
-    def test_every_row_arrives_once_with_its_key_and_value(
+    def test_batch_write_keeps_key_and_value_of_every_row(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, codec: str
     ) -> None:
         name = topic1(3)
@@ -49,7 +49,7 @@ class TestBatch:
         assert {record.partition for record in found} == {0, 1, 2}
         assert all(record.headers is None for record in found)
 
-    def test_nulls_empty_values_headers_timestamps_and_partitions_are_kept(
+    def test_nulls_empty_values_and_all_columns_are_written_unchanged(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(4, config=KEEP_OLD)
@@ -77,7 +77,7 @@ class TestBatch:
             0: (b"tombstone", None, (("", b"empty name"),), at_ms),
         }
 
-    def test_null_timestamp_or_partition_is_chosen_by_the_producer(
+    def test_null_timestamp_or_partition_is_chosen_by_producer(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(2)
@@ -106,7 +106,7 @@ class TestBatch:
         write(rows, kafka1, topic=only)
         assert len(read_back(kafka1, only)) == 3_000
 
-    def test_rows_of_the_source_can_be_written_unchanged(
+    def test_rows_of_source_are_written_unchanged(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         origin, copy = topic1(2), topic1(2)
@@ -127,7 +127,7 @@ class TestBatch:
         assert rows(copy) == rows(origin)
         assert len(rows(copy)) == 500
 
-    def test_large_and_many_values_are_written_whole(
+    def test_values_of_up_to_5_mb_are_written_complete(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
         name = topic1(1, config={"max.message.bytes": "6000000"})
@@ -138,7 +138,7 @@ class TestBatch:
         sizes = {int(record.key or b""): len(record.value or b"") for record in read_back(kafka1, name)}
         assert sizes == {size: size for size in (0, 1, 700_000, 5_000_000)}
 
-    def test_no_rows_are_no_error(self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    def test_write_without_rows_succeeds(self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
         name = topic1(1)
         write(spark.range(0).selectExpr("cast(id AS string) AS value"), kafka1, topic=name)
         assert read_back(kafka1, name) == []
@@ -169,7 +169,7 @@ class TestStream:
         return spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
 
     @pytest.mark.parametrize("sink", ["pykafka-group", "rows-to-kafka"])
-    def test_every_row_of_every_micro_batch_arrives_once_also_after_a_restart(
+    def test_stream_write_keeps_every_row_once_across_restart(
         self,
         spark: SparkSession,
         kafka1: LocalKafka,

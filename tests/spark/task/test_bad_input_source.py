@@ -55,14 +55,16 @@ def test_unreachable_bootstrap_server_is_an_error_with_remedy(spark: SparkSessio
     assert "attempt" in said
 
 
-def test_schema_of_the_user_s(spark: SparkSession, tmp_path: Path) -> None:
+def test_schema_other_than_source_schema_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's own connector refuses it, too. No request is sent."""
     said = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
     assert ".schema(...) sets (id int, name string)" in said
     assert "leave .schema(...) out" in said
 
 
-def test_source_s_own_schema_may_be_given(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_schema_equal_to_source_schema_is_accepted(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
     name = topic1()
     produce(kafka1, name, 3)
     rows = spark.read.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
@@ -70,7 +72,7 @@ def test_source_s_own_schema_may_be_given(spark: SparkSession, kafka1: LocalKafk
     assert [row.offset for row in rows.load().collect()] == [0, 1, 2]
 
 
-def test_unknown_topic(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> None:
+def test_unknown_topic_fails_with_remedy(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> None:
     options = {"kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "0"}
     said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)
     assert "unknown topic(s) no-such-topic" in said
@@ -93,7 +95,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "words"), WRONG)
-def test_wrong_options(options: dict[str, str], words: str) -> None:
+def test_wrong_option_is_refused_by_parsing(options: dict[str, str], words: str) -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "orders", **options}
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         parse_source_options(given, streaming=True)
@@ -101,12 +103,14 @@ def test_wrong_options(options: dict[str, str], words: str) -> None:
 
 # All end in the same way: `make soak` lets Spark tell each of them.
 @pytest.mark.parametrize(("options", "words"), WRONG if SOAK else WRONG[:1])
-def test_spark_tells_wrong_options(spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_wrong_option_is_reported_through_spark(
+    spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path
+) -> None:
     said = run_stream(reader(spark, "127.0.0.1:9", subscribe="orders", **options), tmp_path)
     assert words in said
 
 
-def test_starting_offsets_out_of_range(
+def test_starting_offset_out_of_range_fails_batch(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(1)
@@ -116,7 +120,7 @@ def test_starting_offsets_out_of_range(
     assert f"offset 99 of {name}-0 is out of range: the log holds [0, 5)" in said
 
 
-def test_partition_that_does_not_exist(
+def test_missing_partition_fails_with_remedy(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(1)
@@ -128,7 +132,7 @@ def test_partition_that_does_not_exist(
     assert f"startingOffsets names {name}-7" in said
 
 
-def test_group_with_live_members_is_refused_by_name_and_its_offsets_stay(
+def test_group_with_live_members_is_refused_and_keeps_its_offsets(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name, group = topic1(1), f"group-{uuid.uuid4().hex[:8]}"

@@ -53,7 +53,9 @@ def bomb() -> bytes:
     ],
     ids=["corrupt CRC", "truncated", "decompression bomb"],
 )
-def test_query_fails_and_the_offsets_stay(spark: SparkSession, tmp_path: Path, records: Any, words: list[str]) -> None:
+def test_invalid_record_batch_fails_query_and_keeps_offsets(
+    spark: SparkSession, tmp_path: Path, records: Any, words: list[str]
+) -> None:
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC)
         kafka.write(TOPIC, 0, records())

@@ -92,7 +92,7 @@ def stored(kafka: LocalKafka, topic: str) -> list[tuple[int, int]]:
     return found
 
 
-def test_logs_are_what_this_is_about(old_kafka: LocalKafka) -> None:
+def test_logs_contain_all_legacy_formats_and_codecs(old_kafka: LocalKafka) -> None:
     for name, magics in {
         "legacy-0": {0},
         "legacy-1": {1},
@@ -111,7 +111,7 @@ def rows_of(kafka: LocalKafka, spark: SparkSession, source: str, **options: str)
     return sorted(rows.collect(), key=lambda row: (row.topic, row.offset))
 
 
-def test_rows_are_those_of_the_jvm_connector(old_kafka: LocalKafka, spark: SparkSession) -> None:
+def test_legacy_rows_equal_jvm_connector(old_kafka: LocalKafka, spark: SparkSession) -> None:
     theirs = rows_of(old_kafka, spark, "kafka")
     assert len(theirs) > len(FORMATS) * len(CODECS) * 60
     assert rows_of(old_kafka, spark, "pykafka-group") == theirs
@@ -121,7 +121,7 @@ def test_rows_are_those_of_the_jvm_connector(old_kafka: LocalKafka, spark: Spark
     assert types == {"legacy-0": {-1}, "legacy-1": {0}, "legacy-append-time": {1}, "legacy-mixed": {-1, 0}}
 
 
-def test_rows_are_those_of_librdkafka(old_kafka: LocalKafka, spark: SparkSession) -> None:
+def test_legacy_rows_equal_librdkafka(old_kafka: LocalKafka, spark: SparkSession) -> None:
     rows = rows_of(old_kafka, spark, "pykafka-group")
     ours = [(row.topic, row.offset, bytes_of(row.key), bytes_of(row.value), row.timestampType) for row in rows]
     settings = {"group.id": "judge", "enable.partition.eof": True, "check.crcs": True}
@@ -148,7 +148,7 @@ def bytes_of(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def test_local_kafka_of_this_version_serves_and_comes_back(old_kafka: LocalKafka) -> None:
+def test_local_kafka_of_old_version_serves_after_restart(old_kafka: LocalKafka) -> None:
     """Only once ZooKeeper has let the old broker's id go."""
     use(old_kafka)
     old_kafka.kill(1)

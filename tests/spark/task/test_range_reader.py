@@ -16,7 +16,7 @@ from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
 
 
-def test_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the_topic(
+def test_fetch_of_known_topic_is_limited_to_range_of_task(
     kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = topic1(1)
@@ -43,7 +43,7 @@ def test_task_asks_for_no_more_than_its_range_once_an_earlier_one_has_seen_the_t
     assert last < 2_000_000
 
 
-def test_task_begins_with_a_small_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_fetch_of_task_is_1_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first rows go to Spark while the next ones are on their way."""
     made: list[Any] = []
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
