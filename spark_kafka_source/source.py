@@ -25,8 +25,8 @@ from spark_kafka_source.options.parsing import (
     row_columns,
 )
 from spark_kafka_source.spark_api import activate
-from spark_kafka_source.task.row_schema import require_own_schema, spark_schema
-from spark_kafka_source.task.shipped import Shipped
+from spark_kafka_source.task.pickling import PickledForExecutors
+from spark_kafka_source.task.row_schema import require_source_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ NAME = "pykafka-group"
 _TABLE = "provider"
 
 
-class KafkaGroupDataSource(Shipped, DataSource):
+class KafkaGroupDataSource(PickledForExecutors, DataSource):
     """Kafka as a source and a sink of Spark, streaming and batch: `format("pykafka-group")`.
 
     Options: docs/options.md, or `python -m spark_kafka_source.options`.
@@ -63,7 +63,7 @@ class KafkaGroupDataSource(Shipped, DataSource):
         """Return the reader of a batch query."""
         from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
-        require_own_schema(schema, row_columns(self.options))
+        require_source_schema(schema, row_columns(self.options))
         return KafkaBatchReader(parse_source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -73,7 +73,7 @@ class KafkaGroupDataSource(Shipped, DataSource):
         try:
             from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 
-            require_own_schema(schema, row_columns(self.options))
+            require_source_schema(schema, row_columns(self.options))
             # Spark also creates a reader for planning, in another process; only the reader that runs the query warns.
             with deferred_warnings() as warnings:
                 options = parse_source_options(self.options, streaming=True)

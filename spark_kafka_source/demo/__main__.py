@@ -36,7 +36,7 @@ from spark_kafka_source.local_kafka.secured import PROTOCOLS
 
 LOG = "spark.log"
 # Far longer than any step takes, even on a busy machine.
-_PATIENCE_S = 300
+_TIMEOUT_S = 300
 _BAR_WIDTH = 24
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,24 +64,27 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
     bool
         True if the results are right and the final lag is 0.
     """
-    with LocalKafka(brokers=brokers, security=security, report=screen.say) as kafka, _client(kafka, security) as client:
+    with (
+        LocalKafka(brokers=brokers, security=security, report=screen.print_timed) as kafka,
+        _client(kafka, security) as client,
+    ):
         # PySpark is imported after the checks of `main`, and while the brokers settle.
         from spark_kafka_source.demo import query as spark_side
 
         for topic, partitions in ((spark_side.ORDERS, 6), (spark_side.REVENUE, 3)):
             create_topic(client, NewTopic(topic, partitions, replication_factor=brokers))
-            screen.say(f"topic {topic}: {partitions} partitions, each on all brokers")
+            screen.print_timed(f"topic {topic}: {partitions} partitions, each on all brokers")
         options = {f"kafka.{name}": value for name, value in kafka.client_properties(security.upper()).items()}
         orders = OrderStream(client, spark_side.ORDERS, per_second, spark_side.WINDOW_S)
         orders.start()
-        screen.say(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
-        screen.more(make_order(1, SYSTEM_CLOCK.wall_ms()).to_json())
-        with _signals_held(), _stderr_to(folder / LOG):  # inherited by the JVM and its Python workers
+        screen.print_timed(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
+        screen.print_line(make_order(1, SYSTEM_CLOCK.wall_ms()).to_json())
+        with _signals_deferred(), _stderr_to(folder / LOG):  # inherited by the JVM and its Python workers
             spark = spark_side.open_session()
-        screen.say(
+        screen.print_timed(
             f"Spark {spark.version} reads them as group {spark_side.GROUP}, a batch every {spark_side.TRIGGER_S} s,"
         )
-        screen.more(f"and writes the revenue per country and {spark_side.WINDOW_S} s to {spark_side.REVENUE}")
+        screen.print_line(f"and writes the revenue per country and {spark_side.WINDOW_S} s to {spark_side.REVENUE}")
         try:
             query = spark_side.start_query(spark, options, str(folder / "checkpoint"))
             watch = Watch(query, client, spark_side.GROUP, spark_side.ORDERS, screen)
@@ -89,7 +92,7 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
             query.processAllAvailable()  # the last closed windows
             watch.show_new_batches()
             query.stop()
-            screen.more()
+            screen.print_line()
             results = spark_side.read_results(spark, options)
         finally:
             spark.stop()
@@ -98,25 +101,25 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
 
 
 def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -> None:
-    screen.more()
-    screen.more(
+    screen.print_line()
+    screen.print_line(
         "Each batch, and the offsets of all partitions together. The offsets of each batch are committed to the group"
     )
-    screen.more("when the batch is complete, so the lag (log end less committed) is what Kafka's own tools see:")
+    screen.print_line("when the batch is complete, so the lag (log end less committed) is what Kafka's own tools see:")
     watch.header()
-    watch.until(lambda: orders.failed or watch.began, "no batch has completed", _PATIENCE_S)
+    watch.wait_until(lambda: orders.failed or watch.began, "no batch has completed", _TIMEOUT_S)
     end_s = SYSTEM_CLOCK.now_s() + seconds
-    watch.until(lambda: orders.failed or SYSTEM_CLOCK.now_s() >= end_s, "the time is not up", seconds + _PATIENCE_S)
+    watch.wait_until(lambda: orders.failed or SYSTEM_CLOCK.now_s() >= end_s, "the time is not up", seconds + _TIMEOUT_S)
     orders.stop()
-    screen.say(f"no more orders: {orders.sent:,} were sent and acknowledged, the query catches up")
-    watch.until(watch.caught_up, "the group has not caught up", _PATIENCE_S)
+    screen.print_timed(f"no more orders: {orders.sent:,} were sent and acknowledged, the query catches up")
+    watch.wait_until(watch.caught_up, "the group has not caught up", _TIMEOUT_S)
 
 
 def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], late_rows: int, screen: Screen) -> bool:
     """Print the results; return True if all sums up to the last closed window equal the orders sent, less late ones."""
     sums = dict(results)
     if not sums:
-        screen.say("nothing is in the topic of the results: no window has closed; give it more --seconds")
+        screen.print_timed("nothing is in the topic of the results: no window has closed; give it more --seconds")
         return False
     last = max(key.start_s for key in sums)
     _show_window(last, sums, screen)
@@ -124,16 +127,18 @@ def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], la
     wrong = [key for key in expected.keys() | sums.keys() if sums.get(key) != expected.get(key)]
     windows = len({key.start_s for key in sums})
     if not wrong:
-        screen.more(f"all {len(sums)} sums of {windows} windows are what was sent, to the cent")
+        screen.print_line(f"all {len(sums)} sums of {windows} windows are what was sent, to the cent")
         return True
     missing = sum(value.orders for value in expected.values()) - sum(value.orders for value in sums.values())
-    screen.more(f"{len(wrong)} of {len(expected)} sums are not what was sent: {missing:,} orders are missing in them,")
-    screen.more(f"{late_rows:,} came so late that their window had closed (as on a machine that is too busy)")
+    screen.print_line(
+        f"{len(wrong)} of {len(expected)} sums are not what was sent: {missing:,} orders are missing in them,"
+    )
+    screen.print_line(f"{late_rows:,} came so late that their window had closed (as on a machine that is too busy)")
     return missing == late_rows > 0
 
 
 def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> None:
-    screen.say("read back with spark.read from the topic of the results, the last window that has closed:")
+    screen.print_timed("read back with spark.read from the topic of the results, the last window that has closed:")
     table = Table(screen, {"window": -8, "country": -7, "orders": 7, "revenue": 12, "": -_BAR_WIDTH})
     table.header()
     rows = {key: value for key, value in sums.items() if key.start_s == start_s}
@@ -142,22 +147,22 @@ def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> No
     for key, value in sorted(rows.items(), key=lambda row: -row[1].cents):
         bar = "=" * round(_BAR_WIDTH * value.cents / most)
         table.row(window, key.country, value.orders, f"{value.cents / 100:,.2f}", bar)
-    screen.more()
+    screen.print_line()
 
 
 def _show_group(kafka: LocalKafka, group: str, screen: Screen) -> bool:
     """Print the group as Kafka's command-line tool describes it; return True if every partition has lag 0."""
-    screen.say(f"Kafka's own tool: kafka-consumer-groups.sh --describe --group {group}")
+    screen.print_timed(f"Kafka's own tool: kafka-consumer-groups.sh --describe --group {group}")
     said = kafka.describe_group(group)
-    screen.as_it_is(said.rstrip())
-    screen.more()
+    screen.print_verbatim(said.rstrip())
+    screen.print_line()
     lines = [line.split() for line in said.splitlines() if line.strip()]
     rows = [dict(zip(lines[0], line, strict=False)) for line in lines[1:]] if lines else []
     behind = [f"{row['TOPIC']}-{row['PARTITION']}: {row['LAG']}" for row in rows if row.get("LAG") != "0"]
     if not rows or behind:
-        screen.say(f"the lag is not 0: {', '.join(behind) or 'the group is not there'}")
+        screen.print_timed(f"the lag is not 0: {', '.join(behind) or 'the group is not there'}")
         return False
-    screen.say(f"lag 0 on all {len(rows)} partitions")
+    screen.print_timed(f"lag 0 on all {len(rows)} partitions")
     return True
 
 
@@ -186,7 +191,7 @@ def _end_on_signals() -> None:
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def _signals_deferred() -> Iterator[None]:
     """Defer signals until the block ends: interrupting a starting Spark would leave its JVM running."""
     held: list[int] = []
     for number in _ENDING_SIGNALS:
@@ -226,13 +231,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given = (chosen.brokers, chosen.seconds, chosen.rate, chosen.security)
             return 0 if run(*given, Path(folder), screen) else 1
         except KeyboardInterrupt:
-            screen.say("stopped")
+            screen.print_timed("stopped")
         except KafkaError as error:
-            screen.say(f"error: {error}")
+            screen.print_timed(f"error: {error}")
         except Exception as error:  # raised by Spark
             kept = shutil.copy(log, Path(tempfile.gettempdir()) / f"spark-kafka-source-demo-{os.getpid()}.log")
-            screen.say(f"error: {str(error).partition('=== Streaming Query')[0].rstrip()}")
-            screen.more(f"Spark's log: {kept}")
+            screen.print_timed(f"error: {str(error).partition('=== Streaming Query')[0].rstrip()}")
+            screen.print_line(f"Spark's log: {kept}")
     return 1
 
 

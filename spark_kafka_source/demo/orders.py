@@ -23,9 +23,9 @@ from protocol.producer.producer import Producer
 
 _INTERVAL_S = 0.1
 # Orders arrive with a delay: event times are up to 1.5 s old and slightly out of order.
-_LATEST_MS = 1_500
+_MAX_DELAY_MS = 1_500
 _CUSTOMERS = 2_000
-_CENTS = {
+_PRICES_CENTS = {
     "coffee beans 1 kg": 18_90,
     "espresso cups": 24_50,
     "french press": 34_99,
@@ -53,7 +53,7 @@ class Order:
     @property
     def cents(self) -> int:
         """Price times quantity, in cents."""
-        return self.quantity * _CENTS[self.product]
+        return self.quantity * _PRICES_CENTS[self.product]
 
     def to_json(self) -> str:
         """Return the value of the Kafka record."""
@@ -62,7 +62,7 @@ class Order:
             "customer": self.customer,
             "product": self.product,
             "quantity": self.quantity,
-            "price": _CENTS[self.product] / 100,
+            "price": _PRICES_CENTS[self.product] / 100,
             "country": self.country,
             "event_time": _iso(self.event_ms),
         }
@@ -153,10 +153,10 @@ def make_order(order_id: int, now_ms: int) -> Order:
     return Order(
         order_id=order_id,
         customer=f"customer-{random.randrange(_CUSTOMERS):04}",  # noqa: S311
-        product=random.choice(list(_CENTS)),  # noqa: S311
+        product=random.choice(list(_PRICES_CENTS)),  # noqa: S311
         quantity=min(5, 1 + int(random.expovariate(0.8))),
         country=country,
-        event_ms=now_ms - random.randrange(_LATEST_MS),  # noqa: S311
+        event_ms=now_ms - random.randrange(_MAX_DELAY_MS),  # noqa: S311
     )
 
 

@@ -20,15 +20,15 @@ class Screen:
         self._out = out or sys.stdout
         self._began_s = SYSTEM_CLOCK.now_s()
 
-    def say(self, line: str) -> None:
+    def print_timed(self, line: str) -> None:
         """Print a line with the time."""
         self._write(f"{SYSTEM_CLOCK.now_s() - self._began_s:6.1f} s  {line}")
 
-    def more(self, line: str = "") -> None:
+    def print_line(self, line: str = "") -> None:
         """Print a line that continues the previous one, without a time."""
         self._write(f"{'':10}{line}".rstrip())
 
-    def as_it_is(self, text: str) -> None:
+    def print_verbatim(self, text: str) -> None:
         """Print the output of another program unchanged."""
         self._write(text)
 
@@ -45,16 +45,16 @@ class Table:
 
     def header(self) -> None:
         """Print an empty line and the names of the columns."""
-        self.screen.more()
-        self.screen.more(self._line(*self.columns))
+        self.screen.print_line()
+        self.screen.print_line(self._line(*self.columns))
 
     def row(self, *cells: object) -> None:
         """Print a row; integers get thousands separators."""
-        self.screen.more(self._line(*cells))
+        self.screen.print_line(self._line(*cells))
 
     def timed_row(self, *cells: object) -> None:
         """Print a row with the time."""
-        self.screen.say(self._line(*cells))
+        self.screen.print_timed(self._line(*cells))
 
     def _line(self, *cells: object) -> str:
         texts = (f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _COLUMNS = {
     "batch": 5,
     "orders": 8,
@@ -60,7 +60,7 @@ class Watch:
         """Return True if the committed offsets equal the log end offsets."""
         return self._committed() == self._log_end()
 
-    def until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def wait_until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Print batches until `done` returns True.
 
         Parameters
@@ -87,7 +87,7 @@ class Watch:
                 raise failure
             if SYSTEM_CLOCK.now_s() > give_up_s:
                 raise KafkaError(f"after {timeout_s:g} s {what}; is this machine busy with something else?")
-            SYSTEM_CLOCK.sleep_s(_LOOK_EVERY_S)
+            SYSTEM_CLOCK.sleep_s(_POLL_INTERVAL_S)
         self.show_new_batches()
 
     def show_new_batches(self) -> None:

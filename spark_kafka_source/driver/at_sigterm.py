@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 # Spark kills the process soon afterwards.
-_LONGEST_S = 2.0
+_MAX_CLOSE_S = 2.0
 
 
 def at_sigterm(close: Callable[[], None]) -> None:
@@ -24,7 +24,7 @@ def at_sigterm(close: Callable[[], None]) -> None:
         signal.signal(number, signal.SIG_IGN)  # Spark sends it twice
         closing = threading.Thread(target=close, name="at-sigterm", daemon=True)
         closing.start()
-        closing.join(_LONGEST_S)
+        closing.join(_MAX_CLOSE_S)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -21,14 +21,14 @@ from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, with_erro
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
-from spark_kafka_source.plan.range_groups import groups
+from spark_kafka_source.plan.range_groups import group_ranges
 from spark_kafka_source.plan.ranges import offset_ranges
 from spark_kafka_source.remedies import with_remedies
+from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.range_reader import RangePartition, read_range
-from spark_kafka_source.task.shipped import Shipped
 
 
-class KafkaBatchReader(Shipped, DataSourceReader):
+class KafkaBatchReader(PickledForExecutors, DataSourceReader):
     """Reads a range of offsets. It takes no filters: docs/decisions/0006-filter-pushdown.md."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -66,7 +66,7 @@ class KafkaBatchReader(Shipped, DataSourceReader):
             min_partitions=options.min_partitions,
         )
         led_by = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
-        return [RangePartition(group) for group in groups(ranges, options.max_input_partitions, led_by)]
+        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, led_by)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task. Runs on an executor."""

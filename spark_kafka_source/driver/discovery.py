@@ -22,7 +22,7 @@ from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUn
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
         A broker refuses the request (authorization).
     """
     named = _named_topics(options)
-    found, absent = _look_patiently(client, options, named, named or (), deadline, seen=False)
+    found, absent = _discover_with_retries(client, options, named, named or (), deadline, existed=False)
     if absent:
         servers = ",".join(f"{host}:{port}" for host, port in client.config.bootstrap_servers)
         raise ConfigurationError(
@@ -57,10 +57,10 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     return found
 
 
-def claim_all(
+def assign_all(
     client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
-) -> Claims:
-    """Return the claims of a running query without group membership: all existing partitions of its topics.
+) -> QueryAssignment:
+    """Return the assignment of a running query that is not a group member: all existing partitions of its topics.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def claim_all(
     """
     named = _named_topics(options)
     names = None if named is None else named | {topic for topic, _ in expected}
-    return Claims(_look_patiently(client, options, names, expected, deadline, seen=True)[0])
+    return QueryAssignment(_discover_with_retries(client, options, names, expected, deadline, existed=True)[0])
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -87,31 +87,31 @@ def discover_present(client: Client, options: SourceOptions, deadline: Deadline)
     return dict(sorted(_subscribed(snapshot.topics.values(), options).items()))
 
 
-def _look_patiently(
+def _discover_with_retries(
     client: Client,
     options: SourceOptions,
     names: Collection[str] | None,
     expected: Collection[str] | Collection[TopicPartition],
     deadline: Deadline,
     *,
-    seen: bool,
+    existed: bool,
 ) -> tuple[dict[TopicPartition, bytes], list[str]]:
     """Find the subscribed partitions, and the topics of `expected` that brokers still do not know after a while.
 
-    `seen`: the `expected` topics existed before. A topic that was never seen may be so new that no broker knows it yet.
+    `existed`: the `expected` topics existed before. A new topic may be unknown to all brokers yet.
     """
     found: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
-    hint = " (if it was deleted together with its ACL, restore the ACL: then brokers say that it is gone)" * seen
+    hint = " (if it was deleted together with its ACL, restore the ACL: then brokers say that it is gone)" * existed
 
-    def look(deadline: Deadline) -> None:
+    def request(deadline: Deadline) -> None:
         topics = client.metadata(names, deadline).topics
-        absent[:] = _absent(expected, _subscribed(topics.values(), options))
+        absent[:] = _missing(expected, _subscribed(topics.values(), options))
         if names is None and absent:
             topics = client.metadata(absent, deadline).topics
         found.clear()
         found.update(sorted(_subscribed(topics.values(), options).items()))
-        absent[:] = _absent(expected, found)
+        absent[:] = _missing(expected, found)
         for topic in (topics[each] for each in absent if each in topics):
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error_code, f"topic {topic.name}{hint}", topic=topic.name)
@@ -120,27 +120,27 @@ def _look_patiently(
 
     try:
         # The first answer may take as long as brokers are away, and no longer.
-        look(deadline)
+        request(deadline)
     except BrokerError as error:
         if not is_retriable(error):
             raise
-        patient = UnknownTopicTimer().prolonged(deadline)
+        retry_deadline = UnknownTopicTimer().prolonged(deadline)
         suspect_at_s = client.clock.now_s() + SUSPECT_DELETED_S
 
-        def look_again() -> None:
+        def retry() -> None:
             try:
-                look(patient)
+                request(retry_deadline)
             except BrokerError as error:
-                suspected = seen and is_unknown_topic(error) and client.clock.now_s() >= suspect_at_s
-                if not suspected or client.unknown_to_brokers(absent, patient) != set(absent):
+                suspected = existed and is_unknown_topic(error) and client.clock.now_s() >= suspect_at_s
+                if not suspected or client.unknown_to_brokers(absent, retry_deadline) != set(absent):
                     raise
 
         with contextlib.suppress(TopicUnknown):
-            client.retrying("Metadata of the subscribed topics", look_again, patient)
+            client.retrying("Metadata of the subscribed topics", retry, retry_deadline)
     return found, absent
 
 
-def _absent(expected: Collection[str] | Collection[TopicPartition], found: Collection[TopicPartition]) -> list[str]:
+def _missing(expected: Collection[str] | Collection[TopicPartition], found: Collection[TopicPartition]) -> list[str]:
     here = {*found, *(topic for topic, _ in found)}
     return sorted({each if isinstance(each, str) else each[0] for each in expected if each not in here})
 
@@ -157,12 +157,12 @@ def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Dead
     return {key: broker.node_id for key, (broker, _) in found.items()}
 
 
-def retry_unknown_topics(client: Client, look: Callable[[], T], deadline: Deadline) -> T:
-    """Call `look`, and again when it raises `TopicUnknown`. It finds the topics, and then asks their leaders.
+def retry_unknown_topics(client: Client, find: Callable[[], T], deadline: Deadline) -> T:
+    """Call `find`, and again when it raises `TopicUnknown`. It finds the topics, and then asks their leaders.
 
     A topic may be deleted between the two requests. The leader then does not know it, and a second call notices.
     """
-    return client.retrying("A look at the topics and their logs", look, deadline)
+    return client.retrying("A look at the topics and their logs", find, deadline)
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:

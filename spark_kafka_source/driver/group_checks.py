@@ -39,7 +39,7 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
         )
 
 
-def warn_of_other_offsets(client: Client, options: SourceOptions, checkpoint: Offsets, deadline: Deadline) -> None:
+def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: Offsets, deadline: Deadline) -> None:
     """Log once after a restart that the query resumes from the checkpoint, and how the group's offsets differ."""
     group = options.consumer.group_id
     if group is None:

@@ -16,7 +16,7 @@ from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.group_checks import require_no_members
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _AWAIT_LAST_COMMIT_MS = 10_000
 
 
 class GroupCommits:
-    """The commits of one query. Has no effect before `begin`, and for a query without a group or commits."""
+    """The commits of one query. Has no effect before `start`, and for a query without a group or commits."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -37,10 +37,10 @@ class GroupCommits:
 
     @property
     def group(self) -> str | None:
-        """The group; None before `begin`, and for a query that does not commit."""
+        """The group; None before `start`, and for a query that does not commit."""
         return None if self._manager is None else self._manager.group
 
-    def begin(self, deadline: Deadline) -> None:
+    def start(self, deadline: Deadline) -> None:
         """Start. Raises `ConfigurationError` if the group has live members and this query is not a member itself."""
         group = self._options.consumer.group_id
         if group is not None and self._options.commits and self._manager is None:
@@ -49,12 +49,12 @@ class GroupCommits:
                 require_no_members(client, group, deadline)
             self._manager = OffsetManager(client, group)
 
-    def join(self, member: GroupMember) -> None:
+    def set_member(self, member: GroupMember) -> None:
         """Set the member that commits. Also called in the heartbeat thread."""
         if self._manager is not None:
             self._manager.set_member(member)
 
-    def mark(self, complete: Offsets, claims: Claims, member: GroupMember = NO_MEMBER) -> None:
+    def mark(self, complete: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
         """Mark the positions of owned partitions for the commit.
 
         Partitions of recreated topics are left out: the offsets belong to the old topic. Revoked partitions are
@@ -64,38 +64,38 @@ class GroupCommits:
         ----------
         complete : Offsets
             End of a complete batch.
-        claims : Claims
+        assignment : QueryAssignment
         member : GroupMember
-            The member that had the claims; nothing is committed if it has lost them since.
+            The member that had the assignment; nothing is committed if it has lost it since.
         """
         if self._manager is not None:
-            ids, owned, epochs = complete.ids, claims.owned, claims.epochs(complete)
+            ids, owned, epochs = complete.ids, assignment.owned, assignment.epochs(complete)
             offsets = {
                 key: CommittedOffset(offset, epochs.get(key, NO_LEADER_EPOCH))
-                for key, offset in claims.positions(complete).items()
+                for key, offset in assignment.positions(complete).items()
                 if key in owned and ids.get(key[0], owned[key]) == owned[key]
             }
             self._manager.retain(offsets)
             # After truncation or recreation, the offset may be lower than before.
             self._manager.reset(offsets, member)
 
-    def keep(self, owned: Collection[TopicPartition]) -> None:
+    def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop marked offsets of all other partitions: a late commit would reset their new owner's offset."""
         if self._manager is not None:
             self._manager.retain(owned)
 
-    def wait(self) -> None:
+    def await_commit(self) -> None:
         """Wait up to 1 s for the commit of marked offsets."""
         if self._manager is not None:
             self._flush(self._manager, _AWAIT_COMMIT_MS if self._manager.healthy else 0)
 
-    def wait_for_last(self, otherwise: str) -> None:
-        """Wait up to 10 s for the commit; log a warning after that. `otherwise` tells the consequence."""
+    def await_last_commit(self, consequence: str) -> None:
+        """Wait up to 10 s for the commit; log a warning after that. `consequence` is for the warning."""
         if self._manager is not None and not self._flush(self._manager, _AWAIT_LAST_COMMIT_MS):
             log.warning(
                 "group %s: the last commit did not complete in time; %s: %s",
                 self._manager.group,
-                otherwise,
+                consequence,
                 self._manager.counts.last_failure,
             )
 

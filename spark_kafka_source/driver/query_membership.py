@@ -23,7 +23,7 @@ from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.remedies import with_option_names
 
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 # a group by 3 s by default (group.initial.rebalance.delay.ms).
 _AWAIT_ASSIGNMENT_MS = 5_000
 _AWAIT_FIRST_ASSIGNMENT_MS = 15_000
-_LOOK_AGAIN_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _AssignedPartition:
     """An assigned partition; `offset` is the group's offset at the assignment, None without one."""
 
     topic_id: bytes
@@ -50,7 +50,7 @@ class QueryMembership:
     Attributes
     ----------
     member : GroupMember
-        The member that has the claims returned last.
+        The member that has the assignment returned last.
     """
 
     def __init__(self, options: SourceOptions, commits: GroupCommits) -> None:
@@ -59,20 +59,22 @@ class QueryMembership:
         self._membership: Membership | None = None
         self._topics: frozenset[str] = frozenset()
         # The resolved `startingOffsets` of the topics that existed when the query began.
-        self._starting: dict[TopicPartition, _Claim] = {}
-        self._claimed: dict[TopicPartition, _Claim] = {}
-        self._before = Claims({})
+        self._starting: dict[TopicPartition, _AssignedPartition] = {}
+        self._assigned: dict[TopicPartition, _AssignedPartition] = {}
+        self._last = QueryAssignment({})
         self.member = NO_MEMBER
 
-    def claims(self, there: Claims, read: Offsets, *, ends_soon: bool, deadline: Deadline) -> Claims:
-        """Handle rebalances, and return the claims of this member.
+    def assignment(
+        self, existing: QueryAssignment, read: Offsets, *, available_now: bool, deadline: Deadline
+    ) -> QueryAssignment:
+        """Handle rebalances, and return the assignment of this member.
 
         A new partition starts at the group's offset. Without one, an unread partition starts at its offset in
-        `there.added` at the query's start, or else at its log start offset.
+        `existing.added` at the query's start, or else at its log start offset.
 
         Parameters
         ----------
-        there : Claims
+        existing : QueryAssignment
             All existing partitions of the subscribed topics.
         read : Offsets
             End of the last complete batch; committed before a partition is revoked.
@@ -85,33 +87,35 @@ class QueryMembership:
         KafkaError
             The query cannot be a member; or as `start_offsets` for group offsets that are not in the log.
         """
-        for key, offset in there.added.items():
-            if key in there.owned:
-                self._starting.setdefault(key, _Claim(there.owned[key], offset))
-        membership = self._subscribed(there)
+        for key, offset in existing.added.items():
+            if key in existing.owned:
+                self._starting.setdefault(key, _AssignedPartition(existing.owned[key], offset))
+        membership = self._subscribe(existing)
         membership.progress()
         if membership.rebalance_pending is not None:
-            joining = self._poll_rebalance(membership, there, read, deadline if ends_soon else self._patience(deadline))
-            while ends_soon and (missing := joining or self._missing(membership, there, deadline)):
+            joining = self._poll_rebalance(
+                membership, existing, read, deadline if available_now else self._rebalance_deadline(deadline)
+            )
+            while available_now and (pending := joining or self._pending_reason(membership, existing, deadline)):
                 if deadline.passed:
-                    raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {missing}")
-                deadline.clock.sleep_s(_LOOK_AGAIN_S)
-                joining = self._poll_rebalance(membership, there, read, deadline)
+                    raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {pending}")
+                deadline.clock.sleep_s(_POLL_INTERVAL_S)
+                joining = self._poll_rebalance(membership, existing, read, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", with_option_names(refusal))
-        owned = {key: topic_id for key, topic_id in there.owned.items() if key in membership.owned}
-        self._claim(owned, read, deadline)
+        owned = {key: topic_id for key, topic_id in existing.owned.items() if key in membership.owned}
+        self._add_assigned(owned, read, deadline)
         added = {
-            key: claim.offset
-            for key, claim in self._claimed.items()
-            if claim.offset is not None and claim.topic_id == owned.get(key)
+            key: assigned.offset
+            for key, assigned in self._assigned.items()
+            if assigned.offset is not None and assigned.topic_id == owned.get(key)
         }
-        self._before = replace(there, owned=owned, added=added, revoked=there.owned.keys() - owned.keys())
-        return self._before
+        self._last = replace(existing, owned=owned, added=added, revoked=existing.owned.keys() - owned.keys())
+        return self._last
 
     @property
-    def has_lost(self) -> bool:
-        """True if the claims returned last are lost, or may be."""
+    def assignment_lost(self) -> bool:
+        """True if the assignment returned last is lost, or may be."""
         return self._membership is not None and self._membership.assignment_lost is not None
 
     def close(self) -> None:
@@ -119,16 +123,16 @@ class QueryMembership:
         if self._membership is not None:
             self._membership.close()
 
-    # -- what happens in the group ------------------------------------------------------------
+    # -- membership -----------------------------------------------------------------------------
 
-    def _subscribed(self, there: Claims) -> Membership:
-        topics = frozenset(self._options.subscribe or {topic for topic, _ in there.owned})
+    def _subscribe(self, existing: QueryAssignment) -> Membership:
+        topics = frozenset(self._options.subscribe or {topic for topic, _ in existing.owned})
         if self._membership is None:
             self._membership = Membership(
                 client_for(self._options.client),
                 self._options.consumer,
                 TopicSubscription(topics),
-                on_member=self._commits.join,
+                on_member=self._commits.set_member,
             )
             at_sigterm(self.close)
         elif topics != self._topics:
@@ -136,10 +140,10 @@ class QueryMembership:
         self._topics = topics
         return self._membership
 
-    def _patience(self, deadline: Deadline) -> Deadline:
-        return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._claimed else _AWAIT_FIRST_ASSIGNMENT_MS)
+    def _rebalance_deadline(self, deadline: Deadline) -> Deadline:
+        return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._assigned else _AWAIT_FIRST_ASSIGNMENT_MS)
 
-    def _missing(self, membership: Membership, there: Claims, deadline: Deadline) -> str | None:
+    def _pending_reason(self, membership: Membership, existing: QueryAssignment, deadline: Deadline) -> str | None:
         """Return why more partitions will be assigned, from the coordinator; None if none will."""
         if (reason := membership.rebalance_pending) is not None:
             return str(reason)
@@ -157,11 +161,11 @@ class QueryMembership:
         due = targets.get(membership.member.member_id, frozenset()) - membership.owned
         if not membership.owned:
             # In a classic cooperative rebalance, moved partitions have no owner for one generation.
-            due |= there.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
+            due |= existing.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
         return f"other members still have to revoke {partition_names(sorted(due))}" if due else None
 
     def _poll_rebalance(
-        self, membership: Membership, there: Claims, read: Offsets, deadline: Deadline
+        self, membership: Membership, existing: QueryAssignment, read: Offsets, deadline: Deadline
     ) -> EndReason | None:
         """Revoke and accept partitions; return why more will be assigned, None if the assignment is final."""
         group = self._options.consumer.group_id
@@ -169,9 +173,9 @@ class QueryMembership:
         def before_revoke(revocation: Revocation) -> None:
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
-                same_topics = dict(self._before.owned.items() & there.owned.items())
-                self._commits.mark(read, replace(self._before, owned=same_topics), self.member)
-                self._commits.wait_for_last(
+                same_topics = dict(self._last.owned.items() & existing.owned.items())
+                self._commits.mark(read, replace(self._last, owned=same_topics), self.member)
+                self._commits.await_last_commit(
                     "the new owner of the partitions reads the last records of this query again"
                 )
             log.info(
@@ -181,9 +185,9 @@ class QueryMembership:
                 partition_names(sorted(revocation.partitions)),
                 with_option_names(revocation.reason.error),
             )
-            self._commits.keep(membership.owned - revocation.partitions)
+            self._commits.retain(membership.owned - revocation.partitions)
             for key in revocation.partitions:
-                self._claimed.pop(key, None)
+                self._assigned.pop(key, None)
 
         assignment = membership.poll_rebalance(deadline, before_revoke)
         self.member = assignment.member
@@ -193,23 +197,23 @@ class QueryMembership:
             log.info("group %s: the assignment is not final yet: %s", group, assignment.pending_reason)
         return assignment.pending_reason
 
-    # -- where it begins ----------------------------------------------------------------------
+    # -- start offsets --------------------------------------------------------------------------
 
-    def _claim(self, owned: Mapping[TopicPartition, bytes], read: Offsets, deadline: Deadline) -> None:
+    def _add_assigned(self, owned: Mapping[TopicPartition, bytes], read: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply until the query has read beyond them."""
-        for key, claim in self._claimed.items():
-            if claim.offset is not None and claim.offset <= read.ends.get(key, -1):
-                self._claimed[key] = replace(claim, offset=None)
-        gained = {key: topic_id for key, topic_id in owned.items() if key not in self._claimed}
-        if not gained:
+        for key, assigned in self._assigned.items():
+            if assigned.offset is not None and assigned.offset <= read.ends.get(key, -1):
+                self._assigned[key] = replace(assigned, offset=None)
+        new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
+        if not new:
             return
         client, options = client_for(self._options.client), self._options
-        offsets = group_offsets(client, options, gained, deadline, after=read.ends)
-        unread = gained.items() & {(key, start.topic_id) for key, start in self._starting.items()}
+        offsets = group_offsets(client, options, new, deadline, after=read.ends)
+        unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
         begins = {key: self._starting[key].offset for key, _ in unread if key not in read.ends}
         begins.update(offsets)
-        self._claimed.update({key: _Claim(topic_id, begins.get(key)) for key, topic_id in gained.items()})
-        if ahead := [key for key in gained if key in read.ends and key in offsets]:
+        self._assigned.update({key: _AssignedPartition(topic_id, begins.get(key)) for key, topic_id in new.items()})
+        if ahead := [key for key in new if key in read.ends and key in offsets]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read on: resuming at its offsets in %s",
                 options.consumer.group_id,

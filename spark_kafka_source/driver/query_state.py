@@ -66,7 +66,7 @@ class QueryState:
         self.running = False
         self.target: dict[TopicPartition, ListedOffset] | None = None
         self.planned_end = STARTING_OFFSETS
-        self.replay_lacked: dict[TopicPartition, int] = {}
+        self.replay_lost: dict[TopicPartition, int] = {}
         self.logs: LogSnapshot | None = None
         self.last_batch_ms: float | None = None
         self._starting: Offsets | None = None

@@ -14,9 +14,9 @@ from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.log_offsets import Range
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.driver.discovery import claim_all, retry_unknown_topics
+from spark_kafka_source.driver.discovery import assign_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
-from spark_kafka_source.driver.start_offsets import log_starts
+from spark_kafka_source.driver.start_offsets import log_start_offsets
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _COUNT_MS = 5_000
 
 
-def first_begin(query: QueryState, end: Offsets) -> Offsets:
+def first_batch_start(query: QueryState, end: Offsets) -> Offsets:
     """Return the start of a first batch: from `end`, or resolved again if an older version has written `end`."""
     if unresolved(Offsets({}), end):
         log.warning(
@@ -46,13 +46,15 @@ def first_begin(query: QueryState, end: Offsets) -> Offsets:
     return Offsets({})
 
 
-def earliest(query: QueryState, partitions: Collection[TopicPartition], end: Offsets) -> dict[TopicPartition, int]:
+def new_partition_starts(
+    query: QueryState, partitions: Collection[TopicPartition], end: Offsets
+) -> dict[TopicPartition, int]:
     """Return start offsets of new partitions in a batch planned by Spark's own connector; the end if deleted."""
     deadline = query.deadline()
 
     def look() -> dict[TopicPartition, int]:
-        owned = claim_all(query.client, query.options, partitions, deadline).owned
-        return log_starts(query.client, [key for key in partitions if key in owned], deadline)
+        owned = assign_all(query.client, query.options, partitions, deadline).owned
+        return log_start_offsets(query.client, [key for key in partitions if key in owned], deadline)
 
     starts = retry_unknown_topics(query.client, look, deadline)
     gone = sorted(set(partitions) - starts.keys())
@@ -60,7 +62,7 @@ def earliest(query: QueryState, partitions: Collection[TopicPartition], end: Off
     return starts | {key: end.ends[key] for key in gone}
 
 
-def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartition, int]:
+def count_lost(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartition, int]:
     """Return the number of lost offsets in a batch that another run has planned; the next batch records them.
 
     The tasks skip these offsets and log them. This happens after a query failed with a data loss, and resumes with
@@ -77,7 +79,7 @@ def count_lacking(query: QueryState, ranges: Sequence[Range]) -> dict[TopicParti
             )
         there = [one for one in ranges if one.topic_partition in known]
         there = [one for one in there if not is_another_topic(topics[one.topic].topic_id, one.topic_id)]
-        starts = log_starts(query.client, {one.topic_partition for one in there}, deadline)
+        starts = log_start_offsets(query.client, {one.topic_partition for one in there}, deadline)
         return data_loss.count_skipped(there, starts)
     except KafkaError as error:
         log.warning("lost offsets of the replayed batch are not counted: %s", with_option_names(error))

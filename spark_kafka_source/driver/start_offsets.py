@@ -57,9 +57,9 @@ def starting_offsets(
         offsets, without = _from_group(client, options, partitions, deadline)
         if options.consumer.auto_offset_reset == "latest":
             at_latest = without
-        why = _why_group(options, partitions, without)
+        why = _group_start_reason(options, partitions, without)
     elif isinstance(where, AtTime):
-        offsets, without = _at_time(client, options, where, partitions, deadline)
+        offsets, without = _offsets_at_time(client, options, where, partitions, deadline)
         if without and options.starting_offsets_by_timestamp_strategy == "error":
             raise ConfigurationError(
                 f"{where.option}: no record of {partition_names(without)} is that new. Name an earlier time, or set "
@@ -67,18 +67,18 @@ def starting_offsets(
             )
         why = where.option
     else:
-        offsets = _resolved(client, options, "startingOffsets", where, partitions, deadline)
+        offsets = _resolve(client, options, "startingOffsets", where, partitions, deadline)
         if where == "latest":
             at_latest = partitions
         default = " (the default without kafka.group.id)" if options.starting_offsets is None else ""
         why = f"startingOffsets={where}{default}" if isinstance(where, str) else "startingOffsets"
     if options.streaming:
-        left_out = log_starts(client, at_latest, deadline)
+        left_out = log_start_offsets(client, at_latest, deadline)
         _log_start(offsets, why, sum(offsets[key] - start for key, start in left_out.items()))
     return offsets
 
 
-def _why_group(
+def _group_start_reason(
     options: SourceOptions, partitions: Collection[TopicPartition], without: Collection[TopicPartition]
 ) -> str:
     group = f"the offsets of group {options.consumer.group_id}"
@@ -113,11 +113,11 @@ def ending_offsets(
     """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time."""
     where = options.end
     if isinstance(where, AtTime):
-        return _at_time(client, options, where, partitions, deadline)[0]
-    return _resolved(client, options, "endingOffsets", where, partitions, deadline)
+        return _offsets_at_time(client, options, where, partitions, deadline)[0]
+    return _resolve(client, options, "endingOffsets", where, partitions, deadline)
 
 
-def first_at_or_after(
+def offsets_for_times(
     client: Client, options: SourceOptions, times_ms: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """Return the offset of each partition's first record at or after its time; partitions without one are left out."""
@@ -131,7 +131,7 @@ def first_at_or_after(
     return {key: entry.offset for key, entry in listed.items() if entry.offset >= 0}
 
 
-def log_ends(
+def log_end_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, ListedOffset]:
     """Return the last stable offsets with `read_committed`, otherwise the high watermarks."""
@@ -159,30 +159,32 @@ def high_watermarks(
     return {key: entry.offset for key, entry in listed.items()}
 
 
-def log_starts(client: Client, partitions: Collection[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+def log_start_offsets(
+    client: Client, partitions: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, int]:
     """Return the log start offsets."""
     earliest = dict.fromkeys(partitions, EARLIEST)
     listed = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=SUSPECT_DELETED_S)
     return {key: entry.offset for key, entry in listed.items()}
 
 
-def _at_time(
+def _offsets_at_time(
     client: Client, options: SourceOptions, where: AtTime, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
     """Return an offset per partition, and the partitions without a record that new, which have their log end offset."""
     if isinstance(where.times_ms, int):
         times_ms = dict.fromkeys(partitions, where.times_ms)
     else:
-        times_ms = _flat(where.times_ms)
+        times_ms = _flatten(where.times_ms)
         _require_same_partitions(where.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
     # The ends first, so that records written meanwhile are not included.
-    ends = log_ends(client, options, partitions, deadline)
-    found = first_at_or_after(client, options, times_ms, deadline)
+    ends = log_end_offsets(client, options, partitions, deadline)
+    found = offsets_for_times(client, options, times_ms, deadline)
     offsets = {key: min(found.get(key, ends[key].offset), ends[key].offset) for key in partitions}
     return offsets, sorted(set(partitions) - set(found))
 
 
-def _resolved(
+def _resolve(
     client: Client,
     options: SourceOptions,
     option: str,
@@ -191,14 +193,14 @@ def _resolved(
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
     if where == "earliest":
-        return log_starts(client, partitions, deadline)
-    ends = {key: entry.offset for key, entry in log_ends(client, options, partitions, deadline).items()}
+        return log_start_offsets(client, partitions, deadline)
+    ends = {key: entry.offset for key, entry in log_end_offsets(client, options, partitions, deadline).items()}
     if where == "latest":
         return ends
     assert not isinstance(where, str)
-    wanted = _flat(where)
+    wanted = _flatten(where)
     _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
-    starts = log_starts(client, partitions, deadline)
+    starts = log_start_offsets(client, partitions, deadline)
     # A start may be after the last stable offset; an end must be readable.
     waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
     last = high_watermarks(client, partitions, deadline) if waits else ends
@@ -272,14 +274,16 @@ def group_offsets(
     committed = {key: entry for key, entry in found.items() if entry.offset > after.get(key, -1)}
     if not committed:
         return {}
-    starts = log_starts(client, committed, deadline)
+    starts = log_start_offsets(client, committed, deadline)
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
     last = _newest_high_watermarks(client, committed, epochs, deadline)
     offsets = {key: entry.offset for key, entry in committed.items()}
     out = [key for key, offset in offsets.items() if not starts[key] <= offset <= last[key]]
-    latest = {key: entry.offset for key, entry in log_ends(client, options, out, deadline).items()} if out else {}
+    latest = (
+        {key: entry.offset for key, entry in log_end_offsets(client, options, out, deadline).items()} if out else {}
+    )
     for key in out:
-        offsets[key] = _reset(options, key, offsets[key], (starts[key], last[key]), latest[key])
+        offsets[key] = _replace_out_of_range(options, key, offsets[key], (starts[key], last[key]), latest[key])
     return offsets
 
 
@@ -296,20 +300,22 @@ def _from_group(
             "kafka.auto.offset.reset=none; set kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
     if reset == "earliest":
-        return offsets | log_starts(client, without, deadline), without
-    ends = {key: entry.offset for key, entry in log_ends(client, options, without, deadline).items()}
+        return offsets | log_start_offsets(client, without, deadline), without
+    ends = {key: entry.offset for key, entry in log_end_offsets(client, options, without, deadline).items()}
     return offsets | ends, without
 
 
-def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tuple[int, int], latest: int) -> int:
-    """Return the replacement of a group's offset outside of the log [there[0], there[1]); log skipped offsets.
+def _replace_out_of_range(
+    options: SourceOptions, key: TopicPartition, offset: int, log_range: tuple[int, int], latest: int
+) -> int:
+    """Return the replacement of a group's offset outside of the log [log_range); log skipped offsets.
 
     Raises
     ------
     DataLoss
         No option allows a replacement.
     """
-    start, end = there
+    start, end = log_range
     cause = (
         "retention or DeleteRecords has removed what comes next"
         if offset < start
@@ -324,9 +330,9 @@ def _reset(options: SourceOptions, key: TopicPartition, offset: int, there: tupl
         remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at an end of the log"
     where = options.group_out_of_range
     begin = {"earliest": start, "latest": latest}.get(where, start if offset < start else end)
-    chosen = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
+    reset = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
     skipped = f"Begins at {begin}: {begin - min(offset, start)} offsets are skipped"
-    raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{chosen}. {skipped}")], fail=where == "fail")
+    raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{reset}. {skipped}")], fail=where == "fail")
     return begin
 
 
@@ -349,5 +355,5 @@ def _newest_high_watermarks(
         return high_watermarks(client, partitions, deadline)
 
 
-def _flat(numbers: ByPartition) -> dict[TopicPartition, int]:
+def _flatten(numbers: ByPartition) -> dict[TopicPartition, int]:
     return {(topic, partition): number for topic, each in numbers.items() for partition, number in each.items()}

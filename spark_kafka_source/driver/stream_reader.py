@@ -22,26 +22,26 @@ from protocol.once import log_once
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
 from spark_kafka_source.driver.discovery import discover_present, retry_unknown_topics
-from spark_kafka_source.driver.group_checks import warn_of_other_offsets
+from spark_kafka_source.driver.group_checks import warn_if_offsets_differ
 from spark_kafka_source.driver.query_state import QueryState
-from spark_kafka_source.driver.start_offsets import log_ends
+from spark_kafka_source.driver.start_offsets import log_end_offsets
 from spark_kafka_source.driver.trigger import Trigger
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
-from spark_kafka_source.plan.range_groups import groups
+from spark_kafka_source.plan.range_groups import group_ranges
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.range_reader import RangePartition, read_range
-from spark_kafka_source.task.shipped import Shipped
 
-_ONCE = (
+_ONCE_WARNING = (
     "trigger(once=True) ends without committing its batch to group %s, since Spark does not tell a source that its "
     "last batch is complete; the next run commits it. Use trigger(availableNow=True), which commits what it has read"
 )
 
 
-class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of a streaming query.
 
     Parameters
@@ -69,7 +69,7 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
 
         def target() -> dict[TopicPartition, ListedOffset]:
             # A topic that is missing is compared later, with the offsets that the query starts from.
-            return log_ends(client, options, discover_present(client, options, deadline), deadline)
+            return log_end_offsets(client, options, discover_present(client, options, deadline), deadline)
 
         self._query.target = retry_unknown_topics(client, target, deadline)
 
@@ -112,9 +112,9 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
         deadline = query.deadline()
         if not query.running:
             query.client.brokers(deadline)  # fails early for a wrong address
-            query.commits.begin(deadline)
+            query.commits.start(deadline)
             if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
-                log_once(_ONCE % query.commits.group)
+                log_once(_ONCE_WARNING % query.commits.group)
         starting: Mapping[TopicPartition, int] = {}
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         read = Offsets({}) if is_new else Offsets.from_json_dict(start)
@@ -123,12 +123,12 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
             start = (Offsets({}) if is_member else begin).to_json_dict()
             starting, read = begin.ends, replace(begin, ends={})
         elif not query.running and not is_member:
-            warn_of_other_offsets(query.client, self._options, read, deadline)
+            warn_if_offsets_differ(query.client, self._options, read, deadline)
         query.running = True
         try:
             end = Trigger(query, read, starting, limit, deadline).plan()
         except KafkaError:
-            query.commits.wait()
+            query.commits.await_commit()
             raise
         query.idle.ended(
             idle=end is None,
@@ -137,14 +137,14 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
             partitions=len(read.ends),
         )
         if end is None and query.target is not None:
-            query.commits.wait_for_last("the checkpoint has the offsets, and the next run commits them")
+            query.commits.await_last_commit("the checkpoint has the offsets, and the next run commits them")
         else:
-            query.commits.wait()
+            query.commits.await_commit()
         return start if end is None else end.to_json_dict()
 
     def reportLatestOffset(self) -> JsonDict | None:
         """Return the log end offsets of the last trigger: the progress' `latestOffset`, for lag."""
-        return None if self._query.logs is None else self._query.logs.log_ends().to_json_dict()
+        return None if self._query.logs is None else self._query.logs.log_end_offsets().to_json_dict()
 
     @with_remedies()
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
@@ -155,7 +155,7 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
         query, options = self._query, self._options
         query.planned_end = end
         until = Offsets.from_json_dict(end)
-        begin = replay.first_begin(query, until) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
+        begin = replay.first_batch_start(query, until) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         missing = unresolved(begin, until)
         ranges = offset_ranges(
             begin,
@@ -163,11 +163,11 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
             fail_on_data_loss=options.fail_on_data_loss,
-            earliest=replay.earliest(query, missing, until) if missing else None,
+            earliest=replay.new_partition_starts(query, missing, until) if missing else None,
         )
         if ranges and not query.running and not options.fail_on_data_loss:
-            query.replay_lacked = replay.count_lacking(query, ranges)
-        return [RangePartition(group) for group in groups(ranges, options.max_input_partitions, until.leaders)]
+            query.replay_lost = replay.count_lost(query, ranges)
+        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, until.leaders)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Yield the rows of one task. Runs on an executor."""
@@ -176,7 +176,7 @@ class KafkaStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailabl
     def commit(self, end: JsonDict) -> None:
         """Mark the end of a complete batch for the commit."""
         if self._query.logs is not None:
-            self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.claims, self._query.member)
+            self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.assignment, self._query.member)
 
     def stop(self) -> None:
         """Leave the group, and stop committing."""

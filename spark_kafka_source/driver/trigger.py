@@ -13,9 +13,9 @@ from protocol.clock import Deadline
 from protocol.consumer.list_offsets import end_of_epoch
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.driver.discovery import claim_all, discover_present, leaders, retry_unknown_topics
+from spark_kafka_source.driver.discovery import assign_all, discover_present, leaders, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
-from spark_kafka_source.driver.start_offsets import high_watermarks, log_ends, log_starts
+from spark_kafka_source.driver.start_offsets import high_watermarks, log_end_offsets, log_start_offsets
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss, limits
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
@@ -53,48 +53,52 @@ class Trigger:
 
     def plan(self) -> Offsets | None:
         """Return the end of the next batch, None if nothing is new. Commits `read` after the topic ids are checked."""
-        backlog = retry_unknown_topics(self._client, self._look, self.deadline)
-        if self._must_wait(backlog.size):
+        backlog = retry_unknown_topics(self._client, self._fetch_backlog, self.deadline)
+        if self._waits_for_more(backlog.size):
             return None
         end = backlog.batch(limits.end_offsets(backlog.starts, backlog.ends, self._max_offsets(backlog)))
         if end is None:
             return None
         data_loss.raise_or_warn(self._losses, fail=False)
         data_loss.warn_advanced(backlog.logs.positions, backlog.advanced)
-        self.query.replay_lacked = {}
+        self.query.replay_lost = {}
         if self._options.max_input_partitions is not None:
             end = replace(end, leaders=leaders(self._client, end.ends, self.deadline))
         return end
 
-    # -- what there is to read ----------------------------------------------------------------
+    # -- unread records -------------------------------------------------------------------------
 
-    def _look(self) -> Backlog:
+    def _fetch_backlog(self) -> Backlog:
         """Return the backlog. Raises `TopicUnknown` if a topic is deleted meanwhile."""
         self._losses = []
-        logs = self._claimed_logs()
-        if self.query.membership is not None and self.query.membership.has_lost:
+        logs = self._assigned_logs()
+        if self.query.membership is not None and self.query.membership.assignment_lost:
             # A driver suspended between the two requests sees records of other members; its deadline may have passed.
             self.deadline = self.query.deadline()
-            logs = self._claimed_logs()
-        if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.held_back()):
+            logs = self._assigned_logs()
+        if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.ends_before_position()):
             last = high_watermarks(self._client, epochs, self.deadline, known_epochs=epochs)
             logs = replace(logs, high_watermarks=last)
         before, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (before.stale if before else set()))
-        self._raise_or_keep(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
-        self._raise_or_keep(data_loss.deleted(logs))
+        self._raise_or_defer(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
+        self._raise_or_defer(data_loss.deleted(logs))
         return self._backlog(logs)
 
-    def _claimed_logs(self) -> LogSnapshot:
-        """Return the claims and their log end offsets; mark `read` for the commit in between."""
+    def _assigned_logs(self) -> LogSnapshot:
+        """Return the assigned partitions with their log end offsets; mark `read` for the commit in between."""
         known = self.read.ends.keys() | self.starting.keys()
-        claims = claim_all(self._client, self._options, known, self.deadline)
-        claims = replace(claims, added={**self.starting, **claims.added})
+        assignment = assign_all(self._client, self._options, known, self.deadline)
+        assignment = replace(assignment, added={**self.starting, **assignment.added})
         if self.query.membership is not None:
-            ends_soon = self.query.target is not None
-            claims = self.query.membership.claims(claims, self.read, ends_soon=ends_soon, deadline=self.deadline)
-        self.query.commits.mark(self.read, claims, self.query.member)
-        return LogSnapshot(self.read, claims, log_ends(self._client, self._options, claims.owned, self.deadline))
+            available_now = self.query.target is not None
+            assignment = self.query.membership.assignment(
+                assignment, self.read, available_now=available_now, deadline=self.deadline
+            )
+        self.query.commits.mark(self.read, assignment, self.query.member)
+        return LogSnapshot(
+            self.read, assignment, log_end_offsets(self._client, self._options, assignment.owned, self.deadline)
+        )
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
         """Return the backlog with its start offsets; raise or keep losses."""
@@ -102,47 +106,47 @@ class Trigger:
         if target is not None:
             target.update(logs.late_targets(target))
         ends = logs.ends(target)
-        begins = log_starts(self._client, logs.new(ends), self.deadline)
+        begins = log_start_offsets(self._client, logs.new(ends), self.deadline)
         added = data_loss.added(logs, begins)
-        self._raise_or_keep(added.values())
-        skipped = Counter(self.query.replay_lacked) + Counter({key: begins[key] for key in added})
+        self._raise_or_defer(added.values())
+        skipped = Counter(self.query.replay_lost) + Counter({key: begins[key] for key in added})
         backlog = Backlog(logs, ends, logs.joined(ends, begins), skipped=skipped)
-        agreed = self._agreed(backlog)
-        ends = ends | {key: max(offset, logs.listed[key].offset) for key, offset in agreed.items()}
-        backlog = replace(backlog, ends=ends, joined={**backlog.joined, **agreed})
-        return backlog if fail else replace(backlog, advanced=self._advanced(backlog))
+        divergent = self._divergent_offsets(backlog)
+        ends = ends | {key: max(offset, logs.listed[key].offset) for key, offset in divergent.items()}
+        backlog = replace(backlog, ends=ends, joined={**backlog.joined, **divergent})
+        return backlog if fail else replace(backlog, advanced=self._new_log_starts(backlog))
 
-    def _agreed(self, backlog: Backlog) -> dict[TopicPartition, int]:
+    def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
-        truncated, epochs, owned = backlog.truncated(), backlog.logs.epochs, backlog.logs.claims.owned
+        truncated, epochs, owned = backlog.truncated(), backlog.logs.epochs, backlog.logs.assignment.owned
         now = discover_present(self._client, self._options, self.deadline) if truncated else {}
-        agreed = {}
+        divergent = {}
         for key in truncated:
             if now.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{partition_name(key)} ends before what was read, and is of another topic by now")
-            agreed[key] = end = backlog.ends[key]
+            divergent[key] = end = backlog.ends[key]
             if key in epochs:
                 known = end_of_epoch(self._client, *key, epochs[key], self.deadline)
-                agreed[key] = end if known is None else min(known, end)
-            self._raise_or_keep([data_loss.truncated(key, backlog.starts[key], end, agreed[key])])
-        return agreed
+                divergent[key] = end if known is None else min(known, end)
+            self._raise_or_defer([data_loss.truncated(key, backlog.starts[key], end, divergent[key])])
+        return divergent
 
-    def _advanced(self, backlog: Backlog) -> dict[TopicPartition, int]:
+    def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the log start offsets of logs that no longer have the position. Otherwise a task would fail on it."""
         behind = backlog.continued()
-        begins = log_starts(self._client, behind, self.deadline)
+        begins = log_start_offsets(self._client, behind, self.deadline)
         return {key: min(begins[key], backlog.ends[key]) for key in behind if begins[key] > backlog.starts[key]}
 
-    def _raise_or_keep(self, losses: Iterable[data_loss.Loss], *, fail: bool | None = None) -> None:
+    def _raise_or_defer(self, losses: Iterable[data_loss.Loss], *, fail: bool | None = None) -> None:
         """Raise losses if `fail` (default: `failOnDataLoss`), otherwise keep them for later warnings."""
         if self._options.fail_on_data_loss if fail is None else fail:
             data_loss.raise_or_warn(losses, fail=True)
         self._losses += losses
 
-    # -- how much of it -----------------------------------------------------------------------
+    # -- limits ---------------------------------------------------------------------------------
 
-    def _must_wait(self, new_offsets: int) -> bool:
+    def _waits_for_more(self, new_offsets: int) -> bool:
         """Return True if `minOffsetsPerTrigger` is not reached; an `availableNow` run never waits."""
         if self.query.target is not None:
             return False

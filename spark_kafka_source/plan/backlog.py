@@ -12,7 +12,7 @@ from functools import cached_property
 
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 
@@ -24,38 +24,38 @@ class LogSnapshot:
     ----------
     read : Offsets
         The end of the last batch; without `ends` before a query's first batch.
-    claims : Claims
+    assignment : QueryAssignment
         The partitions that the query may read now.
     listed : mapping of TopicPartition to ListedOffset
         Log end offset and leader epoch of every owned partition.
     high_watermarks : mapping of TopicPartition to int
-        High watermarks of the partitions in `held_back`.
+        High watermarks of the partitions in `ends_before_position`.
     """
 
     read: Offsets
-    claims: Claims
+    assignment: QueryAssignment
     listed: Mapping[TopicPartition, ListedOffset]
     high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @cached_property
     def positions(self) -> dict[TopicPartition, int]:
-        """Return `Claims.positions` after the last batch."""
-        return self.claims.positions(self.read)
+        """Return `QueryAssignment.positions` after the last batch."""
+        return self.assignment.positions(self.read)
 
     @cached_property
     def epochs(self) -> dict[TopicPartition, int]:
-        """Return `Claims.epochs` after the last batch."""
-        return self.claims.epochs(self.read)
+        """Return `QueryAssignment.epochs` after the last batch."""
+        return self.assignment.epochs(self.read)
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read."""
         known = self.read.ids
-        return {topic: now for topic, now in topic_ids(self.claims.owned).items() if known.get(topic, now) != now}
+        return {topic: now for topic, now in topic_ids(self.assignment.owned).items() if known.get(topic, now) != now}
 
     def deleted(self) -> list[TopicPartition]:
         """Return partitions that were read and no longer exist, without those of recreated topics."""
-        missing = self.positions.keys() - self.claims.owned.keys() - set(self.claims.revoked)
+        missing = self.positions.keys() - self.assignment.owned.keys() - set(self.assignment.revoked)
         return sorted(key for key in missing if key[0] not in self.recreated)
 
     @cached_property
@@ -68,7 +68,7 @@ class LogSnapshot:
         """Return the log end offsets of partitions that are not `stale`."""
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
-    def held_back(self) -> dict[TopicPartition, int]:
+    def ends_before_position(self) -> dict[TopicPartition, int]:
         """Return the newest known leader epoch of partitions whose log end offset is before the position.
 
         With `read_committed` this need not be a loss: an open transaction may have begun before the position, if the
@@ -88,7 +88,7 @@ class LogSnapshot:
             for key, end in self.current.items()
         }
 
-    def log_ends(self) -> Offsets:
+    def log_end_offsets(self) -> Offsets:
         """Return the log end offsets and topic ids."""
         return Offsets(self._current_ends, ids=self.ids_of(self.current))
 
@@ -121,7 +121,7 @@ class LogSnapshot:
         return [key for key in partitions if key not in self.positions or key[0] in self.recreated]
 
     def joined(
-        self, ends: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
+        self, ends: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return the first offset of partitions that do not start at the end of the last batch: the next `@joined`.
 
@@ -132,15 +132,15 @@ class LogSnapshot:
             Log start offsets of the `new` partitions.
         """
         moved = {key: at for key, at in self.positions.items() if key in ends and at != self.read.ends.get(key)}
-        return moved | {key: min(log_starts[key], ends[key]) for key in log_starts}
+        return moved | {key: min(log_start_offsets[key], ends[key]) for key in log_start_offsets}
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
         """Return the topic ids of owned partitions."""
-        return topic_ids({key: self.claims.owned[key] for key in partitions})
+        return topic_ids({key: self.assignment.owned[key] for key in partitions})
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
-        same_topic = self.claims.owned[key] == self.read.ids.get(key[0])
+        same_topic = self.assignment.owned[key] == self.read.ids.get(key[0])
         return self.read.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
 
 
@@ -197,7 +197,7 @@ class Backlog:
         """
         logs, read = self.logs, self.logs.read
         # Keep positions of revoked partitions: they may be assigned again.
-        revoked = {key for key in logs.claims.revoked if key in read.ends and key[0] not in logs.recreated}
+        revoked = {key for key in logs.assignment.revoked if key in read.ends and key[0] not in logs.recreated}
         ends = {**until, **{key: read.ends[key] for key in revoked}}
         if ends == logs.positions and not (self.joined or self.advanced or self.skipped):
             return None

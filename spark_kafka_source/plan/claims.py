@@ -13,7 +13,7 @@ from spark_kafka_source.plan.offsets import Offsets
 
 
 @dataclass(frozen=True)
-class Claims:
+class QueryAssignment:
     """The partitions of one trigger.
 
     Attributes

@@ -32,19 +32,19 @@ class Loss:
     """A loss in one partition: text, error class, the remedy for the error, and the note for the warning."""
 
     error_class: str
-    what: str
+    message: str
     key: TopicPartition
     remedy: str = "To continue without it, set failOnDataLoss=false"
-    chosen: str = "failOnDataLoss=false: continuing without it"
+    note: str = "failOnDataLoss=false: continuing without it"
 
 
 def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
     """Raise `DataLoss` for the first loss if `fail`; otherwise log a warning for each."""
     for loss in losses:
         if fail:
-            message = with_error_class(loss.error_class, f"{loss.what}. Nothing is read. {loss.remedy}")
+            message = with_error_class(loss.error_class, f"{loss.message}. Nothing is read. {loss.remedy}")
             raise DataLoss(message, topic=loss.key[0], partition=loss.key[1])
-        log.warning("%s (%s)", loss.what, loss.chosen)
+        log.warning("%s (%s)", loss.message, loss.note)
 
 
 def recreated(logs: LogSnapshot) -> list[Loss]:
@@ -61,8 +61,8 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
             "To read the new one from its beginning, set onTopicRecreated=earliest (it is the default with "
             "failOnDataLoss=false)"
         )
-        chosen = "onTopicRecreated=earliest: the new one is read from its beginning"
-        found.append(Loss(PARTITION_OFFSET_CHANGED, what, key, remedy, chosen))
+        note = "onTopicRecreated=earliest: the new one is read from its beginning"
+        found.append(Loss(PARTITION_OFFSET_CHANGED, what, key, remedy, note))
     return found
 
 
@@ -110,7 +110,7 @@ def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]
     }
 
 
-def added(logs: LogSnapshot, log_starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
+def added(logs: LogSnapshot, log_start_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Loss]:
     """Return the losses of new partitions of known topics whose log start offset is not 0."""
     topics = {topic for topic, _ in logs.positions} - logs.recreated.keys()
     return {
@@ -120,18 +120,18 @@ def added(logs: LogSnapshot, log_starts: Mapping[TopicPartition, int]) -> dict[T
             "DeleteRecords has removed its first records before they were read",
             key,
         )
-        for key, start in sorted(log_starts.items())
+        for key, start in sorted(log_start_offsets.items())
         if start and key[0] in topics
     }
 
 
-def truncated(key: TopicPartition, read: int, end: int, agreed: int) -> Loss:
-    """Return the loss of a log that ends before offset `read`, and is unchanged before offset `agreed`."""
+def truncated(key: TopicPartition, read: int, end: int, divergent: int) -> Loss:
+    """Return the loss of a log that ends before offset `read`, and is unchanged before offset `divergent`."""
     return Loss(
         PARTITION_OFFSET_CHANGED,
         f"{partition_name(key)} ends at offset {end}, but the query has read up to {read}: the log was truncated "
-        f"(unclean leader election), or the topic was deleted and created again. Offsets {agreed} to {read} were read, "
-        "and now have other records or none",
+        f"(unclean leader election), or the topic was deleted and created again. Offsets {divergent} to {read} were "
+        "read, and now have other records or none",
         key,
     )
 
@@ -142,19 +142,21 @@ def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
         f"{partition_name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, "
         "or the topic was deleted and created again, and records may be missing"
     )
-    return Loss(PARTITION_OFFSET_CHANGED, what, key, chosen="failOnDataLoss=false: nothing of it is read in this batch")
+    return Loss(PARTITION_OFFSET_CHANGED, what, key, note="failOnDataLoss=false: nothing of it is read in this batch")
 
 
-def warn_advanced(positions: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]) -> None:
+def warn_advanced(positions: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]) -> None:
     """Warn of logs that start after the position, with `failOnDataLoss=false`."""
-    lost = [f"{positions[key]} to {log_starts[key]} of {partition_name(key)}" for key in sorted(log_starts)]
+    lost = [
+        f"{positions[key]} to {log_start_offsets[key]} of {partition_name(key)}" for key in sorted(log_start_offsets)
+    ]
     if lost:
         log.warning(
             "offsets %s%s are no longer in the log: retention or DeleteRecords has removed them before they were "
             "read (failOnDataLoss=false: %d offsets are skipped)",
             ", ".join(lost[:10]),
             f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
-            sum(offset - positions[key] for key, offset in log_starts.items()),
+            sum(offset - positions[key] for key, offset in log_start_offsets.items()),
         )
 
 
@@ -168,10 +170,12 @@ def warn_stale(partitions: Collection[TopicPartition]) -> None:
         )
 
 
-def count_skipped(ranges: Iterable[Range], log_starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def count_skipped(
+    ranges: Iterable[Range], log_start_offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
     """Return the number of offsets of a replayed batch that are before the log start offsets."""
     skipped: Counter[TopicPartition] = Counter()
     for each in ranges:
         key = each.topic_partition
-        skipped[key] += max(0, min(log_starts[key], each.until_offset) - each.from_offset)
+        skipped[key] += max(0, min(log_start_offsets[key], each.until_offset) - each.from_offset)
     return {key: count for key, count in skipped.items() if count}

@@ -83,10 +83,10 @@ class Offsets:
             These are not offsets of a Kafka source.
         """
         if not isinstance(rows, Mapping):
-            raise _not_ours("they are not a JSON object")
+            raise _foreign_offsets("they are not a JSON object")
         unknown = [key for key in rows if str(key).startswith("@") and key not in (_IDS, *_NUMBERS)]
         if unknown:
-            raise _not_ours(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
+            raise _foreign_offsets(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
         ends = _flatten({key: value for key, value in rows.items() if not str(key).startswith("@")}, "")
         ids = {topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()}
         numbers = {key: _flatten(rows.get(key, {}), key) for key in _NUMBERS}
@@ -94,10 +94,10 @@ class Offsets:
         strange: dict[str, set[Any]] = {key: numbers[key].keys() - ends.keys() for key in _NUMBERS[:-1]}
         for key, strangers in {_IDS: ids.keys() - {topic for topic, _ in ends}, **strange}.items():
             if strangers:
-                raise _not_ours(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
+                raise _foreign_offsets(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
         for tp, begin in joined.items():
             if begin > ends[tp]:
-                raise _not_ours(f"{_JOINED} begins {partition_name(tp)} at {begin}, after its end {ends[tp]}")
+                raise _foreign_offsets(f"{_JOINED} begins {partition_name(tp)} at {begin}, after its end {ends[tp]}")
         return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped})
 
     @classmethod
@@ -149,12 +149,12 @@ def _flatten(rows: object, key: str) -> dict[TopicPartition, int]:
     try:
         return by_partition(rows, whole_number)
     except ValueError as error:
-        raise _not_ours(f"{key}: {error}" if key else str(error)) from error
+        raise _foreign_offsets(f"{key}: {error}" if key else str(error)) from error
 
 
 def _object(rows: object, key: str) -> Mapping[str, object]:
     if not isinstance(rows, Mapping):
-        raise _not_ours(f"{key} is not a JSON object")
+        raise _foreign_offsets(f"{key} is not a JSON object")
     return rows
 
 
@@ -163,10 +163,10 @@ def _topic_id(text: object) -> bytes:
         topic_id = base64.urlsafe_b64decode(text + "==")
         if topic_id_text(topic_id) == text:
             return topic_id
-    raise _not_ours(f"{_IDS} has {text!r}, which is no topic id")
+    raise _foreign_offsets(f"{_IDS} has {text!r}, which is no topic id")
 
 
-def _not_ours(why: str) -> ConfigurationError:
+def _foreign_offsets(why: str) -> ConfigurationError:
     return ConfigurationError(
         f"The checkpoint's offsets are not those of a Kafka source: {why}. "
         "Use the checkpointLocation that belongs to this query, or a new one."

@@ -13,7 +13,7 @@ from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 
 
-def groups(
+def group_ranges(
     ranges: Sequence[Range], max_groups: int | None, leaders: Mapping[TopicPartition, int]
 ) -> list[tuple[Range, ...]]:
     """Return one group per range, but at most `max_groups` groups of about equal size.
@@ -32,7 +32,7 @@ def groups(
             high = middle
         else:
             low = middle + 1
-    return [_joined(group) for group in _fill(ordered, low)]
+    return [_merge_adjacent(group) for group in _fill(ordered, low)]
 
 
 def _fill(ordered: Sequence[Range], most: int) -> list[list[Range]]:
@@ -48,7 +48,7 @@ def _fill(ordered: Sequence[Range], most: int) -> list[list[Range]]:
     return filled
 
 
-def _joined(group: Sequence[Range]) -> tuple[Range, ...]:
+def _merge_adjacent(group: Sequence[Range]) -> tuple[Range, ...]:
     joined: list[Range] = []
     for one in group:
         before = joined[-1] if joined else None

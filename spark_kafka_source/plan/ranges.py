@@ -53,7 +53,7 @@ def offset_ranges(
     """
     ranges = []
     for tp, until in sorted(end.ends.items()):
-        begin = _begin(start, end, tp)
+        begin = _start_offset(start, end, tp)
         if begin is None and (begin := (earliest or {}).get(tp)) is None:
             raise UsageError(f"{partition_name(tp)} is new and has no start offset.")
         if until < begin:
@@ -68,7 +68,7 @@ def offset_ranges(
 
 def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
     """Return the partitions of `end` whose start neither offset has; they start at their log start offsets."""
-    return [tp for tp in sorted(end.ends) if _begin(start, end, tp) is None]
+    return [tp for tp in sorted(end.ends) if _start_offset(start, end, tp) is None]
 
 
 def split(ranges: list[Range], max_records: int | None = None, min_partitions: int | None = None) -> list[Range]:
@@ -78,27 +78,29 @@ def split(ranges: list[Range], max_records: int | None = None, min_partitions: i
     partition is too small, none of the partition's ranges is split, as in Spark's connector.
     """
     if max_records is not None:
-        ranges = [piece for r in ranges for piece in _cut(r, math.ceil(r.size / max_records))]
+        ranges = [piece for r in ranges for piece in _split_range(r, math.ceil(r.size / max_records))]
     if min_partitions is None or len(ranges) >= min_partitions:
         return ranges
     total = sum(r.size for r in ranges)
-    small = [r for r in ranges if _pieces(r.size, total, min_partitions) == 1]
+    small = [r for r in ranges if _piece_count(r.size, total, min_partitions) == 1]
     whole = {r.topic_partition for r in small}
     cut_total = total - sum(r.size for r in small)
     cut_pieces = max(min_partitions - len(small), 1)
     return [
         piece
         for r in ranges
-        for piece in ([r] if r.topic_partition in whole else _cut(r, _pieces(r.size, cut_total, cut_pieces)))
+        for piece in (
+            [r] if r.topic_partition in whole else _split_range(r, _piece_count(r.size, cut_total, cut_pieces))
+        )
     ]
 
 
-def _pieces(size: int, total: int, wanted: int) -> int:
+def _piece_count(size: int, total: int, wanted: int) -> int:
     # Halves are rounded up, as by Java's Math.round; Python's round goes to the even neighbour.
     return max(math.floor(size / total * wanted + 0.5), 1)
 
 
-def _cut(whole: Range, pieces: int) -> list[Range]:
+def _split_range(whole: Range, pieces: int) -> list[Range]:
     cut = []
     begin = whole.from_offset
     for left in range(pieces, 0, -1):
@@ -111,7 +113,7 @@ def _cut(whole: Range, pieces: int) -> list[Range]:
     return cut
 
 
-def _begin(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
+def _start_offset(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
     joined = end.joined.get(tp)
     if tp not in start.ends or _recreated(start, end, tp[0]):
         return joined

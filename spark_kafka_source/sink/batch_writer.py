@@ -17,12 +17,12 @@ from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
-from spark_kafka_source.task.shipped import Shipped
+from spark_kafka_source.task.pickling import PickledForExecutors
 
 log = logging.getLogger(__name__)
 
 
-class KafkaBatchWriter(Shipped, DataSourceArrowWriter):
+class KafkaBatchWriter(PickledForExecutors, DataSourceArrowWriter):
     """The writer of one batch write.
 
     Raises

@@ -21,12 +21,12 @@ from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.rows import arrow_batches
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
-from spark_kafka_source.task.shipped import Shipped
+from spark_kafka_source.task.pickling import PickledForExecutors
 
 log = logging.getLogger(__name__)
 
 
-class RowStreamWriter(Shipped, DataSourceStreamWriter):
+class RowStreamWriter(PickledForExecutors, DataSourceStreamWriter):
     """The writer of a micro-batch of rows: for PySpark 4.0, which cannot pass Arrow batches to a streaming sink.
 
     Parameters

@@ -14,7 +14,7 @@ from protocol.once import warn_once
 _FROM_ENVIRONMENT = "env:"
 
 
-def in_this_rack(config: ConsumerConfig) -> ConsumerConfig:
+def resolve_client_rack(config: ConsumerConfig) -> ConsumerConfig:
     """Return the configuration with this machine's rack; without one, and with a warning, if the variable is unset."""
     if not config.client_rack.startswith(_FROM_ENVIRONMENT):
         return config

@@ -24,7 +24,7 @@ from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, with_error_class
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.remedies import option_to_continue, remedy_to_continue, with_remedies
-from spark_kafka_source.task.client_rack import in_this_rack
+from spark_kafka_source.task.client_rack import resolve_client_rack
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -39,12 +39,12 @@ class RangePartition(InputPartition):
 log = logging.getLogger(__name__)
 
 _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
-_MOST_MILLIS = (2**63 - 1) // 1000
+_MAX_MILLIS = (2**63 - 1) // 1000
 # Small, so that Spark receives the first rows while the next ones are fetched.
 _FIRST_FETCH_BYTES = 1 << 20
 # Limit of one cached topic column; 16 are cached. Names of more than 60 characters are repeated for each chunk.
-_MOST_KEPT_BYTES = 1 << 20
-_PLANNED_ONCE = (
+_MAX_CACHED_BYTES = 1 << 20
+_REPLAN_HINT = (
     ". If this is not the first action on the DataFrame: its offsets are those of the first one. Call load() again to "
     "read what the topic has now"
 )
@@ -78,7 +78,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     client.has_answered = True  # the driver has connected when it planned these ranges
     records = BoundedReader(
         client,
-        in_this_rack(options.consumer),
+        resolve_client_rack(options.consumer),
         ranges,
         columns=_decoded(options.row_columns),
         poll_timeout_ms=options.poll_timeout_ms,
@@ -99,7 +99,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
 def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
     recreated = isinstance(loss, TopicRecreated)
     if options.fail_on_topic_recreated if recreated else options.fail_on_data_loss:
-        loss.message = f"{loss}. {remedy_to_continue(loss)}{'' if options.streaming else _PLANNED_ONCE}"
+        loss.message = f"{loss}. {remedy_to_continue(loss)}{'' if options.streaming else _REPLAN_HINT}"
         raise loss
     log.warning("%s (%s: %d offsets are skipped)", loss, option_to_continue(loss), skipped.size)
 
@@ -136,7 +136,7 @@ def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
         return column.view(_MILLIS).cast(_MICROS)
     except pa.ArrowInvalid as error:
         milliseconds = to_numpy(column)
-        worst = milliseconds[(milliseconds > _MOST_MILLIS) | (milliseconds < -_MOST_MILLIS)][0]
+        worst = milliseconds[(milliseconds > _MAX_MILLIS) | (milliseconds < -_MAX_MILLIS)][0]
         raise UsageError(
             with_error_class(
                 MALFORMED_RECORD_TIMESTAMP,
@@ -151,9 +151,9 @@ def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
 def _topic_column(topic: str, rows: int) -> pa.Array:
     """Return the topic, repeated. Chunks share a cached column of a power of two rows, unless it is too large."""
     rounded = 1 << max(rows - 1, 1).bit_length()
-    if rounded * len(topic) > _MOST_KEPT_BYTES:
+    if rounded * len(topic) > _MAX_CACHED_BYTES:
         return _repeated(topic, rows)
-    return _kept(topic, rounded).slice(0, rows)
+    return _cached_topic(topic, rounded).slice(0, rows)
 
 
 def _repeated(topic: str, rows: int) -> pa.Array:
@@ -162,4 +162,4 @@ def _repeated(topic: str, rows: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])
 
 
-_kept = lru_cache(maxsize=16)(_repeated)
+_cached_topic = lru_cache(maxsize=16)(_repeated)

@@ -54,7 +54,7 @@ def spark_schema(columns: Sequence[str]) -> StructType:
     return StructType.fromJson(_struct({name: _TYPES[name][0] for name in columns}))
 
 
-def require_own_schema(given: StructType, columns: Sequence[str]) -> None:
+def require_source_schema(given: StructType, columns: Sequence[str]) -> None:
     """Raise `ConfigurationError` if the user has set another schema, which Spark passes as `given`."""
     own = spark_schema(columns)
     if _without_comments(given) != _without_comments(own):

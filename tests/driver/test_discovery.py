@@ -12,10 +12,10 @@ from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.driver.discovery import claim_all, discover
+from spark_kafka_source.driver.discovery import assign_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import LogSnapshot
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from tests.driver.changing_logs import Cluster, read_to
 from tests.fake_kafka.clock import ManualClock
@@ -39,7 +39,7 @@ def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> d
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        return dict(claim_all(client, options, EXISTING, Deadline.after_ms(timeout_ms, clock)).owned)
+        return dict(assign_all(client, options, EXISTING, Deadline.after_ms(timeout_ms, clock)).owned)
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -53,10 +53,10 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     gone = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        claims = claim_all(client, options, [*EXISTING, gone], client.deadline())
-    assert claims == Claims(EXISTING)
+        assignment = assign_all(client, options, [*EXISTING, gone], client.deadline())
+    assert assignment == QueryAssignment(EXISTING)
     read = Offsets({**dict.fromkeys(EXISTING, 5), gone: 5})
-    assert LogSnapshot(read, claims, {}).deleted() == [gone]
+    assert LogSnapshot(read, assignment, {}).deleted() == [gone]
     assert 10 < clock.at_s < 13
 
 
@@ -134,20 +134,20 @@ def kraft() -> Iterator[FakeKafka]:
         yield kafka
 
 
-def claimed(kafka: FakeKafka, clock: ManualClock) -> list[str]:
-    """Return the topics that a trigger claims for a query that has read both."""
+def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
+    """Return the topics that a trigger assigns to a query that has read both."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": "orders-.*"}
     with client_on(kafka, clock) as client:
         expected = [("orders-1", 0), ("orders-2", 0)]
         parsed = parse_source_options(options, streaming=True)
-        return [topic for topic, _ in claim_all(client, parsed, expected, client.deadline()).owned]
+        return [topic for topic, _ in assign_all(client, parsed, expected, client.deadline()).owned]
 
 
 def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(
     kraft: FakeKafka, clock: ManualClock
 ) -> None:
     kraft.delete_topic("orders-2")
-    assert claimed(kraft, clock) == ["orders-1"]
+    assert assigned(kraft, clock) == ["orders-1"]
     assert 0.5 <= clock.at_s < 2
 
 

@@ -14,7 +14,7 @@ from protocol.errors import DataLoss
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
 from spark_kafka_source.driver import trigger
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 
@@ -76,9 +76,9 @@ def test_recreated_or_deleted_topic_gets_no_commit(
 def test_revoked_partition_gets_no_commit_and_no_warning(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The claims of a group member, too, have revoked partitions: another member resumes there."""
-    claims = Claims({("a", 0): OLD_ID}, revoked={("a", 1)})
-    monkeypatch.setattr(trigger, "claim_all", lambda *_: claims)
+    """The assignment of a group member, too, have revoked partitions: another member resumes there."""
+    assignment = QueryAssignment({("a", 0): OLD_ID}, revoked={("a", 1)})
+    monkeypatch.setattr(trigger, "assign_all", lambda *_: assignment)
     reader = cluster.reader()
     marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
     reader._query.running = True
@@ -87,7 +87,7 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     assert end == read_to(20)
     assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-    claims = Claims(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): 30})
+    assignment = QueryAssignment(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): 30})
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     reader.commit(end)
     assert ranges(reader, end, after) == [(1, 30, 40)]

@@ -267,7 +267,7 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
         since_s = time.monotonic()
         for offset in (5, 6, 7):
             manager.reset({("a", 0): CommittedOffset(offset), ("b", 0): CommittedOffset(3)})
-            commits.wait_for_last("the next run commits it")
+            commits.await_last_commit("the next run commits it")
             assert cluster.committed("g") == {("a", 0): offset}
         assert time.monotonic() - since_s < 8
         assert manager.healthy

@@ -7,7 +7,7 @@ from dataclasses import replace
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -20,9 +20,9 @@ def end(offset: int, epoch: int = 5) -> ListedOffset:
 
 BEGIN = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD}, epochs={A0: 5, A1: 5, B0: 5})
 OWNED = {A0: OLD, A1: OLD, B0: NEW, C0: OLD}
-LOGS = LogSnapshot(BEGIN, Claims(OWNED), {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
+LOGS = LogSnapshot(BEGIN, QueryAssignment(OWNED), {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
 
-SAME = replace(LOGS, claims=Claims(OWNED | {B0: OLD}), listed={**LOGS.listed, B0: end(3)})
+SAME = replace(LOGS, assignment=QueryAssignment(OWNED | {B0: OLD}), listed={**LOGS.listed, B0: end(3)})
 
 
 def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
@@ -30,8 +30,8 @@ def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
     assert LOGS.stale == {A1}
     assert LOGS.new(LOGS.ends(None)) == [B0, C0]
     assert LOGS.ends(None) == {A0: 20, B0: 3, C0: 8, A1: 10}
-    assert LOGS.log_ends() == Offsets({A0: 20, B0: 3, C0: 8}, ids={"a": OLD, "b": NEW, "c": OLD})
-    nameless = LogSnapshot(replace(BEGIN, ids={}), Claims(dict.fromkeys(OWNED, NO_TOPIC_ID)), LOGS.listed)
+    assert LOGS.log_end_offsets() == Offsets({A0: 20, B0: 3, C0: 8}, ids={"a": OLD, "b": NEW, "c": OLD})
+    nameless = LogSnapshot(replace(BEGIN, ids={}), QueryAssignment(dict.fromkeys(OWNED, NO_TOPIC_ID)), LOGS.listed)
     assert (nameless.recreated, nameless.stale) == ({}, set())
 
 
@@ -53,12 +53,14 @@ def test_run_stays_within_the_current_log() -> None:
     target = {A0: end(25), B0: end(30)}
     assert LOGS.late_targets(target) == {B0: end(3, 0)}
     assert LOGS.ends(target | LOGS.late_targets(target)) == {A0: 20, B0: 3, A1: 10}
-    cut = LogSnapshot(BEGIN, Claims({A0: OLD}), {A0: end(7, 6)})
+    cut = LogSnapshot(BEGIN, QueryAssignment({A0: OLD}), {A0: end(7, 6)})
     assert Backlog(cut, cut.ends({A0: end(25)}), joined={}).truncated() == [A0]
 
 
 def test_backlog_starts_at_the_last_batch_or_the_log_start() -> None:
-    logs = LogSnapshot(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(20, 6), A1: end(7, 6), B0: end(4, 6)})
+    logs = LogSnapshot(
+        BEGIN, QueryAssignment({A0: OLD, A1: OLD, B0: OLD}), {A0: end(20, 6), A1: end(7, 6), B0: end(4, 6)}
+    )
     backlog = Backlog(logs, logs.ends(None), joined={})
     assert (backlog.truncated(), backlog.continued()) == ([A1], [A0])
     assert replace(backlog, joined={A0: 12}).continued() == []
@@ -79,7 +81,7 @@ def test_backlog_starts_at_the_last_batch_or_the_log_start() -> None:
 
 
 def test_batch_is_none_without_new_offsets() -> None:
-    logs = LogSnapshot(BEGIN, Claims({A0: OLD, A1: OLD, B0: OLD}), {A0: end(10), A1: end(10), B0: end(4)})
+    logs = LogSnapshot(BEGIN, QueryAssignment({A0: OLD, A1: OLD, B0: OLD}), {A0: end(10), A1: end(10), B0: end(4)})
     backlog = Backlog(logs, logs.ends(None), joined={})
     assert backlog.batch(BEGIN.ends) is None
     assert replace(backlog, skipped={A0: 1}).batch(BEGIN.ends) == replace(BEGIN, skipped={A0: 1})
@@ -90,9 +92,9 @@ def test_batch_is_none_without_new_offsets() -> None:
 def test_first_batch_records_its_start_in_its_end() -> None:
     owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
     starting = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
-    logs = LogSnapshot(replace(starting, ends={}), Claims(owned, added=starting.ends), listed)
+    logs = LogSnapshot(replace(starting, ends={}), QueryAssignment(owned, added=starting.ends), listed)
     # B0 is deleted by now, C0 is new.
     assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
     assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}
-    logs = replace(logs, read=starting, claims=Claims(owned))
+    logs = replace(logs, read=starting, assignment=QueryAssignment(owned))
     assert logs.joined(logs.ends(None), {C0: 0}) == {C0: 0}

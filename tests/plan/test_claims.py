@@ -12,7 +12,7 @@ import pytest
 from protocol.consumer.log_offsets import ListedOffset, Range
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 
@@ -26,16 +26,18 @@ def member(
     assigned: Collection[tuple[str, int]],
     group: Mapping[tuple[str, int], int],
     existing: Mapping[tuple[str, int], bytes] = EXISTING,
-) -> Claims:
-    """Return claims: assigned partitions start at the group's offsets, other members have all other existing
+) -> QueryAssignment:
+    """Return an assignment: assigned partitions start at the group's offsets, other members have all other existing
     partitions."""
     owned = {key: existing[key] for key in assigned}
-    return Claims(owned, {key: group[key] for key in owned if key in group}, existing.keys() - owned.keys())
+    return QueryAssignment(owned, {key: group[key] for key in owned if key in group}, existing.keys() - owned.keys())
 
 
-def next_end(read: Offsets, claims: Claims, ends: Mapping[tuple[str, int], int], start: int = 0) -> Offsets | None:
+def next_end(
+    read: Offsets, assignment: QueryAssignment, ends: Mapping[tuple[str, int], int], start: int = 0
+) -> Offsets | None:
     """Return the end of one trigger that reads everything. All logs start at `start`."""
-    logs = LogSnapshot(read, claims, {key: ListedOffset(ends[key], EPOCH, -1) for key in claims.owned})
+    logs = LogSnapshot(read, assignment, {key: ListedOffset(ends[key], EPOCH, -1) for key in assignment.owned})
     readable = logs.ends(None)
     backlog = Backlog(logs, readable, logs.joined(readable, dict.fromkeys(logs.new(readable), start)))
     assert backlog.truncated() == []
@@ -59,11 +61,11 @@ def test_first_batch_starts_at_group_offsets_or_log_starts() -> None:
 
 
 def test_revoked_partition_is_neither_read_nor_lost_nor_forgotten() -> None:
-    claims = member([A0], {A0: 10})
-    logs = LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)})
+    assignment = member([A0], {A0: 10})
+    logs = LogSnapshot(READ, assignment, {A0: ListedOffset(10, EPOCH, -1)})
     assert data_loss.deleted(logs) == []
-    assert next_end(READ, claims, {A0: 10}) is None, "a revocation alone makes no batch"
-    end = next_end(READ, claims, {A0: 15})
+    assert next_end(READ, assignment, {A0: 10}) is None, "a revocation alone makes no batch"
+    end = next_end(READ, assignment, {A0: 15})
     assert end == replace(READ, ends={A0: 15, A1: 10})
     assert ranges(READ, end) == [(0, 10, 15)]
 
@@ -71,8 +73,8 @@ def test_revoked_partition_is_neither_read_nor_lost_nor_forgotten() -> None:
 def test_topic_with_all_partitions_revoked_keeps_its_id() -> None:
     """The topic may be recreated before the partitions are assigned again."""
     b0 = ("b", 0)
-    claims = member([b0], {b0: 0}, existing={**EXISTING, b0: b"b" * 16})
-    end = next_end(READ, claims, {b0: 4})
+    assignment = member([b0], {b0: 0}, existing={**EXISTING, b0: b"b" * 16})
+    end = next_end(READ, assignment, {b0: 4})
     assert end is not None
     assert (end.ends, end.ids) == ({**READ.ends, b0: 4}, {"a": TOPIC_ID, "b": b"b" * 16})
     assert end.epochs == {**READ.epochs, b0: EPOCH}
@@ -114,14 +116,14 @@ def test_epoch_of_own_last_read_is_not_used_after_another_members_read() -> None
 
 
 def test_deleted_partition_is_a_loss_also_after_revocation() -> None:
-    claims = member([A0], {}, existing={A0: TOPIC_ID})
-    (loss,) = data_loss.deleted(LogSnapshot(READ, claims, {A0: ListedOffset(10, EPOCH, -1)}))
+    assignment = member([A0], {}, existing={A0: TOPIC_ID})
+    (loss,) = data_loss.deleted(LogSnapshot(READ, assignment, {A0: ListedOffset(10, EPOCH, -1)}))
     assert loss.key == A1
-    end = next_end(READ, claims, {A0: 10})
+    end = next_end(READ, assignment, {A0: 10})
     # The checkpoint keeps the number of offsets ever skipped.
     assert end == replace(READ, ends={A0: 10}, epochs={A0: 5})
     assert end.to_json_dict()["@skippedDeleted"] == {"a": {"1": 3}}
-    assert next_end(end, claims, {A0: 10}) is None
+    assert next_end(end, assignment, {A0: 10}) is None
     back = next_end(end, member([A0, A1], {}), {A0: 10, A1: 5}, start=1)
     assert back is not None
     assert (back.joined, back.skipped) == ({A1: 1}, {A1: 3})

@@ -10,7 +10,7 @@ from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import LogSnapshot
-from spark_kafka_source.plan.claims import Claims
+from spark_kafka_source.plan.claims import QueryAssignment
 from spark_kafka_source.plan.data_loss import Loss
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -19,7 +19,7 @@ A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
 
 
 def snapshot(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> LogSnapshot:
-    return LogSnapshot(begin, Claims(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
+    return LogSnapshot(begin, QueryAssignment(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
 
 
 def test_data_loss_fails_the_query_or_warns(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,9 +43,9 @@ def test_recreated_topic_error_has_both_ids_and_the_first_partition() -> None:
     begin = Offsets({A1: 7, A2: 5, B0: 3}, ids={"a": OLD, "b": OLD})
     (loss,) = data_loss.recreated(snapshot(begin, {A0: NEW, B0: OLD}))
     assert loss.key == A1
-    assert f"its id was {topic_id_text(OLD)}, now it is {topic_id_text(NEW)}; offsets up to 7 of a-1" in loss.what
+    assert f"its id was {topic_id_text(OLD)}, now it is {topic_id_text(NEW)}; offsets up to 7 of a-1" in loss.message
     assert "onTopicRecreated=earliest" in loss.remedy
-    assert "onTopicRecreated=earliest" in loss.chosen
+    assert "onTopicRecreated=earliest" in loss.note
 
 
 @pytest.mark.parametrize(("before", "now"), [(OLD, NO_TOPIC_ID), (None, NEW)], ids=["no id now", "no id before"])
@@ -58,10 +58,10 @@ def test_topic_recreated_with_fewer_partitions_reports_no_deleted_ones() -> None
     assert data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
     (loss,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"
-    assert loss.what.startswith("a-1 no longer exists: ")
-    assert loss.what.endswith("read was a-1 up to offset 5")
+    assert loss.message.startswith("a-1 no longer exists: ")
+    assert loss.message.endswith("read was a-1 up to offset 5")
     (both,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 6}), {B0: NEW}))
-    assert both.what.startswith("a-0, a-1 no longer exist: ")
+    assert both.message.startswith("a-0, a-1 no longer exist: ")
 
 
 def test_new_partition_without_its_first_records_is_a_loss() -> None:
@@ -74,7 +74,7 @@ def test_new_partition_without_its_first_records_is_a_loss() -> None:
     ((key, loss),) = data_loss.added(known, {A1: 7}).items()
     assert key == loss.key == A1
     assert loss.error_class == "KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO"
-    assert loss.what.startswith("a-1 is new in this query, and its log begins at offset 7")
+    assert loss.message.startswith("a-1 is new in this query, and its log begins at offset 7")
 
 
 def test_warning_about_many_partitions_names_ten(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protocol import once
 from protocol.config import ConsumerConfig
-from spark_kafka_source.task.client_rack import in_this_rack
+from spark_kafka_source.task.client_rack import resolve_client_rack
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +21,14 @@ def _reset_warnings() -> Iterator[None]:
 
 def test_rack_without_env_prefix_is_literal() -> None:
     for rack in ("", "eu-1a", "environment"):
-        assert in_this_rack(ConsumerConfig(client_rack=rack)).client_rack == rack
+        assert resolve_client_rack(ConsumerConfig(client_rack=rack)).client_rack == rack
 
 
 def test_rack_variable_is_read_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConsumerConfig(client_rack="env:MY_RACK", fetch_min_bytes=7)
     for rack in ("eu-1a", "eu-1b"):
         monkeypatch.setenv("MY_RACK", rack)
-        assert in_this_rack(config) == ConsumerConfig(client_rack=rack, fetch_min_bytes=7)
+        assert resolve_client_rack(config) == ConsumerConfig(client_rack=rack, fetch_min_bytes=7)
 
 
 def test_rack_with_unset_variable_is_empty_and_warns(
@@ -36,5 +36,5 @@ def test_rack_with_unset_variable_is_empty_and_warns(
 ) -> None:
     monkeypatch.delenv("MY_RACK", raising=False)
     with caplog.at_level(logging.WARNING):
-        assert in_this_rack(ConsumerConfig(client_rack="env:MY_RACK")).client_rack == ""
+        assert resolve_client_rack(ConsumerConfig(client_rack="env:MY_RACK")).client_rack == ""
     assert "kafka.client.rack is env:MY_RACK, which is not set here" in caplog.text

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark import cloudpickle
 
 
-class Shipped:
+class PickledForExecutors:
     """Unpickling fails with the way to install this package if an executor lacks it."""
 
     def __new__(cls, *_arguments: object, **_named: object) -> Any:

@@ -19,7 +19,7 @@ SOURCE = KafkaGroupDataSource(
 )
 SINK = KafkaGroupDataSource({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders"})
 ROWS = StructType().add("value", "string")
-SHIPPED = {
+PICKLED = {
     "data source": lambda: SOURCE,
     "stream reader": lambda: SOURCE.streamReader(SOURCE.schema()),
     "batch reader": lambda: SOURCE.reader(SOURCE.schema()),
@@ -28,10 +28,10 @@ SHIPPED = {
 }
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", PICKLED)
 def test_executor_without_package_fails_with_remedy(name: str, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
-    sent.write_bytes(cloudpickle.dumps(SHIPPED[name]()))
+    sent.write_bytes(cloudpickle.dumps(PICKLED[name]()))
     # `-S` disables site, which would add the path of an editable install.
     site = Path(pyarrow.__file__).parent.parent
     code = f"import pickle, sys; sys.path.append({str(site)!r}); pickle.load(open({str(sent)!r}, 'rb'))"
@@ -42,13 +42,13 @@ def test_executor_without_package_fails_with_remedy(name: str, tmp_path: Path) -
     assert "docs/installing.md" in last
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", PICKLED)
 def test_executor_with_package_restores_same_object(name: str) -> None:
-    shipped = SHIPPED[name]()
-    restored = pickle.loads(cloudpickle.dumps(shipped))
-    assert type(restored) is type(shipped)
+    original = PICKLED[name]()
+    restored = pickle.loads(cloudpickle.dumps(original))
+    assert type(restored) is type(original)
     options = "options" if name == "data source" else "_options"
-    assert getattr(restored, options) == getattr(shipped, options)
+    assert getattr(restored, options) == getattr(original, options)
 
 
 def test_class_of_a_function_is_restored_in_another_process(tmp_path: Path) -> None:
