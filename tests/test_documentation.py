@@ -86,6 +86,8 @@ def _tree() -> str:
 def test_files_and_modules_that_page_names_exist(page: Path) -> None:
     tree, named = _tree(), set(_CODE.findall(_FENCE.sub("", page.read_text())))
     files = {each for each in named if _PATH.fullmatch(each) and not each.startswith(("make_", "job."))}
+    diagrams = re.findall(r"^```mermaid\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    files |= {each for diagram in diagrams for each in re.findall(r"[\w/]+\.py", diagram)}
     assert [each for each in sorted(files) if f"/{each}\n" not in tree] == []
     modules = {each for each in named if _DOTTED.fullmatch(each)}
     assert [each for each in sorted(modules) if not _resolves(each)] == []
