@@ -24,8 +24,14 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 PACKAGES = ("protocol", "spark_kafka_source", "tests", "conf")
 # Pages about the code, where each CamelCase name in backticks is a class of this project, Kafka's or Spark's.
 ABOUT_CODE = [DOCS / "architecture.md", DOCS / "code-map.md", DOCS / "glossary.md", *(DOCS / "decisions").glob("*.md")]
-# Classes inside Spark, which no file of this project contains.
-FOREIGN = {"PythonDataSourceV2", "PythonScan", "PythonScanBuilder", "PythonStreamingSourceRunner"}
+# Names inside Spark and Python that no file of this project contains.
+FOREIGN = {
+    "PythonDataSourceV2",
+    "PythonScan",
+    "PythonScanBuilder",
+    "PythonStreamingSourceRunner",
+    "wrap_future",
+}
 
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -33,6 +39,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"(?:[\w.-]+/)*[\w.-]+\.(?:py|md|toml|properties|conf)|(?:[\w.-]+/)+")
 _DOTTED = re.compile(r"(?:protocol|spark_kafka_source)(?:\.\w+)+")
 _CAMEL_CASE = re.compile(r"\b(?:[A-Z][a-z0-9]+){2,}\b")
+_SNAKE_CASE = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 _EDGE = re.compile(r"^\s*(\w+) --> (\w+)", re.MULTILINE)
 
 
@@ -106,14 +113,25 @@ def _resolves(dotted: str) -> bool:
 
 @pytest.mark.parametrize("page", ABOUT_CODE, ids=_ids)
 def test_classes_that_page_names_exist(page: Path) -> None:
-    named = {each for code in _CODE.findall(_FENCE.sub("", page.read_text())) for each in _CAMEL_CASE.findall(code)}
-    assert named - _words_of_code() - FOREIGN == set()
+    assert set(_CAMEL_CASE.findall(_code(page))) - _words_of_code() - FOREIGN == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_functions_and_variables_that_page_names_exist(page: Path) -> None:
+    assert set(_SNAKE_CASE.findall(_code(page))) - _words_of_code() - FOREIGN == set()
+
+
+def _code(page: Path) -> str:
+    """The text in backticks."""
+    return "\n".join(_CODE.findall(_FENCE.sub("", page.read_text())))
 
 
 @cache
 def _words_of_code() -> set[str]:
-    sources = [path.read_text() for package in PACKAGES[:3] for path in (ROOT / package).rglob("*.py")]
-    return set(re.findall(r"\w+", "\n".join(sources)))
+    """All words of the code except this file, and the names of its files."""
+    paths = [path for package in PACKAGES[:3] for path in (ROOT / package).rglob("*.py") if path != Path(__file__)]
+    words = re.findall(r"\w+", "\n".join(path.read_text() for path in paths))
+    return {*words, *(path.stem for path in paths), Path(__file__).stem}
 
 
 def _diagram(title: str) -> set[tuple[str, str]]:
