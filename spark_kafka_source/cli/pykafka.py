@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_kafka_source.cli.acls import acls
+from spark_kafka_source.cli.checkpoint import checkpoint
 from spark_kafka_source.cli.cluster import cluster_group
 from spark_kafka_source.cli.configs import configs
 from spark_kafka_source.cli.consume import consume
@@ -27,5 +28,18 @@ def pykafka() -> None:
     """
 
 
-for _command in (acls, cluster_group, configs, consume, doctor, groups, produce, quotas, topics, txn, users):
+for _command in (
+    acls,
+    checkpoint,
+    cluster_group,
+    configs,
+    consume,
+    doctor,
+    groups,
+    produce,
+    quotas,
+    topics,
+    txn,
+    users,
+):
     pykafka.add_command(_command)

@@ -1,0 +1,129 @@
+"""The files of a Spark query's checkpoint: which offsets each batch planned, and which batches are committed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import fs
+
+from protocol.errors import ConfigurationError
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets
+
+_VERSION = "v1"
+_NO_OFFSET = "-"
+
+
+class CheckpointError(Exception):
+    """The folder is not a checkpoint, or has an unknown format."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of the offset log.
+
+    Attributes
+    ----------
+    number : int
+    committed : bool
+        True if the batch is in the commit log; otherwise a restarted query repeats it.
+    timestamp_ms : int or None
+        Time when it was planned.
+    sources : mapping of int to Offsets
+        Kafka sources by index; other sources are left out.
+    """
+
+    number: int
+    committed: bool
+    timestamp_ms: int | None
+    sources: Mapping[int, Offsets]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A query's id and its batches in ascending order, with the initial offsets of Spark's own connector."""
+
+    query_id: str | None
+    batches: tuple[Batch, ...]
+    initial: Mapping[int, Mapping[TopicPartition, int]]
+
+    def starts(self, index: int, source: int) -> dict[TopicPartition, int | None]:
+        """Return the start offset of each partition in a batch; None if the checkpoint does not say."""
+        batch = self.batches[index]
+        offsets = batch.sources[source]
+        if index and self.batches[index - 1].number == batch.number - 1:
+            before = self.batches[index - 1].sources.get(source, Offsets({})).ends
+        else:
+            before = self.initial.get(source, {}) if batch.number == 0 else {}
+        return {key: offsets.joined.get(key, before.get(key)) for key in offsets.ends}
+
+
+def read_checkpoint(place: str) -> Checkpoint:
+    """Read a checkpoint from a folder or a URI that pyarrow knows, such as `s3://…`.
+
+    Raises
+    ------
+    CheckpointError
+        There is no checkpoint, or its format is unknown.
+    """
+    try:
+        files, root = fs.FileSystem.from_uri(place) if "://" in place or place.startswith("file:") else _local(place)
+        committed = set(_numbers(files, f"{root}/commits"))
+        numbers = _numbers(files, f"{root}/offsets")
+        if not numbers:
+            raise CheckpointError(f"{place} has no folder `offsets` with batches: it is no checkpoint of a query.")
+        batches = [_batch(number, _read(files, f"{root}/offsets/{number}"), number in committed) for number in numbers]
+        sources = {source for batch in batches for source in batch.sources}
+        initial = {source: _initial(files, f"{root}/sources/{source}/0") for source in sorted(sources)}
+        metadata = _read(files, f"{root}/metadata", "{}")
+        return Checkpoint(json.loads(metadata).get("id"), tuple(batches), initial)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{place}: {error}") from error
+
+
+def _local(place: str) -> tuple[fs.FileSystem, str]:
+    return fs.LocalFileSystem(), os.path.abspath(place)
+
+
+def _numbers(files: fs.FileSystem, folder: str) -> list[int]:
+    found = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return sorted(int(each.base_name) for each in found if each.base_name.isdecimal())
+
+
+def _read(files: fs.FileSystem, path: str, default: str | None = None) -> str:
+    if default is not None and files.get_file_info(path).type is not fs.FileType.File:
+        return default
+    with files.open_input_stream(path, compression=None) as stream:
+        return str(stream.read().decode())
+
+
+def _batch(number: int, text: str, committed: bool) -> Batch:
+    version, *lines = text.split("\n")
+    if version != _VERSION:
+        raise CheckpointError(f"Batch {number} has the format {version[:20]!r}, which this version does not know.")
+    metadata, *sources = [line for line in lines if line]
+    timestamp_ms = json.loads(metadata).get("batchTimestampMs") if metadata.startswith("{") else None
+    parsed = {index: _offsets(line) for index, line in enumerate(sources)}
+    found = {index: offsets for index, offsets in parsed.items() if offsets is not None}
+    return Batch(number, committed, timestamp_ms, found)
+
+
+def _offsets(line: str) -> Offsets | None:
+    """Parse a source's line; None for a source that is not Kafka's, or without an offset."""
+    if line == _NO_OFFSET:
+        return None
+    try:
+        rows: Any = json.loads(line)
+        return Offsets({}) if rows == STARTING_OFFSETS else Offsets.from_json_dict(rows)
+    except (ValueError, ConfigurationError):
+        return None
+
+
+def _initial(files: fs.FileSystem, path: str) -> Mapping[TopicPartition, int]:
+    """Read the offsets at which Spark's own connector has started: after a line with the version."""
+    offsets = _offsets(_read(files, path, "-").rpartition("\n")[2])
+    return {} if offsets is None else offsets.ends

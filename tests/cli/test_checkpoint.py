@@ -1,0 +1,178 @@
+"""`pykafka checkpoint`: a checkpoint of a real query, and checkpoints that differ from the log or the group."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from click.testing import CliRunner, Result
+from confluent_kafka import TopicPartition
+
+from protocol.admin import Admin
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.documents import blocks
+from tests.librdkafka import consumer, produce
+from tests.wait_until import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDER = Path(__file__).parent.parent / "spark" / "driver" / "checkpoints"
+
+
+def run(kafka: LocalKafka | None, *arguments: str, code: int = 0) -> Result:
+    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers if kafka else "127.0.0.1:1"}
+    result = CliRunner().invoke(pykafka, ["checkpoint", *arguments], env=env)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    return list(json.loads(result.stdout))
+
+
+def write_batch(folder: Path, number: int, *sources: Mapping[str, Any] | str, committed: bool = True) -> None:
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "metadata").write_text('{"id":"47de275a-d0ec-4be7-96c7-3f4cf0082389"}')
+    lines = [each if isinstance(each, str) else json.dumps(each) for each in sources]
+    (folder / "offsets" / str(number)).write_text("\n".join(["v1", '{"batchTimestampMs":1769839200000}', *lines]))
+    (folder / "offsets" / f".{number}.crc").write_bytes(b"crc")
+    if committed:
+        (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_checkpoint_of_query_matches_its_progress(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    topic, folder = topic1(2), str(tmp_path / "checkpoint")
+    group = f"g-{topic}"
+
+    def go_on() -> list[dict[str, Any]]:
+        stream = (
+            spark.readStream.format("pykafka-group")
+            .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+            .option("subscribe", topic)
+            .option("kafka.group.id", group)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        query = (
+            stream.writeStream.format("noop").option("checkpointLocation", folder).trigger(availableNow=True).start()
+        )
+        assert query.awaitTermination(120)
+        return [json.loads(each.json) for each in query.recentProgress]
+
+    produce(kafka1, topic, *map(str, range(10)))
+    first = go_on()
+    produce(kafka1, topic, *map(str, range(5)))
+    progress = [*first, *go_on()]
+    batches = rows(run(None, "inspect", folder, "-o", "json"))
+    assert all(row["committed"] and not row["unknown_starts"] for row in batches)
+    counts = {each["batchId"]: each["numInputRows"] for each in progress if each["numInputRows"]}
+    assert {row["batch"]: row["offsets"] for row in batches if row["offsets"]} == counts
+    assert sum(counts.values()) == 15
+    last = [row for row in rows(run(None, "inspect", folder, "--partitions", "--last", "1", "-o", "json"))]
+    end = progress[-1]["sources"][0]["endOffset"]
+    ends = json.loads(end) if isinstance(end, str) else end
+    assert {str(row["partition"]): row["end_offset"] for row in last} == ends[topic]
+    assert run(kafka1, "diff", folder, "--group", group).stdout.count("\n") == 1, "no findings, only the heading"
+    everything = rows(run(kafka1, "diff", folder, "-g", group, "--all", "-o", "json"))
+    assert {(row["lag"], row["finding"]) for row in everything} == {(0, None)}
+    assert sum(row["group_offset"] for row in everything) == 15
+
+
+def test_start_offsets_come_from_the_batch_before_and_the_connector(tmp_path: Path) -> None:
+    found = rows(run(None, "inspect", str(OLDER / "connector" / "checkpoint"), "--partitions", "-o", "json"))
+    assert [(row["batch"], row["committed"], row["start_offset"], row["end_offset"]) for row in found] == [
+        (0, True, 0, 5),
+        (0, True, 0, 0),
+        (1, False, 5, 8),
+        (1, False, 0, 2),
+    ]
+    folder = tmp_path / "checkpoint"
+    write_batch(folder, 7, '{"offset": 5}', {"orders": {"0": 5}})
+    write_batch(folder, 8, "-", {"orders": {"0": 9}}, committed=False)
+    write_batch(folder, 10, "-", {"orders": {"0": 12}}, committed=False)
+    shown = rows(run(None, "inspect", f"file://{folder}", "-o", "json"))
+    assert [(row["batch"], row["source"], row["offsets"], row["unknown_starts"]) for row in shown] == [
+        (7, 1, 0, 1),
+        (8, 1, 4, 0),
+        (10, 1, 0, 1),
+    ]
+    assert [row["batch"] for row in rows(run(None, "inspect", str(folder), "--batch", "8", "-o", "json"))] == [8]
+    assert "no batch 9" in run(None, "inspect", str(folder), "--batch", "9", code=1).stderr
+
+
+def test_folder_that_is_no_checkpoint_is_one_error(tmp_path: Path) -> None:
+    assert "no checkpoint" in run(None, "inspect", str(tmp_path), code=1).stderr
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text("v9\n{}\n")
+    assert "'v9'" in run(None, "inspect", str(tmp_path), code=1).stderr
+
+
+def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    names = ["trimmed", "shorter", "recreated", "behind", "good"]
+    topics = {name: topic1(1) for name in names}
+    for topic in topics.values():
+        produce(kafka1, topic, *map(str, range(10)))
+    group = f"g-{topics['good']}"
+    member = consumer(kafka1, group)
+    offsets = [TopicPartition(topics[name], 0, {"behind": 3}.get(name, 6)) for name in names if name != "shorter"]
+    member.commit(offsets=offsets, asynchronous=False)
+    member.close()
+    old_id = "AAAAAAAAAAAAAAAAAAAAAQ"
+    ends = {topics[name]: {"0": 6} for name in names} | {topics["shorter"]: {"0": 16}, "no-such-topic": {"0": 1}}
+    write_batch(tmp_path, 0, {**ends, "@ids": {topics["recreated"]: old_id}})
+    with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+        admin.delete_records({(topics["trimmed"], 0): 8})
+        admin.create_partitions({topics["good"]: 2})
+    wait_until(lambda: "a new partition" in run(kafka1, "diff", str(tmp_path), code=1).stdout)
+    result = run(kafka1, "diff", str(tmp_path), "--group", group, "-o", "json", code=1)
+    found = {(row["topic"], row["partition"]): row for row in rows(result)}
+    assert {key: row["finding"] for key, row in found.items()} == {
+        (topics["trimmed"], 0): "2 offsets were deleted",
+        (topics["shorter"], 0): "the log is 6 offsets shorter",
+        (topics["recreated"], 0): "the topic was recreated",
+        (topics["behind"], 0): "the group is 3 offsets behind",
+        (topics["good"], 1): "a new partition",
+        ("no-such-topic", 0): "the topic or partition does not exist",
+    }
+    assert "4 partitions cannot be resumed" in result.stderr
+    trimmed = found[topics["trimmed"], 0]
+    assert (trimmed["completed"], trimmed["log_start_offset"], trimmed["log_end_offset"], trimmed["lag"]) == (
+        6,
+        8,
+        10,
+        4,
+    )
+
+
+def test_uncommitted_batch_is_resumed_at_its_start(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    topic = topic1(1)
+    produce(kafka1, topic, *map(str, range(10)))
+    write_batch(tmp_path, 0, {topic: {"0": 4}})
+    write_batch(tmp_path, 1, {topic: {"0": 9}}, committed=False)
+    result = run(kafka1, "diff", str(tmp_path), "--all", "-o", "json")
+    (row,) = rows(result)
+    assert (row["completed"], row["planned"], row["lag"], row["finding"]) == (4, 9, 1, None)
+    assert result.stderr == "Batch 1 is not committed: a restarted query repeats it.\n"
+    with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+        admin.delete_records({(topic, 0): 5})
+    assert "1 offsets were deleted" in run(kafka1, "diff", str(tmp_path), code=1).stdout
+
+
+def test_checkpoint_commands_of_docs_succeed(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
+    topic = topic1(1)
+    produce(kafka1, topic, "a")
+    write_batch(tmp_path, 0, {topic: {"0": 1}})
+    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
+    examples = [shlex.split(line)[2:] for line in lines if line.startswith("pykafka checkpoint")]
+    assert {example[0] for example in examples} == {"inspect", "diff"}
+    for example in examples:
+        run(kafka1, *(str(tmp_path) if word.startswith("/checkpoints") else word for word in example))
