@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
@@ -19,9 +17,10 @@ from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, list_ends, parse_span, resolve
+from spark_kafka_source.cli.progress import advancing
 from spark_kafka_source.cli.record_files import SUFFIXES, RecordFile
 from spark_kafka_source.cli.record_filters import RecordFilter
-from spark_kafka_source.cli.record_sources import follow, read_as_member, read_ranges
+from spark_kafka_source.cli.record_sources import Receiver, follow, read_as_member, read_ranges
 from spark_kafka_source.cli.record_text import RecordFormat, json_format, text_format
 from spark_kafka_source.cli.stop_signals import stop_request
 from spark_kafka_source.cli.values import NUMBERS, Parsed
@@ -49,7 +48,6 @@ class _Output:
         self.count = 0
         self.file: RecordFile | None = None
         self.format: RecordFormat | None = None
-        self.progress: Progress | None = None
 
     @property
     def done(self) -> bool:
@@ -73,8 +71,6 @@ class _Output:
         self.count += found.num_rows
         if self._left is not None:
             self._left -= found.num_rows
-        if self.progress is not None:
-            self.progress.advance(self.progress.task_ids[0], batch.num_rows)
         return unread
 
     def _write(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
@@ -176,16 +172,16 @@ def consume(
     with stop_request() as stop, ExitStack() as opened:
         if group is not None:
             properties = _group_properties(cluster, group, span, given=bool(spans))
-            _open(opened, output, path, topic, None)
-            read_as_member(cluster, properties, topic, output.columns, output, stop, exit_at_end=not follows)
+            receiver = _open(opened, output, path, topic, None)
+            read_as_member(cluster, properties, topic, output.columns, receiver, stop, exit_at_end=not follows)
         else:
             starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
             total = sum(max(0, each.until_offset - each.from_offset) for each in ends or ())
-            _open(opened, output, path, topic, None if ends is None else total)
+            receiver = _open(opened, output, path, topic, None if ends is None else total)
             if ends is None:
-                follow(cluster, starts, output.columns, output, stop)
+                follow(cluster, starts, output.columns, receiver, stop)
             else:
-                read_ranges(cluster, ends, output.columns, output, stop)
+                read_ranges(cluster, ends, output.columns, receiver, stop)
     if path is not None:
         click.echo(f"{output.count} records written to {path}", err=True)
 
@@ -240,13 +236,9 @@ def _offsets(
     ]
 
 
-def _open(opened: ExitStack, output: _Output, path: Path | None, topic: str, total: int | None) -> None:
-    """Open the file and, on a terminal, its progress bar."""
+def _open(opened: ExitStack, output: _Output, path: Path | None, topic: str, total: int | None) -> Receiver:
+    """Open the file and, on a terminal, its progress bar; return the receiver of records."""
     if path is None:
-        return
+        return output
     output.file = opened.enter_context(RecordFile(path, topic))
-    if sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        progress = opened.enter_context(Progress(*columns, console=Console(stderr=True)))
-        progress.add_task(path.name, total=total)
-        output.progress = progress
+    return opened.enter_context(advancing(output, total, path.name))

@@ -9,6 +9,7 @@ from spark_kafka_source.cli.checkpoint import checkpoint
 from spark_kafka_source.cli.cluster import cluster_group
 from spark_kafka_source.cli.configs import configs
 from spark_kafka_source.cli.consume import consume
+from spark_kafka_source.cli.copying import copy, replay
 from spark_kafka_source.cli.doctor import doctor
 from spark_kafka_source.cli.groups import groups
 from spark_kafka_source.cli.produce import produce
@@ -28,18 +29,9 @@ def pykafka() -> None:
     """
 
 
-for _command in (
-    acls,
-    checkpoint,
-    cluster_group,
-    configs,
-    consume,
-    doctor,
-    groups,
-    produce,
-    quotas,
-    topics,
-    txn,
+_COMMANDS = (
+    *(acls, checkpoint, cluster_group, configs, consume, copy, doctor, groups, produce, quotas, replay, topics, txn),
     users,
-):
+)
+for _command in _COMMANDS:
     pykafka.add_command(_command)

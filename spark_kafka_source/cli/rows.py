@@ -90,6 +90,12 @@ _PRINTERS: dict[str, Callable[[Columns, Rows], None]] = {
     "csv": _print_csv,
 }
 
-output_option = click.option(
-    "-o", "--output", type=click.Choice(list(_PRINTERS)), default="table", show_default=True, help="Format of the rows."
-)
+
+def _output_option(*names: str) -> Callable[[Any], Any]:
+    formats = click.Choice(list(_PRINTERS))
+    return click.option(*names, type=formats, default="table", show_default=True, help="Format of the rows.")
+
+
+output_option = _output_option("-o", "--output")
+# For commands in which -o is a position.
+long_output_option = _output_option("--output")

@@ -95,7 +95,8 @@ def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], 
 
     \b
     Examples:
-      pykafka txn hanging orders orders-upper:0,1 --bootstrap-server broker-1:9092
+      pykafka txn hanging orders --bootstrap-server broker-1:9092
+      pykafka txn hanging orders orders-upper:0,1 -o json
     """
     keys = named_partitions(cluster.client, topics, cluster.deadline)
     found = open_transactions(cluster.client, keys, cluster.deadline)

@@ -77,7 +77,7 @@ def test_checkpoint_of_query_matches_its_progress(
     counts = {each["batchId"]: each["numInputRows"] for each in progress if each["numInputRows"]}
     assert {row["batch"]: row["offsets"] for row in batches if row["offsets"]} == counts
     assert sum(counts.values()) == 15
-    last = [row for row in rows(run(None, "inspect", folder, "--partitions", "--last", "1", "-o", "json"))]
+    last = rows(run(None, "inspect", folder, "--partitions", "--last", "1", "-o", "json"))
     end = progress[-1]["sources"][0]["endOffset"]
     ends = json.loads(end) if isinstance(end, str) else end
     assert {str(row["partition"]): row["end_offset"] for row in last} == ends[topic]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -93,3 +96,22 @@ def test_import_loads_neither_pyspark_nor_pandas() -> None:
     program = "import sys, spark_kafka_source.cli.pykafka; print({'pyspark', 'pandas'} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("set()\n", "")
+
+
+def every_command(command: click.Command = pykafka, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from every_command(each, (*path, name))
+    else:
+        yield " ".join(path), command
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), every_command(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_help_of_every_command_has_two_examples_and_no_option_twice(path: str, command: click.Command) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        result = CliRunner().invoke(pykafka, [*path.split(), "--help"])
+    assert (result.exit_code, caught) == (0, [])
+    examples = [line for line in result.stdout.splitlines() if f"pykafka {path}" in line and "Usage" not in line]
+    assert len(examples) >= 2, result.stdout

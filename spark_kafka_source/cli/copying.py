@@ -1,0 +1,209 @@
+"""`pykafka copy` and `pykafka replay`: write the records of a topic to another one, or back to where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import click
+
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.config_providers import ENCODING, parse_java_properties
+from protocol.consumer.log_offsets import Range
+from protocol.errors import ConfigurationError
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.producer import Producer
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
+from spark_kafka_source.cli.new_offsets import named_partitions
+from spark_kafka_source.cli.positions import FROM_LATEST, SPAN, Span, list_ends, resolve
+from spark_kafka_source.cli.progress import advancing
+from spark_kafka_source.cli.record_copies import COPIED_COLUMNS, Copy, TopicHeaders
+from spark_kafka_source.cli.record_sources import follow, read_ranges
+from spark_kafka_source.cli.rows import long_output_option, print_rows
+from spark_kafka_source.cli.stop_signals import StopRequest, stop_request
+from spark_kafka_source.cli.values import NUMBERS
+
+# Kafka Connect, Kafka Streams (KIP-1034), Spring.
+_TOPIC_HEADERS = ("__connect.errors.topic", "__streams.errors.topic", "kafka_dlt-original-topic")
+_ERROR_PREFIXES = ("__connect.errors.", "__streams.errors.", "kafka_dlt-")
+_COLUMNS = ("topic", "partition", "first_offset", "last_offset", "records")
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("-o", "--offset", "span", type=SPAN, default="earliest", show_default=True, help="As of consume.")
+@click.option("-p", "--partition", "partitions", type=NUMBERS, help="Only these partitions: 0 or 0,3.")
+@click.option("-n", "--count", "limit", type=click.IntRange(1), help="Copy at most this number of records.")
+@click.option("--keep-partitions", is_flag=True, help="Write to the partition of the same number, not by the key.")
+@click.option("--follow", "follows", is_flag=True, help="Copy new records until Ctrl-C.")
+@click.option("--to-bootstrap-server", metavar="HOST:PORT", help="Brokers of another cluster.")
+@click.option(
+    "--to-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A properties file for the other cluster.",
+)
+@click.option(
+    "--to-property",
+    "to_properties",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=pairs,
+    help="A property of the producer or the other cluster; repeatable.",
+)
+@long_output_option
+@asks_brokers
+def copy(
+    cluster: Cluster,
+    source: str,
+    target: str,
+    span: Span,
+    partitions: tuple[int, ...] | None,
+    limit: int | None,
+    keep_partitions: bool,
+    follows: bool,
+    to_bootstrap_server: str | None,
+    to_config: Path | None,
+    to_properties: Mapping[str, str],
+    output: str,
+) -> None:
+    """Copy records with keys, headers and timestamps to another topic, also of another cluster.
+
+    The copy ends at the log ends as of its start. The target topic must exist. It shows the offsets written.
+
+    \b
+    Examples:
+      pykafka copy orders orders-test -o -1000
+      pykafka copy orders orders --to-bootstrap-server test-broker-1:9092 --keep-partitions --follow
+    """
+    other = to_bootstrap_server is not None or to_config is not None
+    if source == target and not other:
+        raise click.UsageError("Source and target are the same topic of the same cluster.")
+    given = {} if other else dict(cluster.properties)
+    given |= {} if to_config is None else parse_java_properties(to_config.read_text(ENCODING))
+    given |= to_properties
+    if to_bootstrap_server is not None:
+        given["bootstrap.servers"] = to_bootstrap_server
+    with stop_request() as stop, ExitStack() as opened:
+        client = opened.enter_context(_client(given)) if other else cluster.client
+        ranges, starts = _ranges(cluster, source, partitions, span)
+        producer = opened.enter_context(Producer(client, given))
+        copied = Copy(producer, target, keep_partitions, limit)
+        try:
+            if follows and span.end is None:
+                follow(cluster, starts, COPIED_COLUMNS, copied, stop)
+            else:
+                _copy(cluster, ranges, copied, stop)
+            producer.flush()
+        finally:
+            _print_written(producer, output)
+
+
+@click.command()
+@click.argument("dead_letters", metavar="DLQ")
+@click.option("-o", "--offset", "span", type=SPAN, default="earliest", show_default=True, help="As of consume.")
+@click.option("-p", "--partition", "partitions", type=NUMBERS, help="Only these partitions: 0 or 0,3.")
+@click.option("-g", "--group", help="Start at the offsets of this group, and commit after the records are written.")
+@click.option(
+    "--topic-header",
+    "topic_headers",
+    multiple=True,
+    metavar="NAME",
+    default=_TOPIC_HEADERS,
+    show_default=True,
+    help="The header with the topic; repeatable, the first one that a record has applies.",
+)
+@click.option(
+    "--to", "default", metavar="TOPIC", help="The topic of records without such a header.  [default: skip them]"
+)
+@click.option(
+    "--keep-headers", is_flag=True, help=f"Keep the headers {', '.join(f'{each}*' for each in _ERROR_PREFIXES)}"
+)
+@click.option("--execute", is_flag=True, help="Write the records. Without it, only count them.")
+@long_output_option
+@asks_brokers
+def replay(
+    cluster: Cluster,
+    dead_letters: str,
+    span: Span,
+    partitions: tuple[int, ...] | None,
+    group: str | None,
+    topic_headers: tuple[str, ...],
+    default: str | None,
+    keep_headers: bool,
+    execute: bool,
+    output: str,
+) -> None:
+    """Write dead letters back to the topics in their headers. Without --execute, only count them by topic.
+
+    Keys, timestamps and other headers are kept. Dead letters stay in their topic: with --group, the next replay starts
+    after those that were written.
+
+    \b
+    Examples:
+      pykafka replay orders-dlq
+      pykafka replay orders-dlq --group orders-dlq-replay --execute
+    """
+    target = TopicHeaders(topic_headers, default, () if keep_headers else _ERROR_PREFIXES)
+    ranges, _ = _ranges(cluster, dead_letters, partitions, span, group)
+    with stop_request() as stop:
+        if not execute:
+            counted = Copy(None, target)
+            _copy(cluster, ranges, counted, stop)
+            print_rows(("topic", "records"), sorted(counted.counts.items()), output)
+            _tell_left_out(counted)
+            click.echo("Nothing was written; --execute writes the records.", err=True)
+            return
+        with Producer(cluster.client, cluster.properties) as producer:
+            copied = Copy(producer, target)
+            try:
+                _copy(cluster, ranges, copied, stop)
+                producer.flush()
+            finally:
+                _print_written(producer, output)
+        _tell_left_out(copied)
+        if group is not None and not stop:
+            ends = {each.topic_partition: CommittedOffset(each.until_offset) for each in ranges}
+            commit_offsets(cluster.client, group, ends, cluster.client.deadline())
+
+
+@contextmanager
+def _client(properties: Mapping[str, str]) -> Iterator[Client]:
+    try:
+        config = parse_client(properties)
+    except ConfigurationError as error:
+        raise click.UsageError(f"--to-config: {error}") from error
+    with Client(config) as client:
+        yield client
+
+
+def _ranges(
+    cluster: Cluster, topic: str, partitions: tuple[int, ...] | None, span: Span, group: str | None = None
+) -> tuple[list[Range], dict[TopicPartition, int]]:
+    client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
+    keys = named_partitions(client, [(topic, partitions)], deadline)
+    logs = list_ends(client, consumer, keys, deadline)
+    starts = resolve(client, consumer, span.start, logs, deadline)
+    if group is not None:
+        committed = fetch_offsets(client, group, keys, deadline)
+        starts |= {key: max(found.offset, logs.starts[key]) for key, found in committed.items()}
+    ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
+    return [Range(*key, starts[key], ends[key]) for key in keys if starts[key] < ends[key]], starts
+
+
+def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest) -> None:
+    with advancing(copied, sum(each.size for each in ranges)) as receiver:
+        read_ranges(cluster, ranges, COPIED_COLUMNS, receiver, stop)
+
+
+def _print_written(producer: Producer, output: str) -> None:
+    written = sorted(producer.acknowledged.items())
+    print_rows(_COLUMNS, [(*key, each.first_offset, each.last_offset, each.count) for key, each in written], output)
+
+
+def _tell_left_out(copied: Copy) -> None:
+    if copied.left_out:
+        click.echo(f"Left out: {copied.left_out} records without a topic in their headers; --to names one.", err=True)

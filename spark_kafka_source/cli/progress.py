@@ -1,0 +1,51 @@
+"""A progress bar on a terminal for commands that read many records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.cli.record_sources import Receiver
+
+
+class _Advancing:
+    """A receiver that also moves a progress bar."""
+
+    def __init__(self, receiver: Receiver, progress: Progress, total: int | None, name: str) -> None:
+        self._receiver, self._progress = receiver, progress
+        self._task = progress.add_task(name, total=total)
+
+    @property
+    def done(self) -> bool:
+        return self._receiver.done
+
+    def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
+        unread = self._receiver.take(key, batch)
+        self._progress.advance(self._task, batch.num_rows)
+        return unread
+
+
+@contextmanager
+def advancing(receiver: Receiver, total: int | None, name: str = "records") -> Iterator[Receiver]:
+    """Yield a receiver that shows its progress on standard error, if that is a terminal.
+
+    Parameters
+    ----------
+    receiver : Receiver
+    total : int or None
+        Number of offsets to read; None if unknown.
+    name : str
+        Text before the bar.
+    """
+    if not sys.stderr.isatty():
+        yield receiver
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _Advancing(receiver, progress, total, name)

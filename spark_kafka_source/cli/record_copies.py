@@ -1,0 +1,118 @@
+"""Read ranges of a topic and write their records to topics, in columns; used by `pykafka copy` and `replay`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.producer import Producer
+
+_SENT = ("key", "value", "timestamp_ms", "headers")
+COPIED_COLUMNS = ("offset", *_SENT)
+
+
+@dataclass(frozen=True)
+class TopicHeaders:
+    """The headers that name the topic of a dead letter.
+
+    Attributes
+    ----------
+    names : sequence of str
+        Headers with the name of the topic; the first that a record has applies.
+    default : str or None
+        The topic of records without such a header; None leaves them out.
+    removed : sequence of str
+        Prefixes of headers to remove.
+    """
+
+    names: Sequence[str]
+    default: str | None = None
+    removed: Sequence[str] = ()
+
+    def topics(self, batch: pa.RecordBatch) -> npt.NDArray[np.object_]:
+        """Return the topic of each record; None for those left out."""
+        found = np.full(batch.num_rows, self.default, np.object_)
+        headers = batch.column("headers")
+        rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
+        for name in reversed(self.names):
+            mask = pc.and_(pc.equal(pairs.field("key"), name), pc.is_valid(pairs.field("value")))
+            texts = pairs.field("value").filter(mask).cast(pa.string())
+            found[rows.filter(mask).to_numpy()] = texts.to_numpy(zero_copy_only=False)
+        return found
+
+    def without_removed(self, headers: pa.Array) -> pa.Array:
+        """Return the headers without those to remove."""
+        if not self.removed:
+            return headers
+        rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
+        pattern = "^(" + "|".join(prefix.replace(".", r"\.") for prefix in self.removed) + ")"
+        kept = pc.invert(pc.match_substring_regex(pairs.field("key"), pattern))
+        counts = np.bincount(rows.filter(kept).to_numpy(), minlength=len(headers))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), pairs.filter(kept)).cast(headers.type)
+
+
+@dataclass
+class Copy:
+    """The receiver of records that are written to one topic, or to those in their headers.
+
+    Attributes
+    ----------
+    producer : Producer or None
+        None counts only.
+    target : str or TopicHeaders
+    keeps_partition : bool
+        Write to the partition of the same number.
+    limit : int or None
+        Number of records to copy.
+    counts : Counter of str
+        Copied records by topic.
+    left_out : int
+        Records without a topic.
+    """
+
+    producer: Producer | None
+    target: str | TopicHeaders
+    keeps_partition: bool = False
+    limit: int | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
+
+    @property
+    def done(self) -> bool:
+        """True if `limit` records were copied."""
+        return self.limit is not None and self.counts.total() >= self.limit
+
+    def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
+        """Copy a batch; return the offset of its first record that was not copied because of the limit."""
+        unread = None
+        if self.limit is not None and batch.num_rows > (left := self.limit - self.counts.total()):
+            unread = int(batch.column("offset")[left].as_py())
+            batch = batch.slice(0, left)
+        for topic, records in self._by_topic(batch):
+            self.counts[topic] += records.num_rows
+            if self.producer is not None:
+                columns = {name: records.column(name) for name in _SENT}
+                partitions = np.full(records.num_rows, key[1], np.int32) if self.keeps_partition else None
+                self.producer.send_columns(topic, pa.RecordBatch.from_pydict(columns), partitions)
+        return unread
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if isinstance(self.target, str):
+            yield self.target, batch
+            return
+        topics = self.target.topics(batch)
+        named = np.array([topic is not None for topic in topics], np.bool_)
+        self.left_out += int((~named).sum())
+        cleaned = batch.set_column(
+            batch.schema.get_field_index("headers"), "headers", self.target.without_removed(batch.column("headers"))
+        )
+        for topic in sorted(set(topics[named])):
+            yield topic, cleaned.filter(pa.array(topics == topic))

@@ -1,0 +1,162 @@
+"""`pykafka copy` and `replay` on a real broker, read back by librdkafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.test_produce import read
+from tests.conftest import TopicFactory
+from tests.documents import blocks
+from tests.wait_until import wait_until
+
+TIME_MS = 1_769_839_200_000
+LASTING = {"retention.ms": "-1"}
+
+
+@pytest.fixture
+def run(kafka1: LocalKafka) -> Any:
+    def call(*arguments: str, code: int = 0) -> Result:
+        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+        result = CliRunner().invoke(pykafka, arguments, env=env)
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1, **headers: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    for number in range(count):
+        producer.produce(
+            topic,
+            None if number == 1 else f"value-{number}",
+            None if number == 2 else f"key-{number}",
+            number % partitions,
+            timestamp=TIME_MS + number,
+            headers=[("n", str(number)), *headers.items(), ("n", "again")],
+        )
+    assert producer.flush(30) == 0
+
+
+def records(kafka: LocalKafka, topic: str, partitions: int = 1) -> list[tuple[Any, ...]]:
+    found = [
+        (each.timestamp()[1], each.key(), each.value(), each.headers(), each.partition())
+        for each in read(kafka, topic, partitions)
+    ]
+    return sorted(found, key=lambda record: record[0])
+
+
+def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    source, target, same = topic1(3, config=LASTING), topic1(2, config=LASTING), topic1(3, config=LASTING)
+    fill(kafka1, source, 30, partitions=3)
+    run("copy", source, target)
+    expected = records(kafka1, source, 3)
+    assert [each[:4] for each in records(kafka1, target, 2)] == [each[:4] for each in expected]
+    run("copy", source, same, "--keep-partitions")
+    assert records(kafka1, same, 3) == expected
+    assert "the same topic" in run("copy", source, source, code=2).stderr
+    assert "partition 2" in run("copy", source, target, "--keep-partitions", code=1).stderr
+
+
+def test_copy_takes_positions_and_a_limit_and_shows_offsets(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    source, target = topic1(1, config=LASTING), topic1(1, config=LASTING)
+    fill(kafka1, source, 30)
+    told = run("copy", source, target, "-o", "5:20", "-n", "7", "--output", "json")
+    assert json.loads(told.stdout) == [
+        {"topic": target, "partition": 0, "first_offset": 0, "last_offset": 6, "records": 7}
+    ]
+    assert [each[0] - TIME_MS for each in records(kafka1, target)] == list(range(5, 12))
+
+
+def test_copy_to_other_cluster_follows_until_stopped(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    source, target = topic1(1, config=LASTING), topic1(1, config=LASTING)
+    fill(kafka1, source, 3)
+    other = ("--to-bootstrap-server", kafka1.bootstrap_servers, "--to-property", "linger.ms=0")
+    command = [sys.executable, "-m", "spark_kafka_source.cli", "copy", source, target, "--follow", *other]
+    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(records(kafka1, target)) == 3, lambda: "not copied", every_s=0.2)
+        fill(kafka1, source, 2)
+        wait_until(lambda: len(records(kafka1, target)) == 5, lambda: "not followed", every_s=0.2)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert told.splitlines()[1].split() == [target, "0", "0", "4", "5"]
+
+
+def test_replay_writes_dead_letters_to_the_topic_in_their_headers(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    dead, first, second = (topic1(1, config=LASTING) for _ in range(3))
+    fill(kafka1, dead, 3, **{"__connect.errors.topic": first, "__connect.errors.partition": "0"})
+    fill(kafka1, dead, 2, **{"kafka_dlt-original-topic": second, "kafka_dlt-exception-message": "x"})
+    fill(kafka1, dead, 1)
+    shown = run("replay", dead, "-o", "earliest", "--output", "json")
+    counts = {row["topic"]: row["records"] for row in json.loads(shown.stdout)}
+    assert counts == {first: 3, second: 2}
+    assert "Left out: 1 records" in shown.stderr
+    assert "Nothing was written" in shown.stderr
+    assert records(kafka1, first) == []
+    group = f"g-{dead}"
+    run("replay", dead, "--group", group, "--execute")
+    assert records(kafka1, first) == [
+        (TIME_MS, b"key-0", b"value-0", [("n", b"0"), ("n", b"again")], 0),
+        (TIME_MS + 1, b"key-1", None, [("n", b"1"), ("n", b"again")], 0),
+        (TIME_MS + 2, None, b"value-2", [("n", b"2"), ("n", b"again")], 0),
+    ]
+    assert len(records(kafka1, second)) == 2
+    # The group remembers what was replayed.
+    fill(kafka1, dead, 1, **{"__connect.errors.topic": first})
+    again = run("replay", dead, "--group", group, "--execute", "--output", "json")
+    assert [row["records"] for row in json.loads(again.stdout)] == [1]
+    assert kafka1.describe_group(group).split()[-6:-3] == ["7", "7", "0"]
+
+
+def test_replay_options_choose_header_default_and_kept_headers(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    dead, first, second = (topic1(1, config=LASTING) for _ in range(3))
+    fill(kafka1, dead, 1, **{"origin": first, "__connect.errors.topic": second})
+    fill(kafka1, dead, 1, other="x")
+    options = ("--topic-header", "origin", "--topic-header", "__connect.errors.topic", "--to", second)
+    run("replay", dead, *options, "--keep-headers", "--execute")
+    ((*_, headers, _),) = records(kafka1, first)
+    own = [("origin", first.encode()), ("__connect.errors.topic", second.encode())]
+    assert headers == [("n", b"0"), *own, ("n", b"again")]
+    assert len(records(kafka1, second)) == 1
+
+
+def test_replay_to_missing_topic_fails_and_commits_nothing(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    dead = topic1(1, config=LASTING)
+    fill(kafka1, dead, 1, **{"__connect.errors.topic": "no such topic"})
+    run("replay", dead, "-g", f"g-{dead}", "--execute", code=1)
+    assert (
+        "does not exist"
+        in CliRunner()
+        .invoke(pykafka, ["groups", "describe", f"g-{dead}", "--bootstrap-server", kafka1.bootstrap_servers])
+        .stderr
+    )
+
+
+def test_copy_and_replay_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    names = {"orders": topic1(3), "orders-test": topic1(3), "orders-dlq": topic1(1)}
+    fill(kafka1, names["orders"], 3)
+    fill(kafka1, names["orders-dlq"], 1, **{"__connect.errors.topic": names["orders"]})
+    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
+    examples = [shlex.split(line)[1:] for line in lines if line.split()[1:2] in (["copy"], ["replay"])]
+    assert {example[0] for example in examples} == {"copy", "replay"}
+    for example in examples:
+        words = [names.get(word, word.replace("test-broker-1:9092", kafka1.bootstrap_servers)) for word in example]
+        run(*words)
