@@ -78,7 +78,7 @@ class Query:
         found = list_open_transactions(self.client, self.transactional_id(), self.client.deadline())
         return [each.transactional_id.rsplit("-", 1)[1] for each in found]
 
-    def seen(self, *topics: str) -> list[bytes]:
+    def committed_values(self, *topics: str) -> list[bytes]:
         """By a reader of committed transactions, when all are ended."""
         assert self.left_open() == []
         found = [read_committed.by_librdkafka(self.bootstrap_servers, topic) for topic in topics]

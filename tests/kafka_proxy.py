@@ -89,7 +89,7 @@ class KafkaProxy:
     brokers: Mapping[int, tuple[str, int]]
     requests: dict[Api, Rule] = field(default_factory=dict)
     replies: dict[Api, Rule] = field(default_factory=dict)
-    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    frame_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many frames of each (API name, "request" or "reply") have come."""
 
     def __post_init__(self) -> None:
@@ -195,8 +195,8 @@ class KafkaProxy:
         self, rules: Mapping[Api, Rule], direction: str, where: _Where, api: Api, version: int, bytes_: bytes
     ) -> bytes | None:
         with self._lock:
-            self.seen[api.name, direction] += 1
-            number = self.seen[api.name, direction]
+            self.frame_counts[api.name, direction] += 1
+            number = self.frame_counts[api.name, direction]
         rule = rules.get(api)
         fate = rule(Exchange(where[0], api, version, number, bytes_, where[1])) if rule else Fate.PASS
         if fate is Fate.CUT:

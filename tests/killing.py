@@ -35,8 +35,8 @@ class Kill:
 
     def arm(self, proxy: KafkaProxy) -> None:
         """From now on."""
-        before = proxy.seen[self.after.name, "request"] if self.after else -1
-        self._begun = lambda: self.after is None or proxy.seen[self.after.name, "request"] > before
+        before = proxy.frame_counts[self.after.name, "request"] if self.after else -1
+        self._begun = lambda: self.after is None or proxy.frame_counts[self.after.name, "request"] > before
         proxy.requests[self.api] = self._request
         proxy.replies[self.api] = self._reply
 

@@ -29,8 +29,8 @@ class Run:
         self.query: StreamingQuery
         self.first_batch, self.last_batch = -1, -1
         self.fail = False
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.may_continue = threading.Event()
+        self.may_continue.set()
         self.every = "100 milliseconds"
 
     def start(
@@ -58,7 +58,7 @@ class Run:
         rows = batch.select("partition", "offset").collect()
         self.rows += [(row.partition, row.offset) for row in rows]
         self.first_batch, self.last_batch = batch_id if self.first_batch < 0 else self.first_batch, batch_id
-        assert self.go_on.wait(60)
+        assert self.may_continue.wait(60)
         if self.fail and rows:
             raise RuntimeError("on purpose")
 

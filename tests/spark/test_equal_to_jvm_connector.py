@@ -117,15 +117,15 @@ def source(spark: SparkSession, name: str, corpus: Corpus, options: Options, *, 
     return reader.format(name).load()
 
 
-def assert_same_rows(ours: pa.Table, theirs: pa.Table) -> None:
+def assert_same_rows(ours: pa.Table, expected: pa.Table) -> None:
     """All columns of all rows, byte for byte. A failure tells which rows only one of them has, or where they differ."""
-    assert ours.schema == theirs.schema
+    assert ours.schema == expected.schema
     assert ours.num_rows > 0
-    if not ours.equals(theirs):
-        both = [{tuple(row[name] for name in WHERE): row for row in table.to_pylist()} for table in (ours, theirs)]
+    if not ours.equals(expected):
+        both = [{tuple(row[name] for name in WHERE): row for row in table.to_pylist()} for table in (ours, expected)]
         different = [where for where in both[0].keys() & both[1].keys() if both[0][where] != both[1][where]]
         lacking = sorted(both[0].keys() ^ both[1].keys())
-        raise AssertionError(f"{ours.num_rows} and {theirs.num_rows} rows: {lacking[:20]}, {sorted(different)[:20]}")
+        raise AssertionError(f"{ours.num_rows} and {expected.num_rows} rows: {lacking[:20]}, {sorted(different)[:20]}")
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_rows_of_all_awkward_topics_equal_jvm_connector(
     include_headers: bool,
 ) -> None:
     options: Options = {"kafka.isolation.level": isolation_level, "includeHeaders": include_headers}
-    ours, theirs = (source(spark, name, corpus, options, streaming=streaming) for name in (OURS, JVM))
-    assert ours.schema == theirs.schema
+    ours, expected = (source(spark, name, corpus, options, streaming=streaming) for name in (OURS, JVM))
+    assert ours.schema == expected.schema
     rows = rows_of(ours)
     assert_same_rows(rows, jvm_rows(streaming, isolation_level).select(ours.columns))
     # A third opinion: two readers that skip the same rows would be equal, too.
@@ -246,8 +246,8 @@ def test_ranges_with_arbitrary_bounds_equal_jvm_connector(
 def test_assigned_partitions_give_rows_of_jvm_connector(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, chosen: dict[str, str]
 ) -> None:
-    ours, theirs = (rows_of(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
-    assert_same_rows(ours, theirs)
+    ours, expected = (rows_of(source(spark, name, corpus, {"subscribe": None, **chosen})) for name in (OURS, JVM))
+    assert_same_rows(ours, expected)
 
 
 def test_awkward_topics_contain_intended_record_batches(corpus: Corpus) -> None:

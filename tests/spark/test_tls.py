@@ -176,10 +176,10 @@ def test_tls_options_read_same_rows_as_jvm_connector(
     servers = secured.kafka.bootstrap_servers_of(listener)
     properties = {"bootstrap.servers": servers, "security.protocol": "SSL", **given(stores)}
     options = {**{f"kafka.{name}": value for name, value in properties.items()}, "subscribe": topic}
-    ours, theirs = (
+    ours, expected = (
         sorted(spark.read.format(name).options(**options).load().collect()) for name in ("pykafka-group", "kafka")
     )
-    assert ours == theirs
+    assert ours == expected
     assert [row.value for row in ours] == [str(number).encode() for number in range(10)]
 
 
@@ -190,11 +190,11 @@ def test_awkward_topics_over_tls_equal_jvm_connector(spark: SparkSession, secure
     topics = awkward_topics.write_all(secured.kafka.bootstrap_servers, secured.kafka.data_folder(1), spark)
     given = {f"kafka.{name}": value for name, value in secured.properties("SASL_SSL").items()}
     options = {**given, "subscribe": ",".join(topics), "includeHeaders": "true", "startingOffsets": "earliest"}
-    ours, theirs = (
+    ours, expected = (
         spark.read.format(name).options(**options).load().toArrow().sort_by([(key, "ascending") for key in WHERE])
         for name in ("pykafka-group", "kafka")
     )
-    assert_same_rows(ours, theirs)
+    assert_same_rows(ours, expected)
 
 
 def test_query_continues_with_replaced_certificates(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:

@@ -92,13 +92,13 @@ def test_random_transaction_scripts_give_rows_of_librdkafka_and_java(
 def compare(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partition], isolation_level: str) -> int:
     """Reads with all three; how many rows each has read."""
     ours = rows_of_ours(kafka, partitions, isolation_level)
-    for who, theirs in (
+    for who, expected in (
         ("librdkafka", rows_of_librdkafka(kafka, partitions, isolation_level)),
         ("Java", rows_of_java(kafka, spark, partitions, isolation_level)),
     ):
         for number, partition in enumerate(partitions):
             where = f"{partition}, script {number} of its round, {isolation_level}, against {who}"
-            assert ours.get(partition, []) == theirs.get(partition, []), where
+            assert ours.get(partition, []) == expected.get(partition, []), where
     return sum(map(len, ours.values()))
 
 

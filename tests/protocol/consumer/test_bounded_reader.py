@@ -66,12 +66,12 @@ def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, top
         consumer = reader(client, [Range(name, 0, 0, 3_000)], {"max.partition.fetch.bytes": 100_000})
         batches = iter(consumer)
         next(batches)
-        wait_until(lambda: proxy.seen["Fetch", "request"] == 2)
+        wait_until(lambda: proxy.frame_counts["Fetch", "request"] == 2)
         assert consumer.fetches == 1
         rows = sum(batch.num_rows for _, batch in batches)
         assert 2_000 < rows < 3_000
         # 330 KB, and no fetch beyond the end
-        assert proxy.seen["Fetch", "request"] == consumer.fetches <= 5
+        assert proxy.frame_counts["Fetch", "request"] == consumer.fetches <= 5
 
 
 def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -68,7 +68,7 @@ class TestSteering:
             with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
                 stream = consumer.consume_partition(name, 0, EARLIEST)
                 assert stream.poll(5_000) is not None
-                wait_until(lambda: proxy.seen["Fetch", "reply"] == 2)
+                wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == 2)
                 stream.seek(500)
                 sought.set()
                 assert next(stream.messages(5_000)).offset == 500
@@ -82,11 +82,11 @@ class TestSteering:
             stream.pause()
             # The request in flight, or about to be sent, ends; no other follows.
             assert stream.poll(300) is None
-            wait_until(lambda: proxy.seen["Fetch", "reply"] == proxy.seen["Fetch", "request"])
-            sent = proxy.seen["Fetch", "request"]
+            wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == proxy.frame_counts["Fetch", "request"])
+            sent = proxy.frame_counts["Fetch", "request"]
             produce(kafka, name, range(10))
             assert stream.poll(700) is None
-            assert proxy.seen["Fetch", "request"] == sent
+            assert proxy.frame_counts["Fetch", "request"] == sent
             stream.resume()
             assert stream.poll(5_000) is not None
 

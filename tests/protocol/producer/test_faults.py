@@ -132,7 +132,7 @@ class TestLostReplies:
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
             for first in range(0, 6_000, 300):
                 send_numbered(producer, name, first, 300, 3)
-        assert proxy.seen["Produce", "reply"] > 70
+        assert proxy.frame_counts["Produce", "reply"] > 70
         assert_all_once_in_order(kafka, name, 6_000, 3)
 
     def test_rows_survive_lost_requests(self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy) -> None:

@@ -130,11 +130,11 @@ def as_text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def compare(ours: list[Row], theirs: list[dict[str, str]], columns: dict[str, str]) -> None:
-    """`columns`: ours -> theirs."""
-    assert theirs
+def compare(ours: list[Row], expected: list[dict[str, str]], columns: dict[str, str]) -> None:
+    """`columns`: ours -> expected."""
+    assert expected
     assert sorted(tuple(as_text(row[mine]) for mine in columns) for row in ours) == sorted(
-        tuple(row.get(other, "-") for other in columns.values()) for row in theirs
+        tuple(row.get(other, "-") for other in columns.values()) for row in expected
     )
 
 
@@ -186,8 +186,8 @@ def test_described_states_equal_kafka_consumer_groups(kafka1: LocalKafka, names:
     three = (names.idle, names.classic, names.consumer)
     ours = {row["group"]: row for row in rows(kafka1, "describe", "--state", *three)}
     told = [line.split() for line in tool(kafka1, "--describe", "--state", *of_groups(*three)).splitlines()]
-    theirs = {words[0]: words[1:] for words in told if words and words[0] in three}
-    for name, (address, broker_id, *strategy, state, members) in theirs.items():
+    expected = {words[0]: words[1:] for words in told if words and words[0] in three}
+    for name, (address, broker_id, *strategy, state, members) in expected.items():
         row = ours.pop(name)
         assert row["coordinator"] == f"{address} (broker {broker_id.strip('()')})"
         assert [row["assignment_strategy"] or "", row["state"], row["members"]] == [
@@ -200,8 +200,8 @@ def test_listed_groups_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Na
     columns = {"group": "GROUP", "type": "TYPE", "state": "STATE"}
     mine = {names.idle, names.classic, names.consumer}  # of others something may be going on
     told = tool_rows(kafka1, "--list", "--state", "--type")
-    theirs = [{**row, "TYPE": row["TYPE"].lower()} for row in told if row["GROUP"] in mine]
-    compare([row for row in rows(kafka1, "list") if row["group"] in mine], theirs, columns)
+    expected = [{**row, "TYPE": row["TYPE"].lower()} for row in told if row["GROUP"] in mine]
+    compare([row for row in rows(kafka1, "list") if row["group"] in mine], expected, columns)
 
     def listed(*arguments: str) -> set[str]:
         return {row["group"] for row in rows(kafka1, "list", *arguments)} & mine
@@ -246,8 +246,8 @@ def test_reset_dry_run_offsets_equal_kafka_consumer_groups(
     which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
     before = describe(kafka1, names.idle)
     ours = rows(kafka1, "reset", names.idle, *which, *way)
-    theirs = tool_rows(kafka1, "--reset-offsets", "--group", names.idle, *which, *way, "--dry-run")
-    compare(ours, theirs, {"group": "GROUP", "topic": "TOPIC", "partition": "PARTITION", "new_offset": "NEW-OFFSET"})
+    expected = tool_rows(kafka1, "--reset-offsets", "--group", names.idle, *which, *way, "--dry-run")
+    compare(ours, expected, {"group": "GROUP", "topic": "TOPIC", "partition": "PARTITION", "new_offset": "NEW-OFFSET"})
     committed = {(row.topic, row.partition): row.current_offset for row in before}
     assert all(row["current_offset"] == committed.get((row["topic"], row["partition"])) for row in ours)
     assert describe(kafka1, names.idle) == before, "nothing was executed"
@@ -283,8 +283,8 @@ def test_reset_and_delete_of_group_with_members_are_refused(kafka1: LocalKafka, 
     arguments = ("--topic", names.orders, "--to-latest", "--execute")
     result = run(kafka1, "reset", group, *arguments)
     assert (result.exit_code, result.stdout) == (1, "")
-    theirs = tool(kafka1, "--reset-offsets", "--group", group, *arguments)
-    assert result.stderr.removeprefix("Error: ").strip() in theirs
+    expected = tool(kafka1, "--reset-offsets", "--group", group, *arguments)
+    assert result.stderr.removeprefix("Error: ").strip() in expected
     result = run(kafka1, "delete", group, "--yes")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "NON_EMPTY_GROUP" in result.stderr

@@ -88,11 +88,11 @@ def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
 
 def test_listed_transactions_equal_kafka_transactions(kafka1: LocalKafka, open_: Open) -> None:
     names = {f"{open_.prefix}-open", f"{open_.prefix}-done"}  # of others something may be going on
-    theirs = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
+    expected = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
     ours = {row["transactional_id"]: row for row in rows(kafka1, "list")}
-    assert names <= ours.keys() & theirs.keys()
+    assert names <= ours.keys() & expected.keys()
     for name in names:
-        assert {key: str(value) for key, value in ours[name].items()} == theirs[name]
+        assert {key: str(value) for key, value in ours[name].items()} == expected[name]
 
     def listed(*arguments: str) -> list[str]:
         found = rows(kafka1, "list", "--prefix", open_.prefix, *arguments)
@@ -108,12 +108,12 @@ def test_listed_transactions_equal_kafka_transactions(kafka1: LocalKafka, open_:
 def test_described_transaction_equals_kafka_transactions(kafka1: LocalKafka, open_: Open) -> None:
     name = f"{open_.prefix}-open"
     (ours,) = rows(kafka1, "describe", name)
-    (theirs,) = tool_rows(kafka1, "describe", "--transactional-id", name)
+    (expected,) = tool_rows(kafka1, "describe", "--transactional-id", name)
     same = {"coordinator": "coordinator_id", "start_time_ms": "current_transaction_start_time_ms"}
     same |= {"timeout_ms": "transaction_timeout_ms"}
     same |= {key: key for key in ("transactional_id", "producer_id", "producer_epoch", "transaction_state")}
-    assert {key: str(ours[key]) for key in same} == {key: theirs[other] for key, other in same.items()}
-    assert sorted(ours["partitions"].split(",")) == sorted(theirs["topic_partitions"].split(","))
+    assert {key: str(ours[key]) for key in same} == {key: expected[other] for key, other in same.items()}
+    assert sorted(ours["partitions"].split(",")) == sorted(expected["topic_partitions"].split(","))
     assert {f"{open_.topic}-0", f"{open_.topic}-1"} < set(ours["partitions"].split(",")), "and of the offsets"
     (done,) = rows(kafka1, "describe", f"{open_.prefix}-done")
     assert done["partitions"] is None

@@ -30,8 +30,8 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
     fill(kafka, name)
     common = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": name, "startingOffsets": "earliest"}
     # The JVM connector's consumers wait that long once or twice in each task.
-    theirs = content(spark.read.format("kafka").options(**common, **{"kafka.fetch.max.wait.ms": "20"}).load())
-    assert len(theirs) == ROWS
+    expected = content(spark.read.format("kafka").options(**common, **{"kafka.fetch.max.wait.ms": "20"}).load())
+    assert len(expected) == ROWS
     for more, tasks in (
         ({"maxInputPartitions": 3}, 3),
         ({"maxInputPartitions": 2, "maxRecordsPerPartition": 70}, 2),
@@ -39,7 +39,7 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
     ):
         ours = spark.read.format("pykafka-group").options(**common, **more).load()
         assert ours.rdd.getNumPartitions() == tasks
-        assert content(ours) == theirs
+        assert content(ours) == expected
 
     options = {**common, "maxInputPartitions": "3"}
     rows = spark.readStream.format("pykafka-group").options(**options).load()

@@ -188,12 +188,12 @@ def test_batch_longer_than_max_poll_interval_keeps_offset_of_new_owner(
     name, group = topic1(1), new_group()
     fill(kafka1, name, 1, 10)
     with query_of(spark, kafka1, name, group, protocol, tmp_path, kafka_max_poll_interval_ms="2000") as ours:
-        ours.go_on.clear()
+        ours.may_continue.clear()
         ours.await_(lambda: len(ours.rows) == 10)
         with Librdkafka(kafka1, name, group, protocol) as other:
             fill(kafka1, name, 1, 10)
             ours.await_(lambda: len(other.rows) == 20)
-            ours.go_on.set()
+            ours.may_continue.set()
             ours.await_(lambda: len(members_of(kafka1, group)) == 2)
             assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 1)] == [20]
         fill(kafka1, name, 1, 10)

@@ -89,12 +89,12 @@ class Stage:
     def run(self, *, fails_in: int | None = None, format: str = OURS) -> None:
         """The query's run, in the version that writes: until what is there is read, or it fails in that batch."""
         if self.writes and fails_in is None:
-            self.go_on(format=format)
+            self.resume(format=format)
         elif self.writes:
             with pytest.raises(StreamingQueryException):
-                self.go_on(fails_in=fails_in, format=format)
+                self.resume(fails_in=fails_in, format=format)
 
-    def go_on(self, *, fails_in: int | None = None, format: str = OURS) -> Batches:
+    def resume(self, *, fails_in: int | None = None, format: str = OURS) -> Batches:
         batches: Batches = {}
 
         def take(batch: DataFrame, number: int) -> None:
@@ -253,7 +253,7 @@ def test_checkpoint_of_older_version_resumes_with_same_batches(case: str, stage:
     put_back(case, stage)
     produce_more(stage)
     expected = json.loads((CHECKPOINTS / case / "next.json").read_text())
-    assert stage.go_on() == expected["batches"]
+    assert stage.resume() == expected["batches"]
     assert json.loads(stage.last_offsets()) == {**expected["offsets"], "@ids": stage.topic_ids()}
     if group := stage.options.get("kafka.group.id"):
         assert {row.lag for row in describe(stage.kafka, group)} == {0}
@@ -268,7 +268,7 @@ def test_checkpoint_of_older_version_refuses_recreated_topic(stage: Stage) -> No
     with pytest.raises(
         StreamingQueryException, match=f"older-ended was deleted and created again: its id was {old_id}"
     ):
-        stage.go_on()
+        stage.resume()
 
 
 # -- to write them ----------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ def write(folder: Path) -> None:
             left_out = shutil.ignore_patterns(".*")
             shutil.copytree(stage.checkpoint, folder / name / "checkpoint", ignore=left_out, dirs_exist_ok=True)
             produce_more(stage)
-            went_on = {"batches": stage.go_on(), "offsets": json.loads(stage.last_offsets())}
-            (folder / name / "next.json").write_text(json.dumps(went_on, indent=1) + "\n")
+            resumed = {"batches": stage.resume(), "offsets": json.loads(stage.last_offsets())}
+            (folder / name / "next.json").write_text(json.dumps(resumed, indent=1) + "\n")
     spark.stop()
 
 

@@ -171,7 +171,7 @@ def test_transient_errors_never_move_position_of_running_query(
         )
         written = 0
 
-        def go_on() -> None:
+        def produce_and_wait() -> None:
             nonlocal written
             for partition in range(2):
                 produce(kafka, name, f"{written}-", 2, partition=partition)
@@ -179,14 +179,14 @@ def test_transient_errors_never_move_position_of_running_query(
             wait_for_query(query, lambda: len(batches.all()) >= 2 * written and all(rule.fired for rule in armed))
 
         armed: list[Once] = []
-        go_on()
+        produce_and_wait()
         for seed in range(REPEATS):
             print(f"in the order of seed {seed}")  # pytest shows it with a failure
             for what in random.Random(seed).sample(sorted(RUNNING), len(RUNNING)):
                 rules = {api: Once(rule) for api, rule in RUNNING[what].items()}
                 armed = list(rules.values())
                 proxy.replies.update(rules)
-                go_on()
+                produce_and_wait()
                 proxy.replies.clear()
         wait_for_query(query, lambda: all(committed(kafka, group, name, each) == written for each in range(2)))
         query.stop()

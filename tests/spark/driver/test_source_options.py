@@ -132,8 +132,8 @@ def test_batch_by_timestamps_reads_offsets_of_jvm_connector(
         },
     ]
     for case in cases:
-        ours, theirs = (offsets(batch(spark, kafka1, name, subscribe=timed, **case)) for name in (OURS, JVM))
-        assert ours == theirs, case
+        ours, expected = (offsets(batch(spark, kafka1, name, subscribe=timed, **case)) for name in (OURS, JVM))
+        assert ours == expected, case
         assert ours, case
 
 

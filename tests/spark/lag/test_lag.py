@@ -146,16 +146,16 @@ def test_lag_of_query_equals_jvm_connector(
         assert query.awaitTermination(120)
         return query
 
-    theirs, ours = run("kafka"), run("pykafka-group")
+    expected, ours = run("kafka"), run("pykafka-group")
     wanted = [
         {key: float(value) for key, value in progress["sources"][0]["metrics"].items() if "OffsetsBehind" in key}
-        for progress in theirs.recentProgress
+        for progress in expected.recentProgress
         if progress["sources"][0]["metrics"]
     ]
     batches = [progress for progress in ours.recentProgress if progress.numInputRows]
     assert len(batches) == 3
     assert [lag_of_query(progress).metrics() for progress in batches] == wanted[: len(batches)]
-    assert lag_of_query(theirs.recentProgress[0]).metrics() == wanted[0]
+    assert lag_of_query(expected.recentProgress[0]).metrics() == wanted[0]
     assert lag_of_query(ours).offsets_behind == 0
     assert lag_of_query(batches[0]).offsets_behind == 60
 

@@ -65,7 +65,7 @@ def test_rows_are_written_once_in_order_while_broker_restarts(
         killing = other_thread.submit(kill_and_restart, kafka, name, restarted)
         rows.write.format("pykafka-group").options(**options).mode("append").save()
         held_at_restart = killing.result()
-        assert proxy.seen["Produce", "reply"] > 100
+        assert proxy.frame_counts["Produce", "reply"] > 100
     assert held_at_restart < ROWS, "the broker was to die, and come back, in the middle"
     in_order = defaultdict(list)
     for record in read_back(kafka, name):

@@ -108,7 +108,7 @@ def test_lost_reply_duplicates_only_records_of_expired_producer_state(
         properties = {"retry.backoff.ms": backoff_ms, "retry.backoff.max.ms": backoff_ms}
         with producer_of(proxy.servers, properties) as producer:
             for number in range(4):
-                cut_at = proxy.seen["Produce", "reply"] + 1 if number == 1 else -1
+                cut_at = proxy.frame_counts["Produce", "reply"] + 1 if number == 1 else -1
                 producer.send_columns(name, numbered(number, 1).append_column("timestamp_ms", times))
                 producer.flush()
     assert [int((record.value or b"")[:9]) for record in read_back(other_kafka, name)] == written

@@ -50,12 +50,12 @@ def test_resumed_older_driver_ends_fenced_by_newer_driver(
         options = {"maxOffsetsPerTrigger": "300", "kafka.batch.size": "500"}
         copied = Copy(spark, kafka1, proxy, source, topic1(PARTITIONS), PARTITIONS, ROWS, tmp_path / "copy", options)
         with running(copied.start_job(said)) as job:
-            stop.kill = lambda _: stand_still(job)
+            stop.kill = lambda _: suspend_all(job)
             stop.arm(proxy)
             assert stop.done.wait(300), said.read_text()
             copied.disarm()
             assert copied.run(), "nothing was left to do"
-            for each in everybody(job):
+            for each in process_tree(job):
                 each.resume()
             assert job.wait(300) == 1
         assert "was started again elsewhere" in said.read_text()
@@ -67,13 +67,13 @@ def running(job: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield job
     finally:
-        for each in everybody(job):
+        for each in process_tree(job):
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         job.wait()
 
 
-def everybody(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def process_tree(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The driver, its JVM, and the Python processes: who forks comes before whom he has forked."""
     try:
         driver = psutil.Process(job.pid)
@@ -82,7 +82,7 @@ def everybody(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return []
 
 
-def stand_still(job: subprocess.Popen[bytes]) -> None:
-    at_rest = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    while going := [each for each in everybody(job) if each.status() not in at_rest]:
-        going[0].suspend()
+def suspend_all(job: subprocess.Popen[bytes]) -> None:
+    suspended = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    while active := [each for each in process_tree(job) if each.status() not in suspended]:
+        active[0].suspend()

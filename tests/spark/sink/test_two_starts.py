@@ -44,7 +44,7 @@ def query(kafka1: LocalKafka) -> Query:
 
 
 @pytest.fixture
-def hasty(query: Query) -> Query:
+def short_timeout(query: Query) -> Query:
     """The same query; its coordinator aborts what is open for longer than a task takes."""
     return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "2500"})
 
@@ -66,7 +66,7 @@ def test_older_of_two_drivers_is_fenced(query: Query, name: str) -> None:
     query.commit(*second)
     with pytest.raises(ProducerFenced, match=told):
         query.commit(*first)
-    assert query.seen(name) == [b"B0", b"B1"]
+    assert query.committed_values(name) == [b"B0", b"B1"]
 
 
 def test_driver_cannot_decide_after_one_task_of_newer_start(query: Query, name: str) -> None:
@@ -76,7 +76,7 @@ def test_driver_cannot_decide_after_one_task_of_newer_start(query: Query, name: 
     with pytest.raises(ProducerFenced):
         query.decide(*first)
     query.commit(query.task("B", 0, 0, (name, "B0")), second)
-    assert query.seen(name) == [b"B0", b"B1"]
+    assert query.committed_values(name) == [b"B0", b"B1"]
 
 
 def test_driver_with_identity_of_last_decision_is_fenced_by_newer_start(query: Query, name: str) -> None:
@@ -87,7 +87,7 @@ def test_driver_with_identity_of_last_decision_is_fenced_by_newer_start(query: Q
     with pytest.raises(ProducerFenced):
         query.decide(first)
     query.commit(second)
-    assert query.seen(name) == [b"A0", b"B1"]
+    assert query.committed_values(name) == [b"A0", b"B1"]
 
 
 def test_task_of_older_start_is_fenced(query: Query, name: str) -> None:
@@ -96,34 +96,34 @@ def test_task_of_older_start_is_fenced(query: Query, name: str) -> None:
     with pytest.raises(ProducerFenced, match="was started again elsewhere"):
         query.task("A", 0, 1, (name, "A1"))
     query.commit(query.task("B", 0, 0, (name, "B0")))
-    assert query.seen(name) == [b"B0"]
+    assert query.committed_values(name) == [b"B0"]
 
 
 def test_older_task_paused_after_ledger_read_leaves_no_open_transaction(query: Query, name: str) -> None:
     """Between its look at the ledger and InitProducerId a newer start comes, and writes the batch."""
 
-    def go_on() -> None:
+    def meanwhile() -> None:
         query.commit(query.task("B", 0, 0, (name, "B0")))
 
     told = pytest.raises(ProducerFenced, match="was started again elsewhere")
-    with told, paused_at(TransactionalProducer, "init_transactions", go_on):
+    with told, paused_at(TransactionalProducer, "init_transactions", meanwhile):
         query.task("A", 0, 0, (name, "A0"))
     assert query.left_open() == [], "it would stay open: Spark kills the other tasks when the first one fails"
-    assert query.seen(name) == [b"B0"]
+    assert query.committed_values(name) == [b"B0"]
 
 
 def test_driver_fenced_after_decision_reports_decided_batches_committed(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
 
-    def go_on() -> None:
+    def meanwhile() -> None:
         query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
         query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
 
     told = r"was started again elsewhere.* decided are committed"
-    with pytest.raises(ProducerFenced, match=told), paused_at(batch_commit, "_commit", go_on):
+    with pytest.raises(ProducerFenced, match=told), paused_at(batch_commit, "_commit", meanwhile):
         query.commit(*first)
     query.abort(*first)
-    assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
+    assert query.committed_values(name) == [b"A0", b"A1", b"C0", b"C1"]
 
 
 def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query, name: str) -> None:
@@ -132,9 +132,9 @@ def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query,
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     assert [each.topics for each in second] == [{}, {}]
     query.commit(*second)
-    assert query.seen(name) == [b"A0", b"A1"]
+    assert query.committed_values(name) == [b"A0", b"A1"]
     query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"A0", b"A1", b"C0", b"C1"]
+    assert query.committed_values(name) == [b"A0", b"A1", b"C0", b"C1"]
 
 
 def test_reused_worker_reads_ledger_again_before_takeover(query: Query, name: str) -> None:
@@ -142,13 +142,13 @@ def test_reused_worker_reads_ledger_again_before_takeover(query: Query, name: st
     query.held["B"] = query.held.pop("A")  # tasks of B run in a process of A's, whose driver was another one
     query.decide(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"A0", b"A1"]
+    assert query.committed_values(name) == [b"A0", b"A1"]
 
 
 def test_decided_batch_is_committed_when_no_task_has_rows(query: Query, name: str) -> None:
     query.decide(query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1")))
     query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
-    assert query.seen(name) == [b"A0", b"A1"]
+    assert query.committed_values(name) == [b"A0", b"A1"]
 
 
 def time_out(query: Query, task: int) -> None:
@@ -161,10 +161,10 @@ def test_timed_out_transaction_of_decided_batch_alone_is_written_again(query: Qu
     time_out(query, 1)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.commit(*second)
-    assert query.seen(name) == [b"A0", b"B1"]
+    assert query.committed_values(name) == [b"A0", b"B1"]
     third = [query.task("C", 0, task, (name, f"C{task}")) for task in (0, 1)]
     query.commit(*third)
-    assert query.seen(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
+    assert query.committed_values(name) == [b"A0", b"B1"], "the one that was written again is marked as the first was"
 
 
 def test_rewritten_transaction_is_decided_again(query: Query, name: str) -> None:
@@ -183,28 +183,28 @@ def test_rewritten_transaction_is_decided_again(query: Query, name: str) -> None
     third = [query.task("C", 0, task, (name, f"C{task}")) for task in (0, 1)]
     query.decide(*third)
     query.commit(*(query.task("D", 0, task, (name, f"D{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"A0", b"C1"]
+    assert query.committed_values(name) == [b"A0", b"C1"]
 
 
-def assert_only_that_is_written_again(
-    query: Query, name: str, first: Sequence[PreparedWrite], end_of_1: Callable[[], None]
+def assert_only_task_1_is_written_again(
+    query: Query, name: str, first: Sequence[PreparedWrite], end_task_1: Callable[[], None]
 ) -> None:
     """The second task's transaction ends between the decision and its commit; the other one is committed."""
     told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
-    with pytest.raises(OutcomeUnknown, match=told), paused_at(batch_commit, "_commit", end_of_1):
+    with pytest.raises(OutcomeUnknown, match=told), paused_at(batch_commit, "_commit", end_task_1):
         query.commit(*first)
     query.abort(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"A0", b"B1"]
+    assert query.committed_values(name) == [b"A0", b"B1"]
 
 
-def test_transaction_timed_out_after_decision_is_written_again(query: Query, hasty: Query, name: str) -> None:
-    first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
+def test_transaction_timed_out_after_decision_is_written_again(query: Query, short_timeout: Query, name: str) -> None:
+    first = [query.task("A", 0, 0, (name, "A0")), short_timeout.task("A", 0, 1, (name, "A1"))]
 
-    def is_timed_out() -> None:
+    def wait_for_time_out() -> None:
         wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
 
-    assert_only_that_is_written_again(query, name, first, is_timed_out)
+    assert_only_task_1_is_written_again(query, name, first, wait_for_time_out)
 
 
 def test_committed_batch_is_detected_after_next_batch_began(query: Query, name: str) -> None:
@@ -213,7 +213,7 @@ def test_committed_batch_is_detected_after_next_batch_began(query: Query, name: 
     query.commit(query.task("B", 0, 0, (name, "B0")))
     query.commit(query.task("B", 1, 0, (name, "B1")))
     query.commit(query.task("C", 1, 0, (name, "C1")))
-    assert query.seen(name) == [b"A0", b"B1"]
+    assert query.committed_values(name) == [b"A0", b"B1"]
 
 
 def test_reset_checkpoint_is_refused_and_running_start_continues(query: Query, name: str) -> None:
@@ -222,7 +222,7 @@ def test_reset_checkpoint_is_refused_and_running_start_continues(query: Query, n
     with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was reset"):
         query.task("B", 1, 0, (name, "B1"))
     query.commit(query.task("A", 3, 0, (name, "A3")))
-    assert query.seen(name) == [b"A0", b"A1", b"A2", b"A3"]
+    assert query.committed_values(name) == [b"A0", b"A1", b"A2", b"A3"]
 
 
 def test_start_behind_running_older_start_fails_with_remedy(query: Query, name: str) -> None:
@@ -233,7 +233,7 @@ def test_start_behind_running_older_start_fails_with_remedy(query: Query, name: 
         query.task("B", 1, 0, (name, "A1"))
     query.commit(query.task("C", 2, 0, (name, "A2")))
     query.commit(query.task("C", 3, 0, (name, "C3")))
-    assert query.seen(name) == [b"A0", b"A1", b"A2", b"C3"]
+    assert query.committed_values(name) == [b"A0", b"A1", b"A2", b"C3"]
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -247,31 +247,31 @@ def test_decided_batch_with_other_task_count_fails_only_if_rows_are_missing(
             query.commit(query.task("B", 0, 0, (name, "B0")))
     else:
         query.commit(query.task("B", 0, 0, (name, "B0")))
-    assert query.seen(name) == [b"A0"] if lost else [b"A0", b"A1"]
+    assert query.committed_values(name) == [b"A0"] if lost else [b"A0", b"A1"]
 
 
-def test_transaction_timed_out_before_decision_fails_whole_batch(query: Query, hasty: Query, name: str) -> None:
-    first = [query.task("A", 0, 0, (name, "A0")), hasty.task("A", 0, 1, (name, "A1"))]
+def test_transaction_timed_out_before_decision_fails_whole_batch(query: Query, short_timeout: Query, name: str) -> None:
+    first = [query.task("A", 0, 0, (name, "A0")), short_timeout.task("A", 0, 1, (name, "A1"))]
     wait_until(lambda: query.left_open() == ["0"], timeout_s=60, every_s=0.1)
     with pytest.raises(KafkaError, match=r"1 of 2 transactions ended .* kafka.transaction.timeout.ms"):
         query.commit(*first)
     query.abort(*first)
-    assert query.seen(name) == []
+    assert query.committed_values(name) == []
 
 
 def test_queries_with_one_prefix_are_independent(query: Query, name: str) -> None:
     other = Query(query.bootstrap_servers)
-    theirs = [other.task("X", 0, task, (name, f"X{task}")) for task in (0, 1)]
+    other_tasks = [other.task("X", 0, task, (name, f"X{task}")) for task in (0, 1)]
     first = query.task("A", 0, 0, (name, "A0"))
     query.abort(query.task("B", 0, 0, (name, "B0")), None)  # a newer start has aborted what A had left open
     query.abort(first, None)
     assert other.left_open() == ["0", "1"]
-    other.commit(*theirs)
+    other.commit(*other_tasks)
     second = query.task("B", 0, 0, (name, "B0"))
     third = other.task("X", 1, 0, (name, "X2"))
     query.commit(second)
     other.commit(third)
-    assert query.seen(name) == [b"B0", b"X0", b"X1", b"X2"]
+    assert query.committed_values(name) == [b"B0", b"X0", b"X1", b"X2"]
 
 
 # -- transactions that are aborted from outside (`pykafka txn abort`) ------------------------------
@@ -287,7 +287,7 @@ def test_task_with_externally_aborted_transaction_fails_and_writes_again(query: 
     ):
         query.task("A", 0, 0, (name, "A0"))
     query.commit(query.task("A", 0, 0, (name, "again")))
-    assert query.seen(name) == [b"again"]
+    assert query.committed_values(name) == [b"again"]
 
 
 def test_transaction_aborted_before_decision_fails_whole_batch(query: Query, name: str) -> None:
@@ -297,7 +297,7 @@ def test_transaction_aborted_before_decision_fails_whole_batch(query: Query, nam
         query.commit(*first)
     query.abort(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
-    assert query.seen(name) == [b"B0", b"B1"]
+    assert query.committed_values(name) == [b"B0", b"B1"]
 
 
 def test_transaction_aborted_after_decision_is_written_again(query: Query, name: str) -> None:
@@ -306,7 +306,7 @@ def test_transaction_aborted_after_decision_is_written_again(query: Query, name:
     def end() -> None:
         abort_transaction(query.client, query.transactional_id(1))
 
-    assert_only_that_is_written_again(query, name, first, end)
+    assert_only_task_1_is_written_again(query, name, first, end)
 
 
 def test_aborted_decision_is_retried_by_driver(query: Query, name: str) -> None:
@@ -318,7 +318,7 @@ def test_aborted_decision_is_retried_by_driver(query: Query, name: str) -> None:
         with paused_at(ledger_group, "end_transaction", end):
             query.commit(written)
         end()  # nothing is open, and its producer is fenced all the same
-    assert query.seen(name) == [b"A0", b"A1", b"A2"]
+    assert query.committed_values(name) == [b"A0", b"A1", b"A2"]
 
 
 # -- what is given up, and what is not like before -------------------------------------------------
@@ -332,7 +332,7 @@ def test_abort_of_batch_keeps_decided_transactions_open(query: Query, name: str)
     query.abort(*first)
     assert query.left_open() == ["0", "1"]
     query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
-    assert query.seen(name) == [b"A0", b"A1"]
+    assert query.committed_values(name) == [b"A0", b"A1"]
 
 
 def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, name: str) -> None:
@@ -345,7 +345,7 @@ def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, n
     guarantee.abort(query.options, writer, [told])
     assert writer.batch_write is not None
     assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
-    assert query.seen(name) == []
+    assert query.committed_values(name) == []
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -369,13 +369,13 @@ def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
         write(others)
     assert writer.batch_write is not None
     assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
-    assert query.seen(name) == []
+    assert query.committed_values(name) == []
 
 
 def test_open_transactions_of_killed_tasks_are_aborted_with_the_batch(query: Query, name: str) -> None:
     written, _ = query.task("A", 0, 0, (name, "A0")), query.task("A", 0, 1, (name, "A1"))
     query.abort(written, None)
-    assert query.seen(name) == []
+    assert query.committed_values(name) == []
 
 
 def test_abort_by_older_driver_keeps_transactions_of_newer_start(query: Query, name: str) -> None:
@@ -383,14 +383,14 @@ def test_abort_by_older_driver_keeps_transactions_of_newer_start(query: Query, n
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
     query.abort(first, None)
     query.commit(*second)
-    assert query.seen(name) == [b"B0", b"B1"]
+    assert query.committed_values(name) == [b"B0", b"B1"]
 
 
 def test_takeover_with_fewer_tasks_aborts_transactions_of_all_earlier_tasks(query: Query, name: str) -> None:
     for task in range(4):
         query.task("A", 0, task, (name, f"A{task}"))
     query.commit(query.task("B", 0, 0, (name, "B0")))
-    assert query.seen(name) == [b"B0"]
+    assert query.committed_values(name) == [b"B0"]
 
 
 def test_empty_tasks_and_several_topics_commit_every_row_once(query: Query, topic1: TopicFactory) -> None:
@@ -400,14 +400,14 @@ def test_empty_tasks_and_several_topics_commit_every_row_once(query: Query, topi
     query.commit(query.task("A", 1, 0), query.task("A", 1, 1, (one, "1"), (other, "2")))
     query.decide(query.task("A", 2, 0, (other, "3")), query.task("A", 2, 1))
     query.commit(query.task("B", 2, 0, (one, "4")), query.task("B", 2, 1, (one, "5")))
-    assert query.seen(one, other) == [b"1", b"2", b"3"]
+    assert query.committed_values(one, other) == [b"1", b"2", b"3"]
 
 
 def test_failed_task_leaves_no_open_transaction(kafka1: LocalKafka, name: str) -> None:
     query = Query(kafka1.bootstrap_servers, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
     with pytest.raises(BrokerError, match="INVALID_TOPIC"):
         query.task("A", 0, 0, (name, "A0"), ("no topic of this name", "A1"))
-    assert query.seen(name) == []
+    assert query.committed_values(name) == []
 
 
 def test_transaction_timeout_above_broker_maximum_is_refused(kafka1: LocalKafka, name: str) -> None:

@@ -112,12 +112,12 @@ def rows_of(kafka: LocalKafka, spark: SparkSession, source: str, **options: str)
 
 
 def test_legacy_rows_equal_jvm_connector(old_kafka: LocalKafka, spark: SparkSession) -> None:
-    theirs = rows_of(old_kafka, spark, "kafka")
-    assert len(theirs) > len(FORMATS) * len(CODECS) * 60
-    assert rows_of(old_kafka, spark, "pykafka-group") == theirs
+    expected = rows_of(old_kafka, spark, "kafka")
+    assert len(expected) > len(FORMATS) * len(CODECS) * 60
+    assert rows_of(old_kafka, spark, "pykafka-group") == expected
     small = {"kafka.max.partition.fetch.bytes": str(LARGE_BYTES // 4)}
-    assert rows_of(old_kafka, spark, "pykafka-group", **small) == theirs
-    types = {name: {row.timestampType for row in theirs if row.topic == name} for name in FORMATS}
+    assert rows_of(old_kafka, spark, "pykafka-group", **small) == expected
+    types = {name: {row.timestampType for row in expected if row.topic == name} for name in FORMATS}
     assert types == {"legacy-0": {-1}, "legacy-1": {0}, "legacy-append-time": {1}, "legacy-mixed": {-1, 0}}
 
 
@@ -126,7 +126,7 @@ def test_legacy_rows_equal_librdkafka(old_kafka: LocalKafka, spark: SparkSession
     ours = [(row.topic, row.offset, bytes_of(row.key), bytes_of(row.value), row.timestampType) for row in rows]
     settings = {"group.id": "judge", "enable.partition.eof": True, "check.crcs": True}
     consumer = Consumer({"bootstrap.servers": old_kafka.bootstrap_servers, **settings})
-    theirs, ended = [], 0
+    expected, ended = [], 0
     try:
         consumer.assign([TopicPartition(name, 0, OFFSET_BEGINNING) for name in FORMATS])
         while ended < len(FORMATS):
@@ -138,10 +138,10 @@ def test_legacy_rows_equal_librdkafka(old_kafka: LocalKafka, spark: SparkSession
                 continue
             # librdkafka counts no timestamp as 0, the producer's as 1, the broker's as 2.
             kind = message.timestamp()[0] - 1
-            theirs.append((message.topic(), message.offset(), message.key(), message.value(), kind))
+            expected.append((message.topic(), message.offset(), message.key(), message.value(), kind))
     finally:
         consumer.close()
-    assert ours == sorted(theirs, key=lambda row: row[:2])
+    assert ours == sorted(expected, key=lambda row: row[:2])
 
 
 def bytes_of(value: bytearray | None) -> bytes | None:
