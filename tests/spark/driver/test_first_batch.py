@@ -168,7 +168,7 @@ def test_checkpoint_without_start_of_first_batch_begins_at_starting_offsets(
     query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": '{"TOPIC": {"0": 4}}'})
     query.produce(range(15))
     assert query.resume({query.topic: {"0": 10}}) == rows(4, 15)
-    assert "the checkpoint does not say where the first batch begins" in caplog.text
+    assert "the checkpoint lacks the start of the first batch" in caplog.text
 
 
 def test_checkpoint_without_start_fails_if_starting_offsets_exceed_its_end(
