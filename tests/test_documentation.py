@@ -26,6 +26,7 @@ PACKAGES = ("protocol", "spark_kafka_source", "tests", "conf")
 ABOUT_CODE = [DOCS / "architecture.md", DOCS / "code-map.md", DOCS / "glossary.md", *(DOCS / "decisions").glob("*.md")]
 # Names inside Spark and Python that no file of this project contains.
 FOREIGN = {
+    "UserDefinedPythonDataSource",
     "PythonDataSourceV2",
     "PythonScan",
     "PythonScanBuilder",
