@@ -267,6 +267,20 @@ class TestReplies:
         wait_until(lambda: ready([reply], 0.02) == [reply])
         assert reply.result(after(0))["cluster_id"] == "c0"
 
+    def test_part_of_a_reply_that_arrives_during_the_wait_is_not_ready(self, pair: Pair) -> None:
+        ours, peers = pair()
+        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
+        reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
+        received(peers, int.from_bytes(received(peers, 4), "big"))
+        sent = raw_bytes(peers, metadata(reply))
+        waiting = threading.Timer(0.2, peers._socket.sendall, [sent[:10]])
+        waiting.start()
+        assert ready([reply], 20.0) == []
+        waiting.join()
+        peers._socket.sendall(sent[10:])
+        wait_until(lambda: ready([reply], 0.02) == [reply])
+        assert reply.result(after(0))["cluster_id"] == "c0"
+
     def test_failure_in_the_middle_of_a_reply_is_ready_and_raised(self, pair: Pair) -> None:
         ours, peers = pair()
         connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
