@@ -51,6 +51,19 @@ def client_of(kafka: FakeKafka, **settings: int) -> Client:
     return Client(ClientConfig((kafka.addresses[1],), **settings))
 
 
+def test_metadata_closes_idle_connections_to_a_former_address_of_a_broker(kafka_of_two: FakeKafka) -> None:
+    clock = ManualClock()
+    with Client(ClientConfig((kafka_of_two.addresses[1],)), clock) as client:
+        moving = client.metadata(None).brokers[2]
+        connection = client.connection(moving, "control", client.deadline())
+        kafka_of_two.move(2)
+        clock.advance(10)
+        assert client.metadata(None).brokers[2] != moving
+        assert connection.closed
+        assert len(client._pool) == 1
+        assert (moving.host, moving.port) not in client._addresses
+
+
 def test_two_dead_bootstrap_addresses_of_three_do_no_harm(kafka_of_two: FakeKafka) -> None:
     with kept_port() as one, kept_port() as other:
         servers = (one.getsockname(), kafka_of_two.addresses[1], other.getsockname())

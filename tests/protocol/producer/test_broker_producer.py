@@ -207,3 +207,14 @@ def test_brokers_at_former_addresses_are_forgotten() -> None:
                 kafka.move(2)
             assert len(producer._sender._brokers) <= 2, "the broker, and its previous address"
             assert producer.requests >= 4
+
+
+def test_partitioners_of_all_topics_share_a_source_of_random_numbers() -> None:
+    """Its state takes 2.5 kB, and a producer keeps the partitioner of each topic."""
+    with FakeKafka() as kafka, producer_of(kafka.bootstrap_servers) as producer:
+        for topic in ("first", "second"):
+            kafka.create_topic(topic, 2)
+            producer.send(topic, b"x").result(30)
+        partitioners = producer._assembler._choice._partitioners.values()
+        assert len({id(each._rng) for each in partitioners}) == 1
+        assert len(partitioners) == 2
