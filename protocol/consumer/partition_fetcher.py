@@ -68,7 +68,8 @@ class PartitionFetcher:
         # In order of arrival. `Consumer.poll` reads the first one to its end, so that few replies are decompressed.
         self._arrived: dict[FetchBuffer, None] = {}
         self._looked_for_late_s = 0.0
-        self._streams: dict[TopicPartition, PartitionConsumer] = {}
+        self._streams: dict[FetchBuffer, PartitionConsumer] = {}
+        self._keys: set[TopicPartition] = set()  # of `_streams`
         self._schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
         self._threads: dict[Broker, _BrokerThread] = {}
         # Error of the leader thread, which has ended.
@@ -85,16 +86,17 @@ class PartitionFetcher:
                 raise UsageError("this consumer is closed")
             if self._fault is not None:
                 raise UsageError(self._fault)
-            for topic, partition in streams.keys() & self._streams.keys():
+            for topic, partition in streams.keys() & self._keys:
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
-            self._streams.update(streams)
+            self._streams.update((stream.buffer, stream) for stream in streams.values())
+            self._keys.update(streams)
             self._leader_work.notify()
 
     @property
     def streams(self) -> dict[TopicPartition, PartitionConsumer]:
         """Open streams by (topic, partition)."""
         with self.lock:
-            return dict(self._streams)
+            return {buffer.source.topic_partition: stream for buffer, stream in self._streams.items()}
 
     @property
     def requests(self) -> int:
@@ -110,7 +112,7 @@ class PartitionFetcher:
                     return late
                 while self._arrived:
                     buffer = next(iter(self._arrived))
-                    if buffer.readable and (stream := self._stream_of(buffer)) is not None:
+                    if buffer.readable and (stream := self._streams.get(buffer)) is not None:
                         return stream
                     del self._arrived[buffer]
                 # This thread waits for all streams, so none of them is unread.
@@ -135,7 +137,7 @@ class PartitionFetcher:
         now_s = self._client.clock.now_s()
         if now_s - self._looked_for_late_s < _LOOK_FOR_LATE_S:
             return None
-        late = next((stream for stream in self._streams.values() if stream.buffer.overdue), None)
+        late = next((stream for buffer, stream in self._streams.items() if buffer.overdue), None)
         if late is None:
             self._looked_for_late_s = now_s
         return late
@@ -153,6 +155,7 @@ class PartitionFetcher:
             self.closed = True
             threads, streams = list(self._threads.values()), list(self._streams.values())
             self._streams.clear()
+            self._keys.clear()
             self._leader_work.notify_all()
             self._arrival.notify_all()
         for stream in streams:
@@ -174,8 +177,8 @@ class PartitionFetcher:
 
     def changed(self, buffer: FetchBuffer) -> None:
         """Handle that a stream was paused, resumed, moved, closed, expired or revived."""
-        if buffer.closed and self._stream_of(buffer) is not None:
-            del self._streams[buffer.source.topic_partition]
+        if buffer.closed and self._streams.pop(buffer, None) is not None:
+            self._keys.discard(buffer.source.topic_partition)
             self._arrived.pop(buffer, None)
         if buffer.readable and not buffer.expired:
             self._announce(buffer)
@@ -187,10 +190,6 @@ class PartitionFetcher:
         if buffer.source.broker is None:
             self._leader_work.notify()
 
-    def _stream_of(self, buffer: FetchBuffer) -> PartitionConsumer | None:
-        stream = self._streams.get(buffer.source.topic_partition)
-        return stream if stream is not None and stream.buffer is buffer else None
-
     def _announce(self, buffer: FetchBuffer) -> None:
         self._arrived[buffer] = None
         self._schedule.wanted = False
@@ -201,7 +200,7 @@ class PartitionFetcher:
         self._wake_reader(buffer)
 
     def _wake_reader(self, buffer: FetchBuffer) -> None:
-        if (stream := self._stream_of(buffer)) is not None:
+        if (stream := self._streams.get(buffer)) is not None:
             stream.wake()
         self._announce(buffer)
 
@@ -246,8 +245,7 @@ class PartitionFetcher:
         with self.lock:
             while not self.closed:
                 now_s = self._client.clock.now_s()
-                buffers = (stream.buffer for stream in self._streams.values())
-                sources = {each.source: each for each in buffers if each.error is None}
+                sources = {each.source: each for each in self._streams if each.error is None}
                 if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}
                 waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
@@ -276,8 +274,8 @@ class PartitionFetcher:
         """Handle the end of the leader thread: streams without a broker would wait forever."""
         with self.lock:
             self._fault = f"this consumer cannot continue: resolving brokers has failed: {error!r}"
-            for stream in self._streams.values():
-                self._stop(stream.buffer, UsageError(f"{stream.name}: {self._fault}"))
+            for buffer in self._streams:
+                self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
 
     def _handle_failures(self, failed: Failed, asked: Asked) -> None:
         """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
