@@ -25,7 +25,7 @@ from protocol.property_kinds import (
     not_yet,
     one_of,
 )
-from protocol.sasl.credentials import class_of
+from protocol.sasl.jaas import class_of
 from protocol.secret import Secret, hide_variables
 
 _CLIENT = Role.CLIENT

@@ -7,18 +7,15 @@ resolved. Error messages name properties, never their values.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
-from protocol.sasl.jaas import LoginModule, parse_jaas
+from protocol.sasl.config import SaslConfig
+from protocol.sasl.jaas import LoginModule, class_of, parse_jaas
 from protocol.secret import Secret
 from protocol.spelling import meant
-
-if TYPE_CHECKING:
-    from protocol.sasl.config import SaslConfig
 
 
 @dataclass(frozen=True)
@@ -103,14 +100,6 @@ _UNSECURED = "unsecuredLogin"
 _EXTENSION = re.compile(r"extension_(.+)")
 # With these keys the client would authenticate as another AWS principal.
 _OTHER_AWS_KEYS = ("awsRoleExternalId", "awsRoleAccessKeyId", "awsRoleSecretAccessKey", "awsRoleSessionToken")
-
-
-def class_of(name: str, known: Iterable[str]) -> str | None:
-    """Return the Java class in `known` that `name` means, also with a shading prefix; None if there is none.
-
-    Shading prefixes are, for example, `kafkashaded.` and `shadeddatabricks.`.
-    """
-    return next((each for each in known if name == each or name.endswith(f".{each}")), None)
 
 
 def credentials(config: SaslConfig) -> Credentials | None:

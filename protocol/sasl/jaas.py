@@ -10,7 +10,7 @@ message contains the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ConfigurationError
@@ -81,3 +81,11 @@ def _tokens(text: str) -> list[tuple[str, bool]]:
 
 def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 8)) if match[1] else _CONTROLS.get(match[2], match[2])
+
+
+def class_of(name: str, known: Iterable[str]) -> str | None:
+    """Return the Java class in `known` that `name` means, also with a shading prefix; None if there is none.
+
+    Shading prefixes are, for example, `kafkashaded.` and `shadeddatabricks.`.
+    """
+    return next((each for each in known if name == each or name.endswith(f".{each}")), None)
