@@ -11,7 +11,7 @@ def main() -> None:
         from spark_kafka_source.cli.pykafka import pykafka
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package not in ("click", "rich"):
+        if package not in ("click", "rich", "tomli"):
             raise
         sys.exit(f"pykafka needs {package}: pip install 'spark-kafka-source[cli]'")
     pykafka(prog_name="pykafka")

@@ -18,6 +18,8 @@ from protocol.config import ConsumerConfig, parse_client, parse_consumer
 from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.consumer_group.group_consumer_config import GROUP_PROPERTIES
 from protocol.errors import AdminFailed, ConfigurationError, KafkaError
+from spark_kafka_source.cli.profiles import VARIABLE as PROFILE_VARIABLE
+from spark_kafka_source.cli.profiles import complete_profiles, read_profiles
 from spark_kafka_source.cli.values import DURATION
 
 _SERVERS = "bootstrap.servers"
@@ -65,13 +67,14 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(
+        profile: str | None,
         bootstrap_server: str | None,
         command_config: Path | None,
         properties: Mapping[str, str],
         timeout_ms: int | None,
         **arguments: Any,
     ) -> None:
-        given = _given(bootstrap_server, command_config, properties)
+        given = given_properties(profile, bootstrap_server, command_config, properties)
         try:
             config = parse_client(given)
         except ConfigurationError as error:
@@ -95,18 +98,43 @@ def _failure(*errors: KafkaError) -> click.ClickException:
     return click.ClickException("; ".join(" ".join(str(error).split()) for error in errors))
 
 
-def _given(bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]) -> dict[str, str]:
-    """Combine, in ascending precedence: the environment, the file, --command-property, --bootstrap-server."""
+def given_properties(
+    profile: str | None, bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the properties of a client, in the order of precedence of their sources.
+
+    Parameters
+    ----------
+    profile, bootstrap_server, command_config, properties
+        The options of the command. Ascending: KAFKA_BOOTSTRAP_SERVERS, the profile, the file, the properties,
+        `bootstrap_server`.
+
+    Raises
+    ------
+    click.UsageError
+        No source names brokers, or the profile does not exist.
+
+    Notes
+    -----
+    A profile that was chosen by `pykafka profile use` is ignored if another source names brokers: its credentials are
+    not for them.
+    """
     servers = os.environ.get(_VARIABLE)
     given = {_SERVERS: servers} if servers else {}
+    profiles = read_profiles()
+    if profile is not None:
+        given |= profiles.properties(profile)
     if command_config is not None:
         given |= parse_java_properties(command_config.read_text(ENCODING))
     given |= properties
     if bootstrap_server is not None:
         given[_SERVERS] = bootstrap_server
+    if _SERVERS not in given and profiles.used is not None:
+        given = {**profiles.properties(profiles.used), **given}
     if _SERVERS not in given:
         raise click.UsageError(
-            f"The address of the brokers is missing. Give --bootstrap-server HOST:PORT, or set {_VARIABLE}."
+            "The address of the brokers is missing. Give --bootstrap-server HOST:PORT or --profile, or set "
+            f"{_VARIABLE}."
         )
     return given
 
@@ -121,6 +149,13 @@ def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
 
 
 _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
+    click.option(
+        "--profile",
+        metavar="NAME",
+        envvar=PROFILE_VARIABLE,
+        shell_complete=complete_profiles,
+        help=f"A profile of `pykafka profile list`.  [env: {PROFILE_VARIABLE}]",
+    ),
     click.option("--bootstrap-server", metavar="HOST:PORT", help=f"One or more brokers.  [env: {_VARIABLE}]"),
     click.option(
         "--command-config",

@@ -14,6 +14,7 @@ import pyarrow as pa
 from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, list_ends, parse_span, resolve
@@ -82,7 +83,7 @@ class _Output:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.option(
     "-o",
     "--offset",
@@ -94,7 +95,9 @@ class _Output:
     "FROM:TO of these.  [default: latest; with --to or --exit-at-end: earliest]",
 )
 @click.option("-p", "--partition", "partitions", type=NUMBERS, help="Only these partitions: 0 or 0,3.")
-@click.option("-g", "--group", help="Read as a member of this group, and commit offsets.")
+@click.option(
+    "-g", "--group", shell_complete=complete_groups, help="Read as a member of this group, and commit offsets."
+)
 @click.option("-n", "--count", "limit", type=click.IntRange(1), help="Stop after this number of records.")
 @click.option(
     "-f",

@@ -16,6 +16,7 @@ from protocol.errors import ConfigurationError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.positions import FROM_LATEST, SPAN, Span, list_ends, resolve
@@ -33,8 +34,8 @@ _COLUMNS = ("topic", "partition", "first_offset", "last_offset", "records")
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", shell_complete=complete_topics)
+@click.argument("target", shell_complete=complete_topics)
 @click.option("-o", "--offset", "span", type=SPAN, default="earliest", show_default=True, help="As of consume.")
 @click.option("-p", "--partition", "partitions", type=NUMBERS, help="Only these partitions: 0 or 0,3.")
 @click.option("-n", "--count", "limit", type=click.IntRange(1), help="Copy at most this number of records.")
@@ -103,10 +104,15 @@ def copy(
 
 
 @click.command()
-@click.argument("dead_letters", metavar="DLQ")
+@click.argument("dead_letters", metavar="DLQ", shell_complete=complete_topics)
 @click.option("-o", "--offset", "span", type=SPAN, default="earliest", show_default=True, help="As of consume.")
 @click.option("-p", "--partition", "partitions", type=NUMBERS, help="Only these partitions: 0 or 0,3.")
-@click.option("-g", "--group", help="Start at the offsets of this group, and commit after the records are written.")
+@click.option(
+    "-g",
+    "--group",
+    shell_complete=complete_groups,
+    help="Start at the offsets of this group, and commit after the records are written.",
+)
 @click.option(
     "--topic-header",
     "topic_headers",

@@ -15,6 +15,7 @@ from protocol.admin.groups import CLASSIC, describe_group
 from protocol.errors import AdminFailed
 from protocol.group.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
+from spark_kafka_source.cli.completion import complete_groups
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.rows import Columns, Rows, output_option, print_rows, table_of
 from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest, stop_request
@@ -24,7 +25,7 @@ WITHOUT_MEMBERS = ("Empty", "Dead")
 
 
 @click.command()
-@click.argument("source", metavar="GROUP")
+@click.argument("source", metavar="GROUP", shell_complete=complete_groups)
 @click.argument("target", metavar="NEW-GROUP")
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only offsets of this topic; repeatable.")
 @click.option("--execute", is_flag=True, help="Commit the offsets. Without it, nothing changes.")
@@ -59,7 +60,7 @@ def clone(cluster: Cluster, source: str, target: str, topics: tuple[str, ...], e
 
 
 @click.command("remove-members")
-@click.argument("group")
+@click.argument("group", shell_complete=complete_groups)
 @click.option("--instance-id", "instance_ids", multiple=True, metavar="ID", help="A static member; repeatable.")
 @click.option("--all", "everyone", is_flag=True, help="All members.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -99,7 +100,7 @@ def remove_members(cluster: Cluster, group: str, instance_ids: tuple[str, ...], 
 
 
 @click.command()
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_groups)
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C; JSON lines unless on a terminal.")
 @click.option("--interval", "interval_ms", type=DURATION, default="5s", show_default=True, help="Time between two.")
 @click.option("-n", "--count", type=click.IntRange(1), help="With --watch: end after this number of times.")

@@ -12,6 +12,7 @@ from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_grou
 from protocol.errors import BrokerError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members
 from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, specification, with_offsets
@@ -80,7 +81,7 @@ def list_command(
 
 
 @groups.command()
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_groups)
 @click.option("--members", is_flag=True, help="The members and their partitions.")
 @click.option("--state", is_flag=True, help="The state, the coordinator and the number of members.")
 @output_option
@@ -109,13 +110,14 @@ def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: boo
 
 
 @groups.command()
-@click.argument("group")
+@click.argument("group", shell_complete=complete_groups)
 @click.option(
     "--topic",
     "topics",
     type=TOPIC_PARTITIONS,
     multiple=True,
     metavar="TOPIC[:0,1]",
+    shell_complete=complete_topics,
     help="All or some partitions of a topic.",
 )
 @click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
@@ -126,7 +128,9 @@ def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: boo
 @click.option("--shift-by", type=int, help="Forward by this number of offsets; back if negative.")
 @click.option("--to-offset", type=click.IntRange(0), help="To this offset.")
 @click.option("--to-current", type=bool, is_flag=True, default=None, help="To the committed offset; for --to-file.")
-@click.option("--to-group", metavar="GROUP", help="To the committed offsets of another group.")
+@click.option(
+    "--to-group", metavar="GROUP", shell_complete=complete_groups, help="To the committed offsets of another group."
+)
 @click.option("--from-file", type=OFFSETS_FILE, help="To the offsets of a CSV file: topic,partition,offset.")
 @click.option(
     "--to-file",
@@ -188,7 +192,7 @@ def reset(
 
 
 @groups.command()
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_groups)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers
 def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:

@@ -17,6 +17,7 @@ from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.record_fields import HEADERS_TYPE
+from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.record_inputs import (
     FORMATS,
@@ -43,7 +44,7 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.argument("path", metavar="[FILE]", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "-i",

@@ -7,12 +7,14 @@ import click
 from spark_kafka_source.cli.acls import acls
 from spark_kafka_source.cli.checkpoint import checkpoint
 from spark_kafka_source.cli.cluster import cluster_group
+from spark_kafka_source.cli.completion import completion
 from spark_kafka_source.cli.configs import configs
 from spark_kafka_source.cli.consume import consume
 from spark_kafka_source.cli.copying import copy, replay
 from spark_kafka_source.cli.doctor import doctor
 from spark_kafka_source.cli.groups import groups
 from spark_kafka_source.cli.produce import produce
+from spark_kafka_source.cli.profile import profile
 from spark_kafka_source.cli.quotas import quotas
 from spark_kafka_source.cli.topics import topics
 from spark_kafka_source.cli.txn import txn
@@ -24,14 +26,14 @@ from spark_kafka_source.cli.users import users
 def pykafka() -> None:
     """Administer Kafka from a shell.
 
-    Set the brokers' addresses by --bootstrap-server, by KAFKA_BOOTSTRAP_SERVERS, or in a properties file as for Kafka's
-    own tools (--command-config).
+    Set the brokers' addresses by --bootstrap-server, by KAFKA_BOOTSTRAP_SERVERS, by a profile (--profile, `pykafka
+    profile use`), or in a properties file as for Kafka's own tools (--command-config).
     """
 
 
 _COMMANDS = (
     *(acls, checkpoint, cluster_group, configs, consume, copy, doctor, groups, produce, quotas, replay, topics, txn),
-    users,
+    *(users, profile, completion),
 )
 for _command in _COMMANDS:
     pykafka.add_command(_command)

@@ -12,6 +12,7 @@ from protocol.admin.configs import AlterConfigOp, AlterConfigOpType, ConfigEntry
 from protocol.admin.topics import NewTopic, TopicDescription, create_topic
 from protocol.errors import AdminFailed
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.topic_sample import COLUMNS, sample_partitions
@@ -54,7 +55,7 @@ def list_command(cluster: Cluster, internal: bool, output: str) -> None:
 
 
 @topics.command()
-@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
 @click.option("--configs", is_flag=True, help="The settings instead of the partitions: those set on the topic.")
 @click.option("--all-configs", is_flag=True, help="All settings, with those of brokers and Kafka's defaults.")
 @output_option
@@ -135,7 +136,7 @@ def create(
 
 
 @topics.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @click.option("--partitions", type=click.IntRange(1, 2**31 - 1), help="The new number of partitions; never fewer.")
 @click.option("--config", "configs", help="Set a topic setting; repeatable.", **_CONFIG)
 @click.option(
@@ -167,7 +168,7 @@ def alter(
 
 
 @topics.command()
-@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topics)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers
 def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
@@ -193,7 +194,7 @@ def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
 
 
 @topics.command()
-@click.argument("target", metavar="TOPIC[:PARTITIONS]", type=TOPIC_PARTITIONS)
+@click.argument("target", metavar="TOPIC[:PARTITIONS]", type=TOPIC_PARTITIONS, shell_complete=complete_topics)
 @click.option("--before-offset", type=click.IntRange(0), help="Delete records before this offset.")
 @click.option("--before", "before_ms", type=TIME, help="Delete records before the first one at or after this time.")
 @click.option("--all", "everything", is_flag=True, help="Delete all records up to the high watermark.")
@@ -245,7 +246,7 @@ def _offsets(admin: Admin, cluster: Cluster, keys: list[TopicPartition], moment:
 
 
 @topics.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @click.option(
     "--last",
     type=click.IntRange(1),

@@ -1,0 +1,101 @@
+"""Profiles: Kafka's properties of clusters, in a TOML file; one of them may be in use."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "PYKAFKA_PROFILE"
+_FILE_VARIABLE = "PYKAFKA_CONFIG"
+_USED = "profile"
+_SECRET = re.compile(r"password|secret|jaas|token|\.key$|private|credential", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\{[^}]+\}")
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The profiles of the file, and the name of the one in use; None if there is none.
+
+    `path` is the file: `PYKAFKA_CONFIG`, by default `pykafka/config.toml` in the user's configuration folder.
+    """
+
+    path: Path
+    by_name: Mapping[str, Mapping[str, str]]
+    used: str | None
+
+    def properties(self, name: str) -> Mapping[str, str]:
+        """Return the properties of a profile. Raises `click.UsageError` for an unknown one."""
+        try:
+            return self.by_name[name]
+        except KeyError:
+            known = ", ".join(self.by_name) or "none"
+            raise click.UsageError(f"{self.path} has no profile {name!r}; it has: {known}.") from None
+
+    def use(self, name: str | None) -> None:
+        """Remember which profile is in use; None for no profile."""
+        mark = self.path.with_name(_USED)
+        if name is None:
+            mark.unlink(missing_ok=True)
+        else:
+            mark.write_text(f"{name}\n")
+
+
+def read_profiles() -> Profiles:
+    """Read the file; without one there are no profiles. Raises `click.UsageError` if it is malformed."""
+    path = _path()
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file).get("profiles", {})
+        by_name = {str(name): _flat(table) for name, table in tables.items()}
+    except FileNotFoundError:
+        by_name = {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}") from error
+    mark = path.with_name(_USED)
+    used = mark.read_text().strip() if mark.is_file() else None
+    return Profiles(path, by_name, used or None)
+
+
+def _path() -> Path:
+    if given := os.environ.get(_FILE_VARIABLE):
+        return Path(given)
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path.home() / ".config") / "pykafka" / "config.toml"
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return properties by their dotted names: TOML reads `bootstrap.servers = …` as a table in a table."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, bool):
+            found[prefix + name] = str(value).lower()
+        elif isinstance(value, list):
+            found[prefix + name] = ",".join(map(str, value))
+        else:
+            found[prefix + name] = str(value)
+    return found
+
+
+def shown(name: str, value: str) -> str:
+    """Return the value of a property, hidden if it may be a secret; references such as `${env:…}` are shown."""
+    return "[hidden]" if _SECRET.search(name) and not _REFERENCE.fullmatch(value) else value
+
+
+def complete_profiles(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a profile in a shell."""
+    return [CompletionItem(name) for name in read_profiles().by_name if name.startswith(incomplete)]

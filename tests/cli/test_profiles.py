@@ -1,0 +1,168 @@
+"""`pykafka profile`, the precedence of profiles, and completion in a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.documents import block, blocks
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    def call(*arguments: str, code: int = 0, **env: str) -> Result:
+        fresh = {"KAFKA_BOOTSTRAP_SERVERS": None, "PYKAFKA_PROFILE": None, "PYKAFKA_CONFIG": None}
+        folder = {"XDG_CONFIG_HOME": str(tmp_path)}
+        result = CliRunner().invoke(pykafka, arguments, env={**fresh, **folder, **env})
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "pykafka" / "config.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        [profiles.prod]
+        bootstrap.servers = ["broker-1:9093", "broker-2:9093"]
+        security.protocol = "SASL_SSL"
+        sasl.jaas.config = "x password=geheim"
+        ssl.truststore.password = "${env:STORE}"
+        "request.timeout.ms" = 5000
+        [profiles.test]
+        bootstrap.servers = "test:9092"
+        """,
+    )
+    listed = json.loads(run("profile", "list", "-o", "json").stdout)
+    assert [(row["profile"], row["bootstrap_servers"], row["used"]) for row in listed] == [
+        ("prod", "broker-1:9093,broker-2:9093", False),
+        ("test", "test:9092", False),
+    ]
+    assert "No profile is used" in run("profile", "show", code=2).stderr
+    run("profile", "use", "prod")
+    shown = run("profile", "show", "-o", "json").stdout
+    assert "geheim" not in shown
+    assert {row["property"]: row["value"] for row in json.loads(shown)} == {
+        "bootstrap.servers": "broker-1:9093,broker-2:9093",
+        "security.protocol": "SASL_SSL",
+        "sasl.jaas.config": "[hidden]",
+        "ssl.truststore.password": "${env:STORE}",
+        "request.timeout.ms": "5000",
+    }
+    assert [row["used"] for row in json.loads(run("profile", "list", "-o", "json").stdout)] == [True, False]
+    run("profile", "use", "--none")
+    assert "it has: prod, test" in " ".join(run("profile", "use", "stage", code=2).stderr.split())
+    run("profile", "use", code=2)
+
+
+def test_profile_precedence(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "admin.properties"
+    with FakeKafka() as kafka:
+        here = kafka.bootstrap_servers
+        write(
+            tmp_path,
+            f'[profiles.good]\nbootstrap.servers = "{here}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
+        )
+        listing = ("groups", "list", "--timeout", "1s")
+        run(*listing, "--profile", "good")
+        run(*listing, PYKAFKA_PROFILE="good")
+        run(*listing, "--profile", "bad", code=1)
+        # An explicit profile is above the variable, and below the file and the option.
+        run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
+        run(*listing, "--profile", "bad", "--bootstrap-server", here)
+        file.write_text(f"bootstrap.servers={here}\n")
+        run(*listing, "--profile", "bad", "--command-config", str(file))
+        run("profile", "use", "good")
+        run(*listing)
+        # The profile in use is below everything.
+        run(*listing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
+        run("profile", "use", "bad")
+        run(*listing, KAFKA_BOOTSTRAP_SERVERS=here)
+        run(*listing, "--profile", "good")
+        run(*listing, code=1)
+    assert "has no profile 'stage'" in " ".join(run(*listing, "--profile", "stage", code=2).stderr.split())
+
+
+def test_credentials_of_used_profile_are_not_sent_to_other_brokers(run: Any, tmp_path: Path) -> None:
+    write(tmp_path, '[profiles.prod]\nbootstrap.servers = "prod:9093"\nsecurity.protocol = "SSL"\n')
+    run("profile", "use", "prod")
+    with FakeKafka() as kafka:
+        run("groups", "list", "--bootstrap-server", kafka.bootstrap_servers)
+
+
+def test_malformed_file_is_one_error(run: Any, tmp_path: Path) -> None:
+    path = write(tmp_path, "[profiles.prod\n")
+    assert "cannot be read" in run("profile", "list", code=2).stderr
+    other = tmp_path / "other.toml"
+    other.write_text('[profiles.x]\nbootstrap.servers = "x:1"\n')
+    assert "x:1" in run("profile", "list", PYKAFKA_CONFIG=str(other)).stdout
+    path.write_text('profiles = "none"\n')
+    run("profile", "list", code=2)
+
+
+def completed(words: str, tmp_path: Path, **env: str) -> list[str]:
+    """Return the words that bash offers for the last one."""
+    variables = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), **variables, **env}
+    ended = subprocess.run(
+        [sys.executable, "-m", "spark_kafka_source.cli"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    return [line.partition(",")[2] for line in ended.stdout.splitlines() if line]
+
+
+def test_names_of_topics_groups_and_profiles_are_completed(tmp_path: Path) -> None:
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        for name in ("orders", "orders-upper", "payments"):
+            kafka.create_topic(name, 1)
+        commit_offsets(client, "orders-etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
+        write(tmp_path, f'[profiles.prod]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n')
+        servers = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+        assert completed("pykafka consume ord", tmp_path, **servers) == ["orders", "orders-upper"]
+        assert completed("pykafka topics describe orders pay", tmp_path, **servers) == ["payments"]
+        assert completed("pykafka groups describe ord", tmp_path, **servers) == ["orders-etl"]
+        assert completed("pykafka consume orders -g o", tmp_path, **servers) == ["orders-etl"]
+        assert completed("pykafka produce --profile prod pay", tmp_path) == ["payments"]
+        assert completed("pykafka produce --profile p", tmp_path) == ["prod"]
+        assert completed("pykafka gro", tmp_path) == ["groups"]
+    assert completed("pykafka consume ord", tmp_path, **servers) == []
+    assert completed("pykafka consume ord", tmp_path, KAFKA_BOOTSTRAP_SERVERS="") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_names_the_command(run: Any, shell: str) -> None:
+    assert "_PYKAFKA_COMPLETE" in run("completion", shell).stdout
+
+
+def test_profile_commands_of_docs_succeed(run: Any, tmp_path: Path) -> None:
+    text = block("cli.md", "[profiles.prod]").text
+    lines = [line for each in blocks("cli.md") if each.language == "sh" for line in each.text.splitlines()]
+    examples = [line.split() for line in lines if line.startswith(("pykafka profile", "PYKAFKA_PROFILE="))]
+    assert len(examples) >= 5
+    with FakeKafka() as kafka:
+        write(tmp_path, text.replace("test-broker-1:9092", kafka.bootstrap_servers))
+        for first, *words in examples:
+            if first == "pykafka":
+                run(*words)
+            else:
+                run(*words[1:], PYKAFKA_PROFILE=first.partition("=")[2])
