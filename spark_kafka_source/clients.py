@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig
-from spark_kafka_source.remedies import with_option_names
+from spark_kafka_source.error_messages import with_option_names
 
 
 @lru_cache(maxsize=16)

@@ -5,7 +5,8 @@ Spark creates one in each of the driver's planning processes. Its parts are impo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
@@ -14,6 +15,7 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    InputPartition,
 )
 
 from protocol.errors import ConfigurationError
@@ -24,7 +26,7 @@ from spark_kafka_source.options.parsing import (
     parse_source_options,
     row_columns,
 )
-from spark_kafka_source.spark_api import activate
+from spark_kafka_source.spark_api import ReadLimit, SupportsTriggerAvailableNow, activate
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.row_schema import require_source_schema, spark_schema
 
@@ -68,8 +70,6 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query; one that raises the error if an option is wrong."""
-        from spark_kafka_source.driver.refused_reader import RefusedStreamReader
-
         try:
             from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 
@@ -95,6 +95,46 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         with deferred_warnings() as warnings:
             options = parse_sink_options(self.options)
         return KafkaStreamWriter(options, schema, warnings)
+
+
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of a query with wrong options or a missing package: raises `error` at Spark's first call.
+
+    Notes
+    -----
+    After an error of `DataSource.streamReader` PySpark's runner calls `stop` of the reader that it does not have, and
+    the query ends with that `UnboundLocalError`.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Raise the error."""
+        self._refuse()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error."""
+        self._refuse()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Raise the error."""
+        self._refuse()
+
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
+        """Raise the error."""
+        self._refuse()
+
+    def partitions(self, start: object, end: object) -> Sequence[InputPartition]:
+        """Raise the error."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Raise the error."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise self._error.with_traceback(None) from None
 
 
 def register(spark: SparkSession) -> None:

@@ -16,8 +16,8 @@ from protocol.errors import ConnectFailed, Corrupt, DataLoss, DeadlineExceeded, 
 from protocol.properties import PROPERTIES
 from protocol.security.tls_config import TLS_NAMES
 from spark_kafka_source.clients import client_for
+from spark_kafka_source.error_messages import with_option_names, with_remedies
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.remedies import with_option_names, with_remedies
 from spark_kafka_source.task import range_reader
 
 ROOT = Path(__file__).parent.parent

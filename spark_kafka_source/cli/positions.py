@@ -13,7 +13,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.values import Parsed, parse_duration
-from spark_kafka_source.options.times import timestamp_ms
+from spark_kafka_source.options.scalars import timestamp_ms
 
 EARLIEST_NAME, LATEST_NAME = "earliest", "latest"
 

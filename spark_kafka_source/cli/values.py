@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spark_kafka_source.options.times import MAX_TIME_MS, duration_ms, timestamp_ms
+from spark_kafka_source.options.scalars import MAX_TIME_MS, duration_ms, timestamp_ms
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only

@@ -28,8 +28,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConfigurationError, KafkaError
 from spark_kafka_source.demo.orders import OrderStream, Sum, SumKey, make_order
-from spark_kafka_source.demo.screen import Screen, Table
-from spark_kafka_source.demo.watch import Watch
+from spark_kafka_source.demo.screen import Screen, Table, Watch
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.jars import find_java
 from spark_kafka_source.local_kafka.secured import PROTOCOLS

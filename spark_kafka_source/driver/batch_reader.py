@@ -17,13 +17,11 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, leaders, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
-from spark_kafka_source.error_classes import RESOLVED_START_AFTER_END, with_error_class
+from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
-from spark_kafka_source.plan.range_groups import group_ranges
-from spark_kafka_source.plan.ranges import offset_ranges
-from spark_kafka_source.remedies import with_remedies
+from spark_kafka_source.plan.ranges import group_ranges, offset_ranges
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.range_reader import RangePartition, read_range
 

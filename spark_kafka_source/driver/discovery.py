@@ -22,7 +22,7 @@ from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUn
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import QueryAssignment
 
 T = TypeVar("T")
 

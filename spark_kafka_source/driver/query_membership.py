@@ -1,14 +1,19 @@
 """A streaming query as a member of its group: its assigned partitions, and their start offsets.
 
 Runs on the driver, in the process of one query. The first trigger joins the group; a thread of
-`protocol.group.membership` sends heartbeats. Rebalances are handled between two batches only.
+`protocol.group.membership` sends heartbeats. Rebalances are handled between two batches only. The query leaves the
+group at SIGTERM.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import FrameType
 
 from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
@@ -18,14 +23,13 @@ from protocol.group.membership.assignment import EndReason, Revocation, TopicSub
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.driver.at_sigterm import at_sigterm
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
+from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,8 @@ log = logging.getLogger(__name__)
 _AWAIT_ASSIGNMENT_MS = 5_000
 _AWAIT_FIRST_ASSIGNMENT_MS = 15_000
 _POLL_INTERVAL_S = 0.2
+# Limit for leaving the group at SIGTERM: Spark kills the process soon afterwards.
+_MAX_CLOSE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -219,3 +225,23 @@ class QueryMembership:
                 options.consumer.group_id,
                 partition_names(ahead),
             )
+
+
+def at_sigterm(close: Callable[[], None]) -> None:
+    """Call `close` before SIGTERM ends this process. Has no effect outside of the main thread.
+
+    Spark stops a query's process this way, without a call of the reader's `stop()`.
+    `close` runs in a separate thread: the interrupted main thread may hold a lock that `close` needs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # Spark sends it twice
+        closing = threading.Thread(target=close, name="at-sigterm", daemon=True)
+        closing.start()
+        closing.join(_MAX_CLOSE_S)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handle)

@@ -24,15 +24,20 @@ from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
+from protocol.once import log_once
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import GroupCommits
-from spark_kafka_source.driver.idle_triggers import IdleTriggers
 from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
+
+# A trigger is busy from this processor time on, and from this share of the time since the previous trigger's end.
+_BUSY_CPU_S = 0.05
+_BUSY_SHARE = 0.25
+_WARN_AFTER_TRIGGERS = 50
 
 
 class QueryState:
@@ -49,7 +54,7 @@ class QueryState:
         Log end offsets at the start of an `availableNow` run; None with other triggers.
     planned_end : dict
         End of the last batch passed to `partitions`: the complete batch before PySpark 4.2.
-    replay_lacked : dict of TopicPartition to int
+    replay_lost : dict of TopicPartition to int
         Number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
     logs : LogSnapshot or None
         The logs in the last trigger; None before the first one.
@@ -96,3 +101,36 @@ class QueryState:
 
             self._starting = retry_unknown_topics(self.client, look, deadline)
         return self._starting
+
+
+class IdleTriggers:
+    """Counts triggers without new records that keep the driver busy, and warns once."""
+
+    def __init__(self) -> None:
+        self._busy = 0
+        self._ended_s = float("-inf")
+
+    def ended(self, *, idle: bool, ended_s: float, cpu_s: float, partitions: int) -> None:
+        """Record a trigger.
+
+        Parameters
+        ----------
+        idle : bool
+            True if it found no new records.
+        ended_s : float
+            Monotonic time of its end.
+        cpu_s : float
+            Processor time of its thread.
+        partitions : int
+            For the warning.
+        """
+        busy = cpu_s >= max(_BUSY_CPU_S, _BUSY_SHARE * (ended_s - self._ended_s))
+        self._ended_s = ended_s
+        # One slow reply does not reset the count.
+        self._busy = max(0, self._busy + (1 if busy else -1)) if idle else 0
+        if self._busy == _WARN_AFTER_TRIGGERS:
+            log_once(
+                f"this query checks {partitions} partitions for new records without a pause, and each check takes "
+                f"{cpu_s * 1000:.0f} ms of processor time on the driver: set an interval, as in "
+                "trigger(processingTime='1 second')"
+            )

@@ -17,11 +17,11 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import assign_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_start_offsets
+from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved
-from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import ConfigurationError, DeadlineExceeded
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from spark_kafka_source.error_classes import (
+from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
     START_OFFSET_RESET,
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
     with_error_class,
+    with_option_names,
 )
 from spark_kafka_source.options.partitions import ByPartition, partition_name, partition_names
 from spark_kafka_source.options.start_positions import AtTime
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
-from spark_kafka_source.remedies import with_option_names
 
 log = logging.getLogger(__name__)
 

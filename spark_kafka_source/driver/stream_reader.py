@@ -22,15 +22,14 @@ from protocol.once import log_once
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
 from spark_kafka_source.driver.discovery import discover_present, retry_unknown_topics
-from spark_kafka_source.driver.group_checks import warn_if_offsets_differ
+from spark_kafka_source.driver.group_commits import warn_if_offsets_differ
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_end_offsets
 from spark_kafka_source.driver.trigger import Trigger
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
-from spark_kafka_source.plan.range_groups import group_ranges
-from spark_kafka_source.plan.ranges import offset_ranges, unresolved
-from spark_kafka_source.remedies import with_remedies
+from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.range_reader import RangePartition, read_range

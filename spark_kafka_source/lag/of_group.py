@@ -12,9 +12,9 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.clients import client_for
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from spark_kafka_source.remedies import with_remedies
 
 log = logging.getLogger(__name__)
 

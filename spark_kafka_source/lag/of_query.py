@@ -14,10 +14,10 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import ConfigurationError, UsageError
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.clients import client_for
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.plan.offsets import Offsets
-from spark_kafka_source.remedies import with_remedies
 
 
 @with_remedies()

@@ -16,10 +16,10 @@ from protocol.consumer.fetch_position import CompletedFetch
 from protocol.consumer.log_samples import log_samples
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.stray_options import PREFIX
-from spark_kafka_source.remedies import with_remedies
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
 from protocol.property_kinds import Effect, Role
 from protocol.secret import hide_variables
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
-from spark_kafka_source.remedies import with_remedies
 
 # Options that Spark adds for streams and for SQL tables; the latter also repeat every option with a prefix.
 _OF_SPARK = frozenset(

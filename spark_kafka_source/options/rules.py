@@ -11,7 +11,7 @@ from typing import Any
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.property_kinds import shown
-from spark_kafka_source import error_classes
+from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import SourceOptions
@@ -120,7 +120,7 @@ def _check_places(options: SourceOptions, start_option: str, end_option: str, te
             rule(*arguments)
         except ValueError as error:
             said = f"{name} is {shown(texts.get(name.lower(), ''))}, which does not fit: {error}."
-            said = error_classes.with_error_class(error_class, said) if error_class else said
+            said = error_messages.with_error_class(error_class, said) if error_class else said
             raise ConfigurationError(said, name=name) from error
 
     check(start_option, _unlike(start), start_positions.check_fits, start, *topics)
@@ -128,14 +128,14 @@ def _check_places(options: SourceOptions, start_option: str, end_option: str, te
         return
     check(start_option, None, start_positions.check_batch_start, start)
     check(end_option, _unlike(end), start_positions.check_fits, end, *topics)
-    unlike = error_classes.START_AND_END_DO_NOT_MATCH
+    unlike = error_messages.START_AND_END_DO_NOT_MATCH
     check(end_option, unlike, start_positions.check_same_partitions, start, end, start_option)
-    check(end_option, error_classes.UNRESOLVED_START_AFTER_END, start_positions.check_order, start, end)
+    check(end_option, error_messages.UNRESOLVED_START_AFTER_END, start_positions.check_order, start, end)
 
 
 def _unlike(spec: start_positions.OffsetSpec) -> str:
     by_time = isinstance(spec, start_positions.AtTime)
-    return error_classes.TIMESTAMPS_DO_NOT_MATCH_ASSIGNED if by_time else error_classes.OFFSETS_DO_NOT_MATCH_ASSIGNED
+    return error_messages.TIMESTAMPS_DO_NOT_MATCH_ASSIGNED if by_time else error_messages.OFFSETS_DO_NOT_MATCH_ASSIGNED
 
 
 def _check_bounds(options: SourceOptions) -> None:

@@ -14,8 +14,8 @@ from typing import Literal
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.spelling import meant
 from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, partition_name, whole_number
+from spark_kafka_source.options.scalars import MAX_TIME_MS, number_ms, timestamp_ms
 from spark_kafka_source.options.selection import Assignment
-from spark_kafka_source.options.times import MAX_TIME_MS, number_ms, timestamp_ms
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from typing import Any, Literal
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
 from protocol.property_kinds import BOOLEAN, MAX_INT64, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
-from spark_kafka_source.options.id_prefix import id_prefix
 from spark_kafka_source.options.partitions import ByPartition, checked_topic
-from spark_kafka_source.options.sizes import size_bytes
+from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_bytes, timestamp_ms
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
-from spark_kafka_source.options.times import duration_ms, timestamp_ms
 
 
 class Use(enum.Flag):

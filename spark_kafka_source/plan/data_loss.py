@@ -14,7 +14,7 @@ from protocol.cluster.metadata import is_another_topic, topic_id_text
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
-from spark_kafka_source.error_classes import (
+from spark_kafka_source.error_messages import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
     PARTITION_OFFSET_CHANGED,
     PARTITIONS_DELETED,

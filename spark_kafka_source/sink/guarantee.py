@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_kafka_source.clients import client_for
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
-from spark_kafka_source.remedies import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.exactly_once import batch_commit
 from spark_kafka_source.sink.exactly_once.task_writer import TransactionalTaskWriter

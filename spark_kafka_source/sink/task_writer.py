@@ -18,7 +18,7 @@ from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
-from spark_kafka_source.remedies import with_remedies
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.task.worker_tuning import tune_worker

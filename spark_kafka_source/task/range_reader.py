@@ -7,24 +7,31 @@ Handles columns, never single records.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from protocol.config import ClientConfig
+from protocol.config import ClientConfig, ConsumerConfig
 from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, TopicRecreated, UsageError
+from protocol.once import warn_once
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.error_classes import COULD_NOT_READ_OFFSET_RANGE, MALFORMED_RECORD_TIMESTAMP, with_error_class
+from spark_kafka_source.error_messages import (
+    COULD_NOT_READ_OFFSET_RANGE,
+    MALFORMED_RECORD_TIMESTAMP,
+    option_to_continue,
+    remedy_to_continue,
+    with_error_class,
+    with_remedies,
+)
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.remedies import option_to_continue, remedy_to_continue, with_remedies
-from spark_kafka_source.task.client_rack import resolve_client_rack
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -48,6 +55,8 @@ _REPLAN_HINT = (
     ". If this is not the first action on the DataFrame: its offsets are those of the first one. Call load() again to "
     "read what the topic has now"
 )
+# `kafka.client.rack=env:NAME`: executors of one query may be in different racks.
+_RACK_FROM_ENVIRONMENT = "env:"
 # Spark's columns that `protocol` decodes; the others are constant in a range.
 _DECODED = {
     "key": "key",
@@ -163,3 +172,14 @@ def _repeated(topic: str, rows: int) -> pa.Array:
 
 
 _cached_topic = lru_cache(maxsize=16)(_repeated)
+
+
+def resolve_client_rack(config: ConsumerConfig) -> ConsumerConfig:
+    """Return the configuration with this machine's rack; without one, and with a warning, if the variable is unset."""
+    if not config.client_rack.startswith(_RACK_FROM_ENVIRONMENT):
+        return config
+    variable = config.client_rack[len(_RACK_FROM_ENVIRONMENT) :]
+    rack = os.environ.get(variable, "")
+    if not rack:
+        warn_once(f"kafka.client.rack is env:{variable}, which is not set here: records are read from their leaders")
+    return replace(config, client_rack=rack)

@@ -14,8 +14,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import assign_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.plan.backlog import LogSnapshot
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from tests.driver.changing_logs import Cluster, read_to
 from tests.fake_kafka.clock import ManualClock

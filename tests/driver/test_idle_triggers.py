@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import once
-from spark_kafka_source.driver.idle_triggers import IdleTriggers
+from spark_kafka_source.driver.query_state import IdleTriggers
 from tests.driver.changing_logs import Cluster, read_to
 
 PARTITIONS = 3_000

@@ -14,7 +14,7 @@ from protocol.errors import DataLoss
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
 from spark_kafka_source.driver import trigger
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_kafka_source.options.sizes import size_bytes
+from spark_kafka_source.options.scalars import size_bytes
 
 
 @pytest.mark.parametrize(

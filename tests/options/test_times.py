@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_kafka_source.options.times import at_or_after_ms, duration_ms, timestamp_ms
+from spark_kafka_source.options.scalars import at_or_after_ms, duration_ms, timestamp_ms
 
 pytestmark = pytest.mark.soak
 

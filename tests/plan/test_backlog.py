@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
-from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 
 OLD, NEW = b"o" * 16, b"n" * 16

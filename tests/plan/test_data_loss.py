@@ -9,8 +9,7 @@ from protocol.consumer.log_offsets import ListedOffset, Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan import data_loss
-from spark_kafka_source.plan.backlog import LogSnapshot
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.data_loss import Loss
 from spark_kafka_source.plan.offsets import Offsets
 

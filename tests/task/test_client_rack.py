@@ -9,7 +9,7 @@ import pytest
 
 from protocol import once
 from protocol.config import ConsumerConfig
-from spark_kafka_source.task.client_rack import resolve_client_rack
+from spark_kafka_source.task.range_reader import resolve_client_rack
 
 
 @pytest.fixture(autouse=True)

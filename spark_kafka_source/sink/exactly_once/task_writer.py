@@ -31,7 +31,7 @@ from protocol.producer.topics import topic_to_write
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from spark_kafka_source.clients import client_for
-from spark_kafka_source.remedies import with_remedies
+from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.exactly_once.batch_write_end import require_not_ended
 from spark_kafka_source.sink.exactly_once.open_transactions import commit_decided

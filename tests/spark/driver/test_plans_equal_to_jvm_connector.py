@@ -151,7 +151,7 @@ def test_triggers_below_min_offsets_wait_as_jvm_connector(spark: SparkSession) -
 
 @pytest.mark.parametrize("text", ["15m", "90s", "1H", "2d", "250ms", "250", "1999us", "3min", " 7s "])
 def test_durations_equal_time_string_of_spark(spark: SparkSession, text: str) -> None:
-    from spark_kafka_source.options.times import duration_ms
+    from spark_kafka_source.options.scalars import duration_ms
 
     spark_says = spark._jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(text)  # type: ignore[union-attr]
     assert duration_ms(text) == spark_says

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, UsageError
-from spark_kafka_source import error_classes
+from spark_kafka_source import error_messages
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.task import range_reader
 from spark_kafka_source.task.row_schema import arrow_schema
@@ -29,7 +29,7 @@ def test_error_classes_exist_in_the_connector() -> None:
         for name, condition in conditions.items()
         for part in condition.get("subClass", {"": None})
     }
-    ours = {text for name, text in vars(error_classes).items() if name.isupper() and not name.startswith("_")}
+    ours = {text for name, text in vars(error_messages).items() if name.isupper() and not name.startswith("_")}
     assert len(ours) > 10
     assert ours - theirs == set()
 

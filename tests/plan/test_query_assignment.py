@@ -11,8 +11,7 @@ import pytest
 
 from protocol.consumer.log_offsets import ListedOffset, Range
 from spark_kafka_source.plan import data_loss
-from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
-from spark_kafka_source.plan.claims import QueryAssignment
+from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 

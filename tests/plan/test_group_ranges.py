@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.plan.range_groups import group_ranges
-from spark_kafka_source.plan.ranges import split
+from spark_kafka_source.plan.ranges import group_ranges, split
 
 pytestmark = pytest.mark.soak
 

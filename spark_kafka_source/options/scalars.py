@@ -1,9 +1,14 @@
-"""Times and durations in options, in milliseconds. Pure; every function raises `ValueError`."""
+"""Scalar values of options: times and durations in milliseconds, sizes in bytes, prefixes of ids.
+
+Pure; every parser raises `ValueError`.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
+
+from protocol.property_kinds import MAX_INT64
 
 MAX_TIME_MS = 2**63 - 1
 # Numbers that are more probably seconds: from 1973 on as seconds, before 2001 as milliseconds.
@@ -23,6 +28,10 @@ _UNITS_US = {
     "d": 86_400_000_000,
 }
 _DURATION = re.compile(r"([0-9]{1,18})([a-z]*)")
+_PREFIX = re.compile(r"[a-zA-Z0-9._-]{1,200}")
+# The units of Spark's JavaUtils.byteStringAsBytes.
+_UNITS_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
+_SIZE = re.compile(r"([0-9]{1,19})([kmgtp]?)b?")
 
 
 def timestamp_ms(text: str) -> int:
@@ -71,3 +80,24 @@ def _in_range(milliseconds: int) -> int:
     if not 0 <= milliseconds <= MAX_TIME_MS:
         raise ValueError("Kafka's timestamps begin with 1970" if milliseconds < 0 else "out of range")
     return milliseconds
+
+
+def size_bytes(text: str) -> int:
+    """Parse `100m`, `1g`, `512kb`, … or bare bytes, as Spark does; raise `ValueError` below 1 byte."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if not match:
+        raise ValueError("not a size")
+    size = int(match[1]) * _UNITS_BYTES[match[2]]
+    if not 1 <= size <= MAX_INT64:
+        raise ValueError("out of range")
+    return size
+
+
+def id_prefix(text: str) -> str:
+    """Return the prefix, or raise `ValueError`.
+
+    Kafka accepts any text. The limits here avoid quoting in ACLs, metrics and commands.
+    """
+    if not _PREFIX.fullmatch(text):
+        raise ValueError("not a prefix")
+    return text
