@@ -43,6 +43,11 @@ def log_once(message: str) -> None:
     log.warning("%s", message)
 
 
+def reset() -> None:
+    """Forget the warnings that were logged, as in a new process. For tests."""
+    log_once.cache_clear()
+
+
 @contextmanager
 def property_names(rename: Callable[[str], str]) -> Iterator[None]:
     """Use an integration's names of Kafka's properties in the warnings of the block."""

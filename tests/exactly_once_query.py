@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.options.parsing import parse_sink_options
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import SinkPlan
-from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
+from spark_kafka_source.sink.exactly_once import batch_commit
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
@@ -36,7 +36,7 @@ class Query:
         address = {"kafka.bootstrap.servers": self.bootstrap_servers}
         given = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "starts", **self.settings}
         self.options = parse_sink_options({**address, **given})
-        self.client = client_for(self.options.client)
+        self.client = PROCESS.client(self.options.client)
 
     def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
         """Writes rows (topic, value)."""
@@ -68,7 +68,7 @@ class Query:
             batch_commit._decide(self.client, messages, batch, 60_000)
 
     def process_of(self, start: str) -> AbstractContextManager[object]:
-        return patch.object(ledger_group, "_held", self.held.setdefault(start, {}))
+        return patch.object(PROCESS, "ledger_identities", self.held.setdefault(start, {}))
 
     def transactional_id(self, task: int | None = None) -> str:
         """A call of a task or of the driver."""

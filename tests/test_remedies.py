@@ -15,9 +15,9 @@ from protocol.consumer.log_offsets import Range
 from protocol.errors import ConnectFailed, Corrupt, DataLoss, DeadlineExceeded, KafkaError, TopicRecreated
 from protocol.properties import PROPERTIES
 from protocol.security.tls_config import TLS_NAMES
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import with_option_names, with_remedies
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task import range_reader
 
 ROOT = Path(__file__).parent.parent
@@ -60,7 +60,7 @@ def test_message_that_repeats_its_cause_names_its_settings_too() -> None:
 
 
 def test_log_lines_of_protocol_name_options_too() -> None:
-    client = client_for(ClientConfig((("127.0.0.1", 1),)))
+    client = PROCESS.client(ClientConfig((("127.0.0.1", 1),)))
     assert client.format_error(KafkaError("another group.id", settings=("group.id",))) == "another kafka.group.id"
 
 

@@ -29,9 +29,33 @@ ROWS_AT_ONCE = 32_000
 _BYTES_AT_ONCE = 4 << 20
 _MAX_ROWS = ROWS_AT_ONCE * 3 // 2
 _SCRATCH_BYTES = 16 << 20
-# Memory that was touched before is several times faster than fresh pages. `pop` and `append` of a list are atomic.
-_idle_scratch: list[Bytes] = []
 _MAX_IDLE = 4
+
+
+class ScratchPool:
+    """Buffers for decompressed records, reused between replies: touched memory is several times faster than new pages.
+
+    Thread-safe: `pop` and `append` of a list are atomic.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Bytes] = []
+
+    def take(self) -> Bytes:
+        """Return a buffer of 16 MiB, for exclusive use until `give_back`."""
+        return self._idle.pop() if self._idle else np.empty(_SCRATCH_BYTES, np.uint8)
+
+    def give_back(self, scratch: Bytes) -> None:
+        """Keep a buffer for the next `take`; at most 4 are kept."""
+        if len(self._idle) < _MAX_IDLE:
+            self._idle.append(scratch)
+
+    def reset(self) -> None:
+        """Free the idle buffers."""
+        self._idle.clear()
+
+
+SCRATCH = ScratchPool()
 
 
 @dataclass(frozen=True)
@@ -108,7 +132,7 @@ def _decompressed(
     records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
 ) -> Iterator[DecompressedBatches]:
     """Yield compressed batches, side by side in scratch memory; a batch that does not fit gets its own memory."""
-    scratch = _idle_scratch.pop() if _idle_scratch else np.empty(_SCRATCH_BYTES, np.uint8)
+    scratch = SCRATCH.take()
     headers = records.headers[batches]
     names = ("attributes", "position", "length", "count", "crc")
     fields = zip(*(headers[name].tolist() for name in names), strict=True)
@@ -148,8 +172,7 @@ def _decompressed(
         if first < len(batches):
             yield pending_batches(len(batches))
     finally:
-        if len(_idle_scratch) < _MAX_IDLE:
-            _idle_scratch.append(scratch)
+        SCRATCH.give_back(scratch)
 
 
 def _check(records: MemoryRecords, batches: Positions, where: str) -> None:

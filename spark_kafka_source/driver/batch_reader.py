@@ -14,7 +14,6 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, leaders, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
@@ -22,6 +21,7 @@ from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 from spark_kafka_source.plan.ranges import group_ranges, offset_ranges
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.range_reader import RangePartition, read_range
 
@@ -43,7 +43,7 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
         DeadlineExceeded
             No broker answers.
         """
-        client, options = client_for(self._options.client), self._options
+        client, options = PROCESS.client(self._options.client), self._options
         deadline = client.deadline(options.offsets_timeout_ms)
         return retry_unknown_topics(client, lambda: self._plan(client, deadline), deadline)
 

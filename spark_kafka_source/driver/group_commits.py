@@ -16,12 +16,12 @@ from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class GroupCommits:
         """Start. Raises `ConfigurationError` if the group has live members and this query is not a member itself."""
         group = self._options.consumer.group_id
         if group is not None and self._options.commits and self._manager is None:
-            client = client_for(self._options.client)
+            client = PROCESS.client(self._options.client)
             if not self._options.is_member:
                 require_no_members(client, group, deadline)
             self._manager = OffsetManager(client, group)
@@ -107,7 +107,7 @@ class GroupCommits:
 
     def _flush(self, manager: OffsetManager, timeout_ms: float) -> bool:
         """Flush; a deleted topic does not delay the others."""
-        deadline = client_for(self._options.client).deadline(timeout_ms)
+        deadline = PROCESS.client(self._options.client).deadline(timeout_ms)
         return manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
 
     def close(self) -> None:

@@ -22,7 +22,6 @@ from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.error_messages import with_option_names
@@ -30,6 +29,7 @@ from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class QueryMembership:
         topics = frozenset(self._options.subscribe or {topic for topic, _ in existing.owned})
         if self._membership is None:
             self._membership = Membership(
-                client_for(self._options.client),
+                PROCESS.client(self._options.client),
                 self._options.consumer,
                 TopicSubscription(topics),
                 on_member=self._commits.set_member,
@@ -155,7 +155,7 @@ class QueryMembership:
             return str(reason)
         group = str(self._options.consumer.group_id)
         try:
-            members = describe_group(client_for(self._options.client), group, deadline).members
+            members = describe_group(PROCESS.client(self._options.client), group, deadline).members
         except KafkaError as error:
             log.info(
                 "group %s: cannot tell whether other members still have to revoke partitions: %s",
@@ -213,7 +213,7 @@ class QueryMembership:
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
-        client, options = client_for(self._options.client), self._options
+        client, options = PROCESS.client(self._options.client), self._options
         offsets = group_offsets(client, options, new, deadline, after=read.ends)
         unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
         begins = {key: self._starting[key].offset for key, _ in unread if key not in read.ends}

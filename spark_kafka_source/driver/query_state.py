@@ -25,7 +25,6 @@ from protocol.consumer.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.once import log_once
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.query_membership import QueryMembership
@@ -33,6 +32,7 @@ from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
+from spark_kafka_source.process_state import PROCESS
 
 # A trigger is busy from this processor time on, and from this share of the time since the previous trigger's end.
 _BUSY_CPU_S = 0.05
@@ -79,7 +79,7 @@ class QueryState:
     @property
     def client(self) -> Client:
         """The process's client for these options."""
-        return client_for(self.options.client)
+        return PROCESS.client(self.options.client)
 
     def deadline(self) -> Deadline:
         """Return the deadline of one call: as long as Spark's connector retries (`fetchOffset.numRetries`)."""

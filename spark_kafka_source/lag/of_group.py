@@ -11,10 +11,10 @@ from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
+from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def lag_of_group(
         Wrong options; no reply from the brokers in time; an unknown topic, or one without authorization.
     """
     config, consumer = configs(options)
-    client = client_for(config)
+    client = PROCESS.client(config)
     deadline = client.deadline(timeout_ms)
     committed = {
         key: entry.offset for key, entry in fetch_offsets(client, group, None, deadline, require_stable=False).items()

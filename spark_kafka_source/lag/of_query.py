@@ -13,11 +13,11 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import ConfigurationError, UsageError
 from protocol.kafka_terms import LATEST
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.process_state import PROCESS
 
 
 @with_remedies()
@@ -60,7 +60,7 @@ def lag_of_query(
             )
         return lag
     config, consumer = configs(options)
-    client = client_for(config)
+    client = PROCESS.client(config)
     if without_ends:
         lag = _with_ends(lag, without_ends, client, consumer, client.deadline(timeout_ms))
     return with_seconds(lag, client, consumer, sample_ms)

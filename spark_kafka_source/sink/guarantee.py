@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.exactly_once import batch_commit
 from spark_kafka_source.sink.exactly_once.task_writer import TransactionalTaskWriter
@@ -27,7 +27,7 @@ def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> Tas
     """
     if options.delivery_guarantee != "exactly-once":
         return TaskWriter(options.client, options.producer, plan)
-    client_for(options.client).brokers()  # fails early, before tasks begin transactions
+    PROCESS.client(options.client).brokers()  # fails early, before tasks begin transactions
     write_id = None if streaming else uuid.uuid4().hex
     assert options.transactional_id_prefix is not None
     return TransactionalTaskWriter(options.client, options.producer, plan, options.transactional_id_prefix, write_id)
@@ -37,7 +37,7 @@ def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> Tas
 def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Commit the transactions of the tasks, if there are any. Raises `KafkaError`."""
     if options.delivery_guarantee == "exactly-once":
-        client, producer = client_for(options.client), options.producer
+        client, producer = PROCESS.client(options.client), options.producer
         batch_commit.commit_batch(client, messages, producer.transaction_timeout_ms)
 
 
@@ -47,4 +47,4 @@ def abort(
     """Abort the transactions of the tasks, if there are any. Logs errors instead of raising them."""
     if isinstance(task, TransactionalTaskWriter):
         timeout_ms = options.producer.transaction_timeout_ms
-        batch_commit.abort_batch(client_for(options.client), task.batch_write, messages, timeout_ms)
+        batch_commit.abort_batch(PROCESS.client(options.client), task.batch_write, messages, timeout_ms)

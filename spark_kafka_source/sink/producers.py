@@ -11,20 +11,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.producer.producer import Producer
-from spark_kafka_source.clients import client_for
+from spark_kafka_source.process_state import PROCESS
 
-_MAX_IDLE = 16
+MAX_IDLE = 16
 
 P = TypeVar("P", bound=Producer)
 _Key = tuple[int, Client, ProducerConfig, Callable[[Client, ProducerConfig], Producer]]
-
-# The key has the process id: a forked child must not use its parent's producers.
-_idle: dict[_Key, Any] = {}
 
 
 @contextmanager
@@ -36,9 +33,10 @@ def borrowed_producer(
     After a block without an error the producer is kept for the next caller, so the block must flush it and hand over
     its transaction. After an error the producer is closed: its unsent rows must not be written by another task.
     """
-    shared = client_for(client)
+    shared = PROCESS.client(client)
+    # With the process id: a forked child must not use its parent's producers.
     key = (os.getpid(), shared, replace(config, transactional_id=None), make)
-    producer: P = _idle.pop(key, None) or make(shared, config)
+    producer: P = PROCESS.idle_producers.pop(key, None) or make(shared, config)
     with ExitStack() as unless_kept:
         unless_kept.push(producer)
         yield producer
@@ -47,9 +45,10 @@ def borrowed_producer(
 
 
 def _put_back(key: _Key, producer: Producer) -> None:
-    surplus = _idle.pop(key, None)
-    _idle[key] = producer
-    if surplus is None and len(_idle) > _MAX_IDLE:
-        surplus = _idle.pop(next(iter(_idle)))
+    idle = PROCESS.idle_producers
+    surplus = idle.pop(key, None)
+    idle[key] = producer
+    if surplus is None and len(idle) > MAX_IDLE:
+        surplus = idle.pop(next(iter(idle)))
     if surplus is not None:
         surplus.abort()

@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from protocol.config import ClientConfig, ConsumerConfig
+from protocol.config import ConsumerConfig
 from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, TopicRecreated, UsageError
 from protocol.once import warn_once
 from protocol.records.arrow_numpy import to_arrow, to_numpy
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import (
     COULD_NOT_READ_OFFSET_RANGE,
     MALFORMED_RECORD_TIMESTAMP,
@@ -32,6 +31,7 @@ from spark_kafka_source.error_messages import (
     with_remedies,
 )
 from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -83,7 +83,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     UsageError
         A record's timestamp exceeds Spark's range.
     """
-    client = client_for(options.client)
+    client = PROCESS.client(options.client)
     client.has_answered = True  # the driver has connected when it planned these ranges
     records = BoundedReader(
         client,
@@ -93,7 +93,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
         first_fetch_bytes=_FIRST_FETCH_BYTES,
-        record_bytes=_record_bytes(options.client),
+        record_bytes=PROCESS.record_bytes(options.client),
     )
     schema = arrow_schema(options.row_columns)
     try:
@@ -111,12 +111,6 @@ def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
         loss.message = f"{loss}. {remedy_to_continue(loss)}{'' if options.streaming else _REPLAN_HINT}"
         raise loss
     log.warning("%s (%s: %d offsets are skipped)", loss, option_to_continue(loss), skipped.size)
-
-
-@lru_cache(maxsize=16)
-def _record_bytes(cluster: ClientConfig) -> dict[str, float]:
-    """Return the record sizes by topic that earlier tasks measured: they bound the first Fetch of a task."""
-    return {}
 
 
 def _decoded(columns: Sequence[str]) -> list[str]:

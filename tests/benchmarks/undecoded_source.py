@@ -13,9 +13,9 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from protocol.consumer.bounded_reader import BoundedReader
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.source import KafkaGroupDataSource
 from spark_kafka_source.task.range_reader import RangePartition
 from tests.benchmarks.constant_source import BATCH_ROWS, constant_batch
@@ -35,7 +35,7 @@ class UndecodedDataSource(KafkaGroupDataSource):
 class _Reader(KafkaStreamReader):
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         options = self._options
-        consumer = BoundedReader(client_for(options.client), options.consumer, partition.ranges)
+        consumer = BoundedReader(PROCESS.client(options.client), options.consumer, partition.ranges)
         batch = constant_batch(options.row_columns, BATCH_ROWS)
         while fetched_together := consumer._next_fetched():
             for reading, fetched in fetched_together:

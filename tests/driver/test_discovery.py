@@ -11,11 +11,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.wire.messages.m03_metadata import METADATA
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.driver.discovery import assign_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.process_state import PROCESS
 from tests.driver.changing_logs import Cluster, read_to
 from tests.fake_kafka.clock import ManualClock
 from tests.fake_kafka.server import FakeKafka
@@ -182,7 +182,7 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(cluster: Clus
     """Spark's connector skips it: a misspelled number would read nothing."""
     given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": '{"a": [0, 7]}'}
     options = parse_source_options(given, streaming=streaming)
-    client = client_for(options.client)
+    client = PROCESS.client(options.client)
     with pytest.raises(ConfigurationError) as told:
         discover(client, options, client.deadline())
     assert str(told.value).startswith("assign: the partition(s) a-7 do not exist; of those asked for there are a-0.")

@@ -25,7 +25,7 @@ PARTITIONS = 3_000
 def test_costly_idle_triggers_without_pause_log_one_hint(
     caplog: pytest.LogCaptureFixture, pause_s: float, cpu_s: float, idle: bool, triggers: int, hinted: int
 ) -> None:
-    once.log_once.cache_clear()
+    once.reset()
     seen, now_s = IdleTriggers(), 0.0
     for _ in range(triggers):
         now_s += pause_s + cpu_s

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from protocol import once
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
-from protocol.once import log_once
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.lag import (
     SCHEMA,
@@ -143,7 +143,7 @@ def test_lag_from_the_repr_of_offsets() -> None:
 
 
 def test_listener_without_options_warns_once_of_missing_log_ends(caplog: pytest.LogCaptureFixture) -> None:
-    log_once.cache_clear()
+    once.reset()
     seen: list[LagAtTime] = []
     listener = LagListener(seen.append)
     for _ in range(3):

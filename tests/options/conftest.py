@@ -11,6 +11,6 @@ from protocol import once
 
 @pytest.fixture(autouse=True)
 def _reset_warnings() -> Iterator[None]:
-    once.log_once.cache_clear()
+    once.reset()
     yield
-    once.log_once.cache_clear()
+    once.reset()

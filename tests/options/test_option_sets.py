@@ -19,9 +19,9 @@ from tests.small_cluster import SmallCluster
 
 @pytest.fixture(autouse=True)
 def _reset_warnings() -> Iterator[None]:
-    once.log_once.cache_clear()
+    once.reset()
     yield
-    once.log_once.cache_clear()
+    once.reset()
 
 
 def parse(one: OptionSet) -> object:

@@ -49,9 +49,9 @@ JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required usernam
 
 @pytest.fixture(autouse=True)
 def _reset_warnings() -> Iterator[None]:
-    once.log_once.cache_clear()
+    once.reset()
     yield
-    once.log_once.cache_clear()
+    once.reset()
 
 
 def everything_of(error: BaseException) -> Iterator[str]:

@@ -29,9 +29,9 @@ PARSERS: dict[Role, Callable[..., object]] = {
 
 @pytest.fixture(autouse=True)
 def _reset_warnings() -> Iterator[None]:
-    once.log_once.cache_clear()
+    once.reset()
     yield
-    once.log_once.cache_clear()
+    once.reset()
 
 
 def refusal(parse: Callable[..., object], given: dict[str, object]) -> str:

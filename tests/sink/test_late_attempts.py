@@ -12,7 +12,7 @@ from protocol.errors import ConfigurationError, KafkaError, ProducerFenced, Unsu
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
-from spark_kafka_source.clients import client_for
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, takeover
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
@@ -37,7 +37,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
 @pytest.fixture
 def query(cluster: FakeKafka) -> Iterator[Query]:
     yield Query(cluster.bootstrap_servers)
-    client_for.cache_clear()
+    PROCESS.reset()
 
 
 def readable(query: Query) -> list[str]:

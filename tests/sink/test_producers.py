@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.config import ClientConfig, ProducerConfig
-from spark_kafka_source.sink import producers
-from spark_kafka_source.sink.producers import borrowed_producer
+from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.sink.producers import MAX_IDLE, borrowed_producer
 
 CLIENT = ClientConfig((("127.0.0.1", 1),))
 CONFIG = ProducerConfig()
@@ -37,8 +38,10 @@ class FakeTransactionalProducer(FakeProducer):
 
 
 @pytest.fixture(autouse=True)
-def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "_idle", {})
+def _reset_process() -> Iterator[None]:
+    PROCESS.reset()
+    yield
+    PROCESS.reset()
 
 
 FAKE: Any = FakeProducer
@@ -92,7 +95,5 @@ def test_forked_child_does_not_use_producer_of_parent(monkeypatch: pytest.Monkey
 
 
 def test_pool_of_idle_producers_is_bounded_and_evicts_oldest() -> None:
-    made = [
-        borrow_and_give_back(ProducerConfig(delivery_timeout_ms=100_000 + i)) for i in range(producers._MAX_IDLE + 1)
-    ]
-    assert [producer.aborted for producer in made] == [True] + [False] * producers._MAX_IDLE
+    made = [borrow_and_give_back(ProducerConfig(delivery_timeout_ms=100_000 + i)) for i in range(MAX_IDLE + 1)]
+    assert [producer.aborted for producer in made] == [True] + [False] * MAX_IDLE

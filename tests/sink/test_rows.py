@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType, TimestampType
 
-from protocol.once import log_once
+from protocol import once
 from spark_kafka_source.sink import rows as sink_rows
 from spark_kafka_source.sink.columns import plan_sink, topic_columns
 
@@ -68,7 +68,7 @@ def test_many_rows_are_split_into_batches_in_order() -> None:
 def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
-    log_once.cache_clear()
+    once.reset()
     yield
     monkeypatch.undo()
     time.tzset()

@@ -14,9 +14,9 @@ from spark_kafka_source.task.range_reader import resolve_client_rack
 
 @pytest.fixture(autouse=True)
 def _reset_warnings() -> Iterator[None]:
-    once.log_once.cache_clear()
+    once.reset()
     yield
-    once.log_once.cache_clear()
+    once.reset()
 
 
 def test_rack_without_env_prefix_is_literal() -> None:

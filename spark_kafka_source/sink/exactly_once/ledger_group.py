@@ -19,13 +19,11 @@ from protocol.group.committed_offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionalIdentity
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
 from spark_kafka_source.sink.exactly_once.query import Query
 
 L = TypeVar("L", bound="Ledger | None")
-
-# By process: a forked child must not use its parent's producer identity.
-_held: dict[tuple[int, Query], tuple[TransactionalIdentity, Ledger | None]] = {}
 
 
 def read_ledger(client: Client, query: Query, deadline: Deadline, *, settled: bool = False) -> Ledger | None:
@@ -63,13 +61,14 @@ def rewrite_ledger(
         As `change`; or a retriable error if another writer interfered, or if the outcome is unknown. The next try reads
         the ledger.
     """
+    # With the process id: a forked child must not use its parent's producer identity.
     key = (os.getpid(), query)
-    held = _held.pop(key, None)
-    if held is None or fence_first:
+    known: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
+    if known is None or fence_first:
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
         before = read_ledger(client, query, deadline, settled=True)
     else:
-        identity, before = held
+        identity, before = known
     after = change(before)
     if after is None or after == before:
         return after
@@ -84,7 +83,7 @@ def rewrite_ledger(
     if ended.outcome is not TransactionOutcome.COMMITTED:
         raise _contended(query, ended.cause) from ended.cause
     if not ended.repeated:  # else the first request may still be in flight, and end the next transaction, too
-        _held[key] = ended.identity, after
+        PROCESS.ledger_identities[key] = ended.identity, after
     return after
 
 

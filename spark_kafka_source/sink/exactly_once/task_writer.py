@@ -30,8 +30,8 @@ from protocol.producer.idempotence import ProducerIdentity
 from protocol.producer.topics import topic_to_write
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.error_messages import with_remedies
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.exactly_once.batch_write_end import require_not_ended
 from spark_kafka_source.sink.exactly_once.open_transactions import commit_decided
@@ -92,7 +92,7 @@ class TransactionalTaskWriter:
     @with_remedies()
     def write(self, batches: Iterable[pa.RecordBatch]) -> PreparedWrite:
         """Write all rows; abort the transaction after an error. Raises as `TaskWriter.write`, and `ProducerFenced`."""
-        client = client_for(self.client)
+        client = PROCESS.client(self.client)
         rows: Iterator[pa.RecordBatch] = (batch for batch in batches if batch.num_rows)
         first = next(rows, None)
         rows = rows if first is None else chain([first], rows)

@@ -300,7 +300,7 @@ class TestErrors:
             parse_client({**SECURE, **properties})
 
     def test_disabled_checks_and_unused_properties_are_warnings(self, caplog: pytest.LogCaptureFixture) -> None:
-        once.log_once.cache_clear()
+        once.reset()
         parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""})
         config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD})
         assert config == ClientConfig((("b", 1),))

@@ -17,8 +17,8 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError
 from protocol.net import pool
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from spark_kafka_source.process_state import PROCESS
 from tests.protocol.security.secure_parts import PARTS, create_topic
 from tests.secured_kafka import SecuredKafka
 
@@ -40,10 +40,10 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
         made.append(arguments)
         return connect(*arguments, **options)  # type: ignore[arg-type]
 
-    client_for.cache_clear()
+    PROCESS.reset()
     monkeypatch.setattr(pool, "connect", counted)
     yield made
-    client_for.cache_clear()
+    PROCESS.reset()
 
 
 def inline(secured: SecuredKafka, properties: dict[str, str]) -> dict[str, str]:

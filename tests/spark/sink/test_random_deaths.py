@@ -21,8 +21,8 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.process_state import PROCESS
 from tests import read_committed
 from tests.conftest import TopicFactory
 from tests.exactly_once_query import Query
@@ -102,7 +102,7 @@ def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: A
             batch += 1
         except (Died, KafkaError):
             start += 1  # the query is started again, and the batch replayed
-            client_for.cache_clear()
+            PROCESS.reset()
             query = Query(proxy.servers, query.query_id)
             continue
         if dice.random() < 0.1:  # Spark's commit log is lost

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.config import parse_client, parse_producer
 from protocol.errors import UsageError
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.task_writer import TaskWriter
 from tests.conftest import TopicFactory
@@ -30,7 +30,7 @@ def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: Top
     known = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 500}
     plan = SinkPlan(name, frozenset({"value", "partition"}))
     task = TaskWriter(parse_client(known), parse_producer(known), plan)
-    client = client_for(task.client)
+    client = PROCESS.client(task.client)
     client.topic(name, client.deadline(20_000))  # `default.api.timeout.ms` is for the partition that is not there
 
     def rows() -> Iterator[pa.RecordBatch]:

@@ -14,8 +14,8 @@ from protocol.admin.transactions import abort_transaction
 from protocol.errors import BrokerError, ConfigurationError, KafkaError, OutcomeUnknown, ProducerFenced, UsageError
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.coordinator import init_producer_id
-from spark_kafka_source.clients import client_for
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
@@ -29,13 +29,13 @@ from tests.wait_until import wait_until
 
 @pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)
 def _protocol(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[None]:
-    client_for.cache_clear()
+    PROCESS.reset()
     if request.param.endswith("1"):
         with transactions_before_kip_890(kafka1):
             yield
     else:
         yield
-    client_for.cache_clear()
+    PROCESS.reset()
 
 
 @pytest.fixture

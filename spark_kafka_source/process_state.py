@@ -1,0 +1,77 @@
+"""Objects that all queries and tasks of one Python process share.
+
+Spark reuses its Python workers. A cached client keeps its connections and metadata, so that a task of a small batch
+costs one round trip; an idle producer also keeps its thread and its producer id.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from protocol import once
+from protocol.cluster.client import Client
+from protocol.config import ClientConfig
+from spark_kafka_source.error_messages import with_option_names
+
+_MAX_CLUSTERS = 16
+
+
+class ProcessState:
+    """The shared objects. Created when the package is first imported, on the driver and in each worker. Thread-safe.
+
+    Attributes
+    ----------
+    idle_producers : dict
+        Producers between two tasks, by process id, client and configuration: `sink.producers`.
+    ledger_identities : dict
+        Producer id and last ledger of each exactly-once query that this process has written for, by process id and
+        query: `sink.exactly_once.ledger_group`.
+
+    Notes
+    -----
+    A forked child inherits the object. Keys with the process id hide the parent's producers and identities from it; the
+    connection pool of a client opens new connections.
+    """
+
+    def __init__(self) -> None:
+        self.idle_producers: dict[Any, Any] = {}
+        self.ledger_identities: dict[Any, Any] = {}
+        self._client = lru_cache(maxsize=_MAX_CLUSTERS)(_new_client)
+        self._record_bytes = lru_cache(maxsize=_MAX_CLUSTERS)(_no_record_bytes)
+
+    def client(self, config: ClientConfig) -> Client:
+        """Return the client for a configuration. It connects when first used, and is never closed."""
+        return self._client(config)
+
+    def record_bytes(self, config: ClientConfig) -> dict[str, float]:
+        """Return the mean record size by topic that earlier tasks measured, in bytes; tasks update it."""
+        return self._record_bytes(config)
+
+    def reset(self) -> None:
+        """Forget everything, as in a new process; abort idle producers. For tests.
+
+        Also forgets the warnings that were logged once, and frees the scratch memory for decompressed records.
+        """
+        from protocol.records.decompressed_batches import SCRATCH
+
+        producers = list(self.idle_producers.values())
+        self.idle_producers.clear()
+        for producer in producers:
+            producer.abort()
+        self.ledger_identities.clear()
+        self._client.cache_clear()
+        self._record_bytes.cache_clear()
+        once.reset()
+        SCRATCH.reset()
+
+
+def _new_client(config: ClientConfig) -> Client:
+    return Client(config, format_error=with_option_names)
+
+
+def _no_record_bytes(config: ClientConfig) -> dict[str, float]:
+    return {}
+
+
+PROCESS = ProcessState()
