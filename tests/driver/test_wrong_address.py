@@ -9,7 +9,7 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.errors import DeadlineExceeded
-from spark_kafka_source import clients
+from spark_kafka_source import process_state
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
@@ -45,7 +45,7 @@ QUERIES: dict[str, Callable[[Options], None]] = {
 @pytest.mark.parametrize("query", QUERIES)
 def test_query_at_address_without_broker_fails_within_30_s(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    monkeypatch.setattr(clients, "Client", partial(Client, clock=clock))
+    monkeypatch.setattr(process_state, "Client", partial(Client, clock=clock))
     with kept_port() as kept:
         host, port = kept.getsockname()
         with pytest.raises(DeadlineExceeded, match=r"check kafka\.bootstrap\.servers and kafka\.security\.protocol"):
