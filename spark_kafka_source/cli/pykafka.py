@@ -13,6 +13,7 @@ from spark_kafka_source.cli.consume import consume
 from spark_kafka_source.cli.copying import copy, replay
 from spark_kafka_source.cli.doctor import doctor
 from spark_kafka_source.cli.groups import groups
+from spark_kafka_source.cli.perf import perf
 from spark_kafka_source.cli.produce import produce
 from spark_kafka_source.cli.profile import profile
 from spark_kafka_source.cli.quotas import quotas
@@ -33,7 +34,7 @@ def pykafka() -> None:
 
 _COMMANDS = (
     *(acls, checkpoint, cluster_group, configs, consume, copy, doctor, groups, produce, quotas, replay, topics, txn),
-    *(users, profile, completion),
+    *(users, profile, completion, perf),
 )
 for _command in _COMMANDS:
     pykafka.add_command(_command)

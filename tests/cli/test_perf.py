@@ -1,0 +1,94 @@
+"""`pykafka perf` beside Kafka's performance tools: the same form, the same number of records."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.test_produce import read
+from tests.conftest import TopicFactory
+from tests.documents import blocks
+
+NUMBER = r"\d+(?:\.\d+)?"
+PRODUCED = re.compile(
+    rf"(\d+) records sent, ({NUMBER}) records/sec \({NUMBER} MB/sec\), ({NUMBER}) ms avg latency, ({NUMBER}) ms max "
+    rf"latency, ({NUMBER}) ms 50th, ({NUMBER}) ms 95th, ({NUMBER}) ms 99th, ({NUMBER}) ms 99.9th\."
+)
+
+
+@pytest.fixture
+def run(kafka1: LocalKafka) -> Any:
+    def call(*arguments: str, code: int = 0) -> Result:
+        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+        result = CliRunner().invoke(pykafka, ["perf", *arguments], env=env)
+        assert result.exit_code == code, result.output
+        return result
+
+    return call
+
+
+def test_produce_prints_the_line_of_kafkas_tool(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(2)
+    options = ("--topic", topic, "--num-records", "500", "--record-size", "10", "--throughput", "-1")
+    theirs = kafka1.run_tool(
+        "org.apache.kafka.tools.ProducerPerformance", "--bootstrap-server", kafka1.bootstrap_servers, *options
+    )
+    assert PRODUCED.search(theirs), theirs
+    ours = run("produce", topic, "-n", "1234", "--record-size", "10", "--rows", "100", "--warmup-records", "66")
+    (line,) = ours.stdout.splitlines()
+    found = PRODUCED.fullmatch(line)
+    assert found is not None, line
+    count, _, average, maximum, *percentiles = map(float, found.groups())
+    assert count == 1234
+    assert 0 < average <= maximum
+    assert percentiles == sorted(percentiles)
+    messages = read(kafka1, topic, 2)
+    assert len(messages) == 500 + 1234 + 66
+    assert {len(message.value()) for message in messages} == {10}
+
+
+def test_throughput_is_limited(run: Any, topic1: TopicFactory) -> None:
+    (line,) = run("produce", topic1(1), "-n", "2000", "--throughput", "1000", "--rows", "50").stdout.splitlines()
+    found = PRODUCED.fullmatch(line)
+    assert found is not None
+    assert 800 < float(found[2]) < 1100
+
+
+def test_consume_prints_the_table_of_kafkas_tool(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(2)
+    run("produce", topic, "-n", "3000", "--record-size", "1024")
+    options = ("--topic", topic, "--num-records", "3000", "--bootstrap-server", kafka1.bootstrap_servers)
+    theirs = kafka1.run_tool("org.apache.kafka.tools.ConsumerPerformance", *options)
+    heading, figures = (line for line in theirs.splitlines() if line.count(",") == 9)
+    ours = run("consume", topic, "-n", "3000").stdout.splitlines()
+    assert ours[0] == heading
+    mine, his = ([each.strip() for each in line.split(",")] for line in (ours[1], figures))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d:\d{3}", mine[0])
+    assert len(mine[0]) == len(his[0])
+    assert (mine[2], mine[4]) == (his[2], his[4]) == ("2.9297", "3000")
+
+
+def test_consume_ends_when_idle_and_names_missing_records(run: Any, topic1: TopicFactory) -> None:
+    topic = topic1(1)
+    run("produce", topic, "-n", "10")
+    result = run("consume", topic, "-n", "11", "--idle", "1s")
+    assert result.stderr == "WARNING: 10 of 11 records were read.\n"
+
+
+def test_produce_to_missing_topic_is_one_error(run: Any) -> None:
+    assert "Error: " in run("produce", "no such topic", "-n", "1", code=1).stderr
+
+
+def test_perf_commands_of_docs_succeed(run: Any, topic1: TopicFactory) -> None:
+    topic = topic1(3)
+    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
+    examples = [shlex.split(line)[2:] for line in lines if line.startswith("pykafka perf")]
+    assert {example[0] for example in examples} == {"produce", "consume"}
+    for example in examples:
+        run(*(topic if word == "perf-test" else word for word in example))
