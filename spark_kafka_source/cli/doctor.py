@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -72,7 +73,7 @@ def _findings(
 
 def _print(finding: Finding) -> None:
     status = finding.status
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         status = click.style(status, fg=_COLORS[status], bold=True)
     padding = " " * (len(checks.WARNING) - len(finding.status))
     detail = " ".join(finding.detail.split())
