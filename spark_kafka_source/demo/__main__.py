@@ -118,7 +118,7 @@ def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], la
     """Print the results; return True if all sums up to the last closed window equal the orders sent, less late ones."""
     sums = dict(results)
     if not sums:
-        screen.print_timed("nothing is in the topic of the results: no window has closed; give it more --seconds")
+        screen.print_timed("the result topic is empty: no window has closed; increase --seconds")
         return False
     last = max(key.start_s for key in sums)
     _show_window(last, sums, screen)
@@ -126,18 +126,18 @@ def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], la
     wrong = [key for key in expected.keys() | sums.keys() if sums.get(key) != expected.get(key)]
     windows = len({key.start_s for key in sums})
     if not wrong:
-        screen.print_line(f"all {len(sums)} sums of {windows} windows are what was sent, to the cent")
+        screen.print_line(f"all {len(sums)} sums of {windows} windows equal the orders sent, to the cent")
         return True
     missing = sum(value.orders for value in expected.values()) - sum(value.orders for value in sums.values())
     screen.print_line(
-        f"{len(wrong)} of {len(expected)} sums are not what was sent: {missing:,} orders are missing in them,"
+        f"{len(wrong)} of {len(expected)} sums differ from the orders sent: {missing:,} orders are missing,"
     )
-    screen.print_line(f"{late_rows:,} came so late that their window had closed (as on a machine that is too busy)")
+    screen.print_line(f"{late_rows:,} arrived after their window had closed (the machine may be overloaded)")
     return missing == late_rows > 0
 
 
 def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> None:
-    screen.print_timed("read back with spark.read from the topic of the results, the last window that has closed:")
+    screen.print_timed("read with spark.read from the result topic, the last closed window:")
     table = Table(screen, {"window": -8, "country": -7, "orders": 7, "revenue": 12, "": -_BAR_WIDTH})
     table.header()
     rows = {key: value for key, value in sums.items() if key.start_s == start_s}
@@ -159,7 +159,7 @@ def _show_group(kafka: LocalKafka, group: str, screen: Screen) -> bool:
     rows = [dict(zip(lines[0], line, strict=False)) for line in lines[1:]] if lines else []
     behind = [f"{row['TOPIC']}-{row['PARTITION']}: {row['LAG']}" for row in rows if row.get("LAG") != "0"]
     if not rows or behind:
-        screen.print_timed(f"the lag is not 0: {', '.join(behind) or 'the group is not there'}")
+        screen.print_timed(f"the lag is not 0: {', '.join(behind) or 'the group does not exist'}")
         return False
     screen.print_timed(f"lag 0 on all {len(rows)} partitions")
     return True
@@ -212,11 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m spark_kafka_source.demo",
-        description="A Spark query that reads a Kafka group, commits it truthfully, and writes back.",
+        description="Run a Spark query that reads a topic as a consumer group, commits complete batches and writes.",
     )
-    parser.add_argument("--brokers", type=int, default=3, help="how many, each with every partition (3)")
-    parser.add_argument("--seconds", type=float, default=30, help="how long orders come after the first batch (30)")
-    parser.add_argument("--rate", type=float, default=500, help="orders per second (500)")
+    parser.add_argument(
+        "--brokers", type=int, default=3, help="number of brokers; each has a replica of every partition (default 3)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30, help="seconds between the first batch and the last order (default 30)"
+    )
+    parser.add_argument("--rate", type=float, default=500, help="orders per second (default 500)")
     parser.add_argument("--security", choices=["plaintext", *map(str.lower, PROTOCOLS)], default="plaintext")
     chosen = parser.parse_args(arguments)
     _end_on_signals()

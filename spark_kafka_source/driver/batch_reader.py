@@ -82,6 +82,6 @@ def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition,
             with_error_class(
                 RESOLVED_START_AFTER_END,
                 f"{partition_name(key)} would be read from offset {begins[key]}, which is after its end, offset "
-                f"{ends[key]}: correct the option for the start or the one for the end",
+                f"{ends[key]}: correct the starting or the ending option",
             )
         )

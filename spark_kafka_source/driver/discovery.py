@@ -96,13 +96,13 @@ def _discover_with_retries(
     *,
     existed: bool,
 ) -> tuple[dict[TopicPartition, bytes], list[str]]:
-    """Find the subscribed partitions, and the topics of `expected` that brokers still do not know after a while.
+    """Return the subscribed partitions, and the topics of `expected` that stay unknown to brokers.
 
     `existed`: the `expected` topics existed before. A new topic may be unknown to all brokers yet.
     """
     found: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
-    hint = " (if it was deleted together with its ACL, restore the ACL: then brokers say that it is gone)" * existed
+    hint = " (if it was deleted together with its ACL, restore the ACL: brokers then report the deletion)" * existed
 
     def request(deadline: Deadline) -> None:
         topics = client.metadata(names, deadline).topics
@@ -119,7 +119,7 @@ def _discover_with_retries(
             raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", unknown=tuple(absent))
 
     try:
-        # The first answer may take as long as brokers are away, and no longer.
+        # Retries of unreachable brokers end at the caller's deadline; only the retries below may exceed it.
         request(deadline)
     except BrokerError as error:
         if not is_retriable(error):
@@ -158,11 +158,11 @@ def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Dead
 
 
 def retry_unknown_topics(client: Client, find: Callable[[], T], deadline: Deadline) -> T:
-    """Call `find`, and again when it raises `TopicUnknown`. It finds the topics, and then asks their leaders.
+    """Call `find`, and retry it while it raises `TopicUnknown`. `find` requests the topics, then offsets from leaders.
 
-    A topic may be deleted between the two requests. The leader then does not know it, and a second call notices.
+    A topic may be deleted between the two requests: its leader does not know it, and the next call omits it.
     """
-    return client.retrying("A look at the topics and their logs", find, deadline)
+    return client.retrying("Metadata and offsets of the subscribed topics", find, deadline)
 
 
 def _named_topics(options: SourceOptions) -> set[str] | None:
@@ -193,6 +193,6 @@ def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Co
     missing = [partition_name(key) for key in wanted if key not in found]
     if missing:
         raise ConfigurationError(
-            f"assign: the partition(s) {', '.join(missing)} do not exist; of those asked for there are "
+            f"assign: the partition(s) {', '.join(missing)} do not exist; existing ones: "
             f"{', '.join(map(partition_name, found)) or 'none'}. Correct the option assign"
         )

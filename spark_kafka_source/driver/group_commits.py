@@ -153,8 +153,8 @@ def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: O
             ahead.append(f"{partition_name(key)}: group {entry.offset}, checkpoint {offset}")
     if ahead:
         log.warning(
-            "resuming from the checkpoint, which decides; group %s is ahead of it in %d partition(s) (was it reset, or "
-            "used by another query?): %s. It is set back to the checkpoint. To start from the group's offsets, use a "
+            "resuming from the checkpoint; group %s is ahead of it in %d partition(s) (was it reset, or used by "
+            "another query?): %s. The query commits the checkpoint's offsets. To start from the group's offsets, use a "
             "new checkpointLocation",
             group,
             len(ahead),
@@ -162,7 +162,7 @@ def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: O
         )
     elif behind:
         log.warning(
-            "resuming from the checkpoint, which decides; group %s is behind it in %d partition(s), as after a stop "
+            "resuming from the checkpoint; group %s is behind it in %d partition(s), as after a stop "
             "before the last commit: %s",
             group,
             len(behind),

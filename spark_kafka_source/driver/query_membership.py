@@ -221,7 +221,8 @@ class QueryMembership:
         self._assigned.update({key: _AssignedPartition(topic_id, begins.get(key)) for key, topic_id in new.items()})
         if ahead := [key for key in new if key in read.ends and key in offsets]:
             log.warning(
-                "group %s is ahead of the checkpoint, since other members have read on: resuming at its offsets in %s",
+                "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "
+                "in %s",
                 options.consumer.group_id,
                 partition_names(ahead),
             )

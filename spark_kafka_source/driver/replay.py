@@ -40,9 +40,7 @@ def first_batch_start(query: QueryState, end: Offsets) -> Offsets:
         data_loss.raise_or_warn(late.values(), fail=query.options.fail_on_data_loss)
         return replace(begin, ends={**begin.ends, **{key: end.ends[key] for key in late}})
     if not query.running:
-        log.warning(
-            "the first batch is not complete: it is read again from its recorded start, not from startingOffsets"
-        )
+        log.warning("the first batch is incomplete: it is read again from its recorded start, not from startingOffsets")
     return Offsets({})
 
 

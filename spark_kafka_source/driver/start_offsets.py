@@ -62,8 +62,8 @@ def starting_offsets(
         offsets, without = _offsets_at_time(client, options, where, partitions, deadline)
         if without and options.starting_offsets_by_timestamp_strategy == "error":
             raise ConfigurationError(
-                f"{where.option}: no record of {partition_names(without)} is that new. Name an earlier time, or set "
-                "startingOffsetsByTimestampStrategy=latest to begin at the end there"
+                f"{where.option}: no record of {partition_names(without)} is at or after its time. Use an earlier "
+                "time, or set startingOffsetsByTimestampStrategy=latest to start at the log end offset"
             )
         why = where.option
     else:
@@ -88,12 +88,12 @@ def _group_start_reason(
     reset = f"kafka.auto.offset.reset={options.consumer.auto_offset_reset}{default}"
     if len(without) == len(partitions):
         return f"{reset}, since group {options.consumer.group_id} has no committed offsets"
-    return f"{group}; at {reset}, in {partition_names(without)}, of which the group has none"
+    return f"{group}; for {partition_names(without)}, without a committed offset, {reset}"
 
 
 def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> None:
     """Log the start; `unread` is the number of existing offsets that the query does not read."""
-    begins = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition yet"
+    begins = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition"
     more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
     line = f"no batch of this query is complete yet: it starts at {why}: {begins}{more}"
     if unread:
@@ -242,13 +242,13 @@ def _require_in_log(
                 START_OFFSET_RESET,
                 f"{message}. Likely cause: retention or DeleteRecords has removed it",
                 key,
-                "Name an offset that is there, or set failOnDataLoss=false to begin where the log begins",
+                "Use an offset in this range, or set failOnDataLoss=false to start at the log start offset",
                 f"failOnDataLoss=false: {starts[key] - offset} offsets are skipped",
             )
             raise_or_warn([loss], fail=fail_on_data_loss)
             offsets[key] = starts[key]
         else:
-            raise ConfigurationError(f"{message}. Name an offset that is there, or -1 for the log's end")
+            raise ConfigurationError(f"{message}. Use an offset in this range, or -1 for the log end offset")
 
 
 def group_offsets(
@@ -317,7 +317,7 @@ def _replace_out_of_range(
     """
     start, end = log_range
     cause = (
-        "retention or DeleteRecords has removed what comes next"
+        "retention or DeleteRecords has removed the next records"
         if offset < start
         else "the log was truncated (unclean leader election), or the topic was deleted and created again"
     )
@@ -327,11 +327,11 @@ def _replace_out_of_range(
     )
     remedy = "To continue, set failOnDataLoss=false to start at the nearest offset in the log"
     if options.start == "group":
-        remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at an end of the log"
+        remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log"
     where = options.group_out_of_range
     begin = {"earliest": start, "latest": latest}.get(where, start if offset < start else end)
     reset = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
-    skipped = f"Begins at {begin}: {begin - min(offset, start)} offsets are skipped"
+    skipped = f"Starts at {begin}: {begin - min(offset, start)} offsets are skipped"
     raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{reset}. {skipped}")], fail=where == "fail")
     return begin
 

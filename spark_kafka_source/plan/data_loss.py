@@ -54,14 +54,14 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
         key = min(key for key in logs.positions if key[0] == topic)
         what = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.read.ids[topic])}, now it "
-            f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belonged to the "
-            "old one"
+            f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belong to the "
+            "old topic"
         )
         remedy = (
-            "To read the new one from its beginning, set onTopicRecreated=earliest (it is the default with "
+            "To read the new topic from its start, set onTopicRecreated=earliest (the default with "
             "failOnDataLoss=false)"
         )
-        note = "onTopicRecreated=earliest: the new one is read from its beginning"
+        note = "onTopicRecreated=earliest: the new topic is read from its start"
         found.append(Loss(PARTITION_OFFSET_CHANGED, what, key, remedy, note))
     return found
 
@@ -96,13 +96,13 @@ def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]
     return {
         key: Loss(
             PARTITION_OFFSET_CHANGED,
-            "the checkpoint does not say where the first batch begins, and startingOffsets lie after its end: "
-            f"{partition_name(key)} at {begin.ends[key]}, its end is {end.ends[key]}. The records of the batch there "
-            "are unknown",
+            "the checkpoint lacks the start of the first batch, and startingOffsets are after its end: "
+            f"{partition_name(key)} starts at {begin.ends[key]} and ends at {end.ends[key]}. The records of the batch "
+            "in this partition are unknown",
             key,
-            "Set startingOffsets as JSON to where it began, for this one batch. Or set failOnDataLoss=false, to begin "
-            "at its end",
-            "failOnDataLoss=false: it begins at its end there",
+            "Set startingOffsets to the original start as JSON, for this batch only. Or set failOnDataLoss=false to "
+            "start at the batch's end",
+            "failOnDataLoss=false: starting at the batch's end",
         )
         for key in sorted(begin.ends.keys() & end.ends.keys())
         if begin.ends[key] > end.ends[key]
@@ -142,7 +142,7 @@ def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
         f"{partition_name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, "
         "or the topic was deleted and created again, and records may be missing"
     )
-    return Loss(PARTITION_OFFSET_CHANGED, what, key, note="failOnDataLoss=false: nothing of it is read in this batch")
+    return Loss(PARTITION_OFFSET_CHANGED, what, key, note="failOnDataLoss=false: this batch reads none of its records")
 
 
 def warn_advanced(positions: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]) -> None:
@@ -164,8 +164,8 @@ def warn_stale(partitions: Collection[TopicPartition]) -> None:
     """Warn of stale leaders. No loss: each trigger refreshes the metadata."""
     if partitions:
         log.warning(
-            "%s: the broker still answers as leader, but the query has read from a newer leader; nothing new is read "
-            "there until the broker learns of it",
+            "%s: a stale leader replied (the query has read from a newer leader); no new records are read from "
+            "these partitions until the broker learns of the newer leader",
             ", ".join(partition_name(key) for key in sorted(partitions)[:10]),
         )
 

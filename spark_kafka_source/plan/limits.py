@@ -38,9 +38,7 @@ def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> in
         return None
     if kind == "ReadMaxRows":
         return int(limit.max_rows)  # type: ignore[attr-defined]
-    raise UsageError(
-        f"Spark asks for a batch limited by {kind}; a Kafka source knows ReadAllAvailable and ReadMaxRows."
-    )
+    raise UsageError(f"Spark passes the read limit {kind}; this source supports ReadAllAvailable and ReadMaxRows.")
 
 
 def max_bytes(limit: object | None, max_bytes_per_trigger: int | None) -> int | None:

@@ -185,4 +185,4 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(cluster: Clus
     client = PROCESS.client(options.client)
     with pytest.raises(ConfigurationError) as told:
         discover(client, options, client.deadline())
-    assert str(told.value).startswith("assign: the partition(s) a-7 do not exist; of those asked for there are a-0.")
+    assert str(told.value).startswith("assign: the partition(s) a-7 do not exist; existing ones: a-0.")

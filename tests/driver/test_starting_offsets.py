@@ -83,8 +83,8 @@ def test_start_at_group_offsets_names_partitions_without_offset(
         level, line = logged(cluster, caplog, **{"kafka.group.id": "half"})
         assert level == logging.WARNING
         assert line.startswith(
-            "the offsets of group half; at kafka.auto.offset.reset=latest, the default, in a-1, of which the group has "
-            f"none: {HALF}"
+            "the offsets of group half; for a-1, without a committed offset, kafka.auto.offset.reset=latest, the "
+            f"default: {HALF}"
         ), line
         caplog.clear()
         commit_offsets(client, "whole", {("a", 0): CommittedOffset(7), ("a", 1): CommittedOffset(0)}, client.deadline())

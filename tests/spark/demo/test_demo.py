@@ -37,7 +37,7 @@ def test_demo_ends_with_correct_results_and_lag_zero(monkeypatch: pytest.MonkeyP
     assert all(max(row["committed"], row["read up to"]) <= row["log end"] for row in batches)
     assert all(row["lag"] == row["log end"] - row["committed"] for row in batches)
     assert {row["log end"] for row in batches[-1:]} == {sent}
-    results = number(r"all ([\d,]+) sums of \d+ windows are what was sent", ended.stdout)
+    results = number(r"all ([\d,]+) sums of \d+ windows equal the orders sent", ended.stdout)
     assert results == sum(row["results"] for row in batches) > 0
     assert len(re.findall(r"^orders-etl +orders +\d +(\d+) +\1 +0 ", ended.stdout, re.MULTILINE)) == 6
     assert "lag 0 on all 6 partitions" in ended.stdout

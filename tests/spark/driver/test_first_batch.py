@@ -178,7 +178,7 @@ def test_checkpoint_without_start_fails_if_starting_offsets_exceed_its_end(
     query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": "latest"})
     query.produce(range(15))
     end = {query.topic: {"0": 10}}
-    with pytest.raises(DataLoss, match=r"does not say where .*: \S+ at 15, its end is 10\.") as raised:
+    with pytest.raises(DataLoss, match=r"lacks the start .*: \S+ starts at 15 and ends at 10\.") as raised:
         query.resume(end)
     assert "truncated" not in str(raised.value)
     assert query.resume(end, failOnDataLoss="false") == rows(10, 15)

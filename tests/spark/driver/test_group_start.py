@@ -113,7 +113,7 @@ def test_committed_offset_out_of_range_is_reset_by_option_and_logged(
     assert offsets(stream.run(**GROUP, **options)) == list(range(begins, 10))
     (warning,) = [each for each in caplog.messages if "out of range" in each]
     assert f"offset {committed} of {stream.topic}-0 is out of range: the log holds [4, 10)" in warning
-    assert f"Begins at {begins}" in warning
+    assert f"Starts at {begins}" in warning
     assert f"{skipped} offsets are skipped" in warning
     assert next(iter(options)) in warning
 

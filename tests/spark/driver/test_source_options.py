@@ -159,7 +159,9 @@ def test_stream_by_timestamp_resumes_at_checkpoint(
 def test_timestamp_after_last_record_fails_unless_strategy_is_latest(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
-    with pytest.raises(Exception, match=r"startingTimestamp: no record of .*-2, .*-3 is that new") as caught:
+    with pytest.raises(
+        Exception, match=r"startingTimestamp: no record of .*-2, .*-3 is at or after its time"
+    ) as caught:
         batch(spark, kafka1, subscribe=timed, startingTimestamp=T0_MS + 401).collect()
     assert "startingOffsetsByTimestampStrategy=latest" in str(caught.value)
     with pytest.raises(Exception, match=r"KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED.*lacks"):
