@@ -45,7 +45,7 @@ class ProcessState:
         return self._client(config)
 
     def record_bytes(self, config: ClientConfig) -> dict[str, float]:
-        """Return the mean record size by topic that earlier tasks measured, in bytes; tasks update it."""
+        """Return the bytes per offset by topic that earlier tasks measured; tasks update it."""
         return self._record_bytes(config)
 
     def reset(self) -> None:

@@ -52,7 +52,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the schema of rows.
+        """Return the schema of rows, as `task.row_schema.spark_schema`.
 
         Spark calls this in `load()` without a user's schema, and in `CREATE TABLE` without columns.
         """
@@ -62,7 +62,13 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         return spark_schema(row_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query."""
+        """Return the reader of a batch query.
+
+        Raises
+        ------
+        ConfigurationError
+            An option is wrong, or the user has set another schema.
+        """
         from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
         require_source_schema(schema, row_columns(self.options))
@@ -82,13 +88,13 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         return KafkaStreamReader(options, warnings)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return the writer of a batch write."""
+        """Return the writer of a batch write. Raises `ConfigurationError` if an option is wrong."""
         from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 
         return KafkaBatchWriter(parse_sink_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer of a micro-batch."""
+        """Return the writer of a streaming query. Raises `ConfigurationError` if an option is wrong."""
         from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 
         # Spark also creates a writer for planning; only the one that commits or aborts logs the warnings.

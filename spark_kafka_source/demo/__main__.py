@@ -45,17 +45,17 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
 
     Parameters
     ----------
-    brokers
+    brokers : int
         Number of brokers; each has a replica of every partition.
-    seconds
+    seconds : float
         Time between the first batch and the last order.
-    per_second
+    per_second : float
         Orders per second.
-    security
+    security : str
         Security protocol of the brokers, in lower case.
-    folder
+    folder : pathlib.Path
         Directory for the checkpoint and Spark's log.
-    screen
+    screen : Screen
         Receives all output.
 
     Returns

@@ -89,9 +89,9 @@ class OrderStream:
 
     Attributes
     ----------
-    sent
+    sent : int
         Number of acknowledged orders.
-    sums
+    sums : dict of SumKey to Sum
         Sums of the orders sent, by window and country; complete after `stop`.
     """
 

@@ -42,11 +42,10 @@ def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) 
 
     Parameters
     ----------
-    spark
-        The session.
-    kafka
+    spark : pyspark.sql.SparkSession
+    kafka : mapping of str to str
         Options for the source and the sink, with the prefix `kafka.`.
-    checkpoint
+    checkpoint : str
         Path of the checkpoint.
     """
     orders = (

@@ -116,12 +116,11 @@ class Watch:
 
         Parameters
         ----------
-        done
-            The condition.
-        what
+        done : callable
+            Returns a bool.
+        what : str
             The missing event, for the error message.
-        timeout_s
-            Maximum time in seconds.
+        timeout_s : float
 
         Raises
         ------

@@ -27,7 +27,14 @@ from spark_kafka_source.task.range_reader import RangePartition, read_range
 
 
 class KafkaBatchReader(PickledForExecutors, DataSourceReader):
-    """Reads a range of offsets. It takes no filters: docs/decisions/0006-filter-pushdown.md."""
+    """The reader of a batch query: plans on the driver, reads on executors (a pickled copy).
+
+    It takes no filters: docs/decisions/0006-filter-pushdown.md.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -67,7 +74,7 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
         return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, led_by)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task. Runs on an executor."""
+        """Yield the rows of one task, as `read_range`. Runs on an executor."""
         # Without partitions, Spark passes an empty one that it creates.
         if not isinstance(partition, RangePartition):
             return iter(())

@@ -81,7 +81,7 @@ def assign_all(
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
-    """Return the partitions in one reply, as `discover`; missing ones are left out silently."""
+    """Return the subscribed partitions as `discover`, from one Metadata reply; missing ones are left out silently."""
     named = _named_topics(options)
     snapshot = client.metadata(None if named is None else sorted(named), deadline)
     return dict(sorted(_subscribed(snapshot.topics.values(), options).items()))

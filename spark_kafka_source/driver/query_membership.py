@@ -84,7 +84,7 @@ class QueryMembership:
             All existing partitions of the subscribed topics.
         read : Offsets
             End of the last complete batch; committed before a partition is revoked.
-        ends_soon : bool
+        available_now : bool
             True for a run that ends with the current backlog: it waits for its assignment until the deadline.
         deadline : Deadline
 

@@ -110,7 +110,15 @@ def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> 
 def ending_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time."""
+    """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time.
+
+    Raises
+    ------
+    ConfigurationError
+        JSON does not match the partitions, or an offset is after the log end offset.
+    DataLoss
+        An offset is before the log start offset, and `failOnDataLoss` is true.
+    """
     where = options.end
     if isinstance(where, AtTime):
         return _offsets_at_time(client, options, where, partitions, deadline)[0]

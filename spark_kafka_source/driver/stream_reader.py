@@ -169,7 +169,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, until.leaders)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Yield the rows of one task. Runs on an executor."""
+        """Yield the rows of one task, as `read_range`. Runs on an executor."""
         return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:

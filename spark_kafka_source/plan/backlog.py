@@ -17,7 +17,7 @@ from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 @dataclass(frozen=True)
 class QueryAssignment:
-    """The partitions of one trigger.
+    """The partitions that a query may read in one trigger: all of its topics, or those that its group has assigned.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class LogSnapshot:
         Parameters
         ----------
         ends : mapping of TopicPartition to int
-        log_starts : mapping of TopicPartition to int
+        log_start_offsets : mapping of TopicPartition to int
             Log start offsets of the `new` partitions.
         """
         moved = {key: at for key, at in self.positions.items() if key in ends and at != self.read.ends.get(key)}

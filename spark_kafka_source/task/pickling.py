@@ -12,10 +12,10 @@ from pyspark import cloudpickle
 
 
 class PickledForExecutors:
-    """Unpickling fails with the way to install this package if an executor lacks it."""
+    """Base class: if an executor lacks this package, unpickling fails with an error that says how to install it."""
 
     def __new__(cls, *_arguments: object, **_named: object) -> Any:
-        """Make an object, and make sure that warnings show their level."""
+        """Create an object, and add levels to the format of warnings in this process."""
         _show_log_levels()
         return super().__new__(cls)
 

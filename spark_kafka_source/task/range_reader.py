@@ -38,7 +38,7 @@ from spark_kafka_source.task.worker_tuning import tune_worker
 
 @dataclass
 class RangePartition(InputPartition):
-    """Ranges that one task reads."""
+    """The ranges that one task reads. Spark pickles it for the executor."""
 
     ranges: tuple[Range, ...]
 
@@ -69,12 +69,18 @@ _DECODED = {
 
 
 def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all ranges, in offset order within each range.
+    """Yield the rows of all ranges, in offset order within each range. Runs on an executor.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    ranges : sequence of Range
+        Batches of different ranges arrive in any order.
 
     Yields
     ------
     pyarrow.RecordBatch
-        With the schema `row_schema.arrow_schema`.
+        With the schema `row_schema.arrow_schema`: `timestamp` in microseconds, UTC.
 
     Raises
     ------

@@ -43,7 +43,13 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of every `RecordBatch` for Spark."""
+    """Return the schema of every `RecordBatch` for Spark. All fields are nullable.
+
+    Notes
+    -----
+    key, value: binary; topic: string; partition, timestampType: int32; offset: int64; timestamp: timestamp[us, UTC];
+    headers: list of struct (key: string, value: binary).
+    """
     return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
 
 
