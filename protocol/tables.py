@@ -27,6 +27,7 @@ from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.decode import SCHEMA
+from protocol.secret import hide_variables
 
 READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
 
@@ -34,6 +35,7 @@ READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("pa
 Position = str | datetime | Mapping[TopicPartition, int]
 
 
+@hide_variables
 def read(
     properties: Mapping[str, object],
     topics: str | Iterable[str],
@@ -224,6 +226,7 @@ def _reset(client: Client, config: GroupConsumerConfig, absent: list[TopicPartit
     return EARLIEST if reset == "earliest" else LATEST
 
 
+@hide_variables
 def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[TopicPartition, ProducedRange]:
     """Write Arrow data to a topic, and wait until brokers have acknowledged all of it.
 

@@ -12,6 +12,7 @@ from protocol.admin.topics import TopicOperations
 from protocol.admin.transactions import TransactionOperations
 from protocol.admin.users import UserOperations
 from protocol.cluster.client import Client, open_client
+from protocol.secret import hide_variables
 
 
 class Admin(
@@ -50,6 +51,7 @@ class Admin(
     ...     admin.create_topics([NewTopic("orders", partitions=6, replication_factor=3)])
     """
 
+    @hide_variables
     def __init__(self, client: Client | Mapping[str, object] | None = None, **properties: object) -> None:
         shared, self._owns_client, _ = open_client(client, None, properties, lambda given: None)
         super().__init__(shared)

@@ -80,6 +80,7 @@ class Client:
         True after the first reply of a broker. A caller that knows that the settings are right may set it.
     """
 
+    @hide_variables
     def __init__(
         self,
         config: ClientConfig | Mapping[str, object] | None = None,

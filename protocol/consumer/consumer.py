@@ -22,6 +22,7 @@ from protocol.consumer.partition_fetcher import PartitionFetcher
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
+from protocol.secret import hide_variables
 
 BUFFER_MEMORY_BYTES = 64 * 1024 * 1024
 
@@ -51,6 +52,7 @@ class Consumer:
         A property is wrong.
     """
 
+    @hide_variables
     def __init__(
         self,
         client: Client | Mapping[str, object] | None = None,

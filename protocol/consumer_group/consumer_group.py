@@ -27,6 +27,7 @@ from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.kafka_terms import TopicPartition
 from protocol.records.decode import ALL_COLUMNS
+from protocol.secret import hide_variables
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class ConsumerGroup:
         A property is unknown or invalid.
     """
 
+    @hide_variables
     def __init__(
         self,
         client: Client | Mapping[str, object] | None = None,

@@ -35,6 +35,7 @@ from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
+from protocol.secret import hide_variables
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class KafkaConsumer:
     by `unsubscribe` and `close`.
     """
 
+    @hide_variables
     def __init__(
         self,
         client: Client | Mapping[str, object] | None = None,

@@ -26,6 +26,7 @@ from protocol.processing.consumer_loop import ConsumerLoop, LoopConfig, Order
 from protocol.processing.failures import RetryPolicy, dead_letter_headers
 from protocol.processing.worker_pool import ProcessorMetrics, WorkerPool
 from protocol.producer.producer import Producer
+from protocol.secret import hide_variables
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class Processor:
     Offsets are committed every `auto.commit.interval.ms`, before partitions are revoked and at the end.
     """
 
+    @hide_variables
     def __init__(
         self,
         consumer: KafkaConsumer | Client | Mapping[str, object] | None = None,

@@ -32,6 +32,7 @@ from protocol.producer.partitioner import PartitionFunction
 from protocol.producer.results import ProducedRange, RecordMetadata, SentColumns
 from protocol.producer.sender import Sender
 from protocol.records.encode import encode_batches
+from protocol.secret import hide_variables
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Producer:
         `transactional.id` is set, and this is not a `TransactionalProducer`.
     """
 
+    @hide_variables
     def __init__(
         self,
         client: Client | Mapping[str, object] | None = None,

@@ -25,6 +25,7 @@ from protocol.producer.partitioner import PartitionFunction
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata, SentColumns
 from protocol.producer.transaction_session import TransactionSession
+from protocol.secret import hide_variables
 from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState
@@ -59,6 +60,7 @@ class TransactionalProducer(Producer):
 
     _session: TransactionSession
 
+    @hide_variables
     def __init__(
         self,
         client: Client | Mapping[str, object] | None = None,

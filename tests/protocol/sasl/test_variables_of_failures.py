@@ -12,16 +12,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from protocol import tables
+from protocol.admin.admin import Admin
 from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer, parse_producer
+from protocol.consumer.consumer import Consumer
+from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import ConnectionLost, KafkaError
 from protocol.net.authenticate import Authenticator
 from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection
 from protocol.net.tls_context import new_context
+from protocol.processing.processor import Processor
+from protocol.producer.producer import Producer
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.sasl.config import SaslConfig
 from protocol.secret import Secret, SecretBytes
 from protocol.security.tls_config import TLSConfig
@@ -192,3 +202,34 @@ def test_invalid_other_property_shows_no_secret(prefix: str, parse: Callable[[di
     text = with_variables(failed.value)
     assert "test_invalid_other_property" in text
     assert [line for line in text.splitlines() if ITS_TEXT in line] == []
+
+
+def read_table(of_caller: dict[str, object]) -> object:
+    return tables.read(of_caller, "orders")
+
+
+def write_table(of_caller: dict[str, object]) -> object:
+    return tables.write(of_caller, "orders", pa.table({"value": [b"x"]}))
+
+
+def process(of_caller: dict[str, object]) -> object:
+    return Processor(of_caller, print, ["orders"])
+
+
+CONSTRUCTORS: list[Callable[..., object]] = [
+    *(Client, Consumer, KafkaConsumer, ConsumerGroup, Producer, TransactionalProducer, Admin),
+    *(read_table, write_table, process),
+]
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS)
+def test_constructor_with_invalid_properties_shows_no_secret(make: Callable[..., object]) -> None:
+    def properties() -> dict[str, object]:
+        jaas = f'{MODULE} username="me" password="{ITS_TEXT}";'
+        return {"bootstrap.servers": "localhost:1", "sasl.jaas.config": jaas, "request.timeout.ms": "soon"}
+
+    with pytest.raises(KafkaError, match="is 'soon'") as failed:
+        make(properties())
+    # The caller's own frames are not hidden.
+    shown = [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line]
+    assert [line for line in shown if not line.strip().startswith("of_caller = ")] == []
