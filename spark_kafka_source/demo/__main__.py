@@ -123,14 +123,14 @@ def _check(results: Sequence[tuple[SumKey, Sum]], sent: Mapping[SumKey, Sum], la
     last = max(key.start_s for key in sums)
     _show_window(last, sums, screen)
     expected = {key: value for key, value in sent.items() if key.start_s <= last}
-    wrong = [key for key in expected.keys() | sums.keys() if sums.get(key) != expected.get(key)]
+    differing = [key for key in expected.keys() | sums.keys() if sums.get(key) != expected.get(key)]
     windows = len({key.start_s for key in sums})
-    if not wrong:
+    if not differing:
         screen.print_line(f"all {len(sums)} sums of {windows} windows equal the orders sent, to the cent")
         return True
     missing = sum(value.orders for value in expected.values()) - sum(value.orders for value in sums.values())
     screen.print_line(
-        f"{len(wrong)} of {len(expected)} sums differ from the orders sent: {missing:,} orders are missing,"
+        f"{len(differing)} of {len(expected)} sums differ from the orders sent: {missing:,} orders are missing,"
     )
     screen.print_line(f"{late_rows:,} arrived after their window had closed (the machine may be overloaded)")
     return missing == late_rows > 0
@@ -152,14 +152,14 @@ def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> No
 def _show_group(kafka: LocalKafka, group: str, screen: Screen) -> bool:
     """Print the group as Kafka's command-line tool describes it; return True if every partition has lag 0."""
     screen.print_timed(f"Kafka's own tool: kafka-consumer-groups.sh --describe --group {group}")
-    said = kafka.describe_group(group)
-    screen.print_verbatim(said.rstrip())
+    output = kafka.describe_group(group)
+    screen.print_verbatim(output.rstrip())
     screen.print_line()
-    lines = [line.split() for line in said.splitlines() if line.strip()]
+    lines = [line.split() for line in output.splitlines() if line.strip()]
     rows = [dict(zip(lines[0], line, strict=False)) for line in lines[1:]] if lines else []
-    behind = [f"{row['TOPIC']}-{row['PARTITION']}: {row['LAG']}" for row in rows if row.get("LAG") != "0"]
-    if not rows or behind:
-        screen.print_timed(f"the lag is not 0: {', '.join(behind) or 'the group does not exist'}")
+    lagging = [f"{row['TOPIC']}-{row['PARTITION']}: {row['LAG']}" for row in rows if row.get("LAG") != "0"]
+    if not rows or lagging:
+        screen.print_timed(f"the lag is not 0: {', '.join(lagging) or 'the group does not exist'}")
         return False
     screen.print_timed(f"lag 0 on all {len(rows)} partitions")
     return True
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rate", type=float, default=500, help="orders per second (default 500)")
     parser.add_argument("--security", choices=["plaintext", *map(str.lower, PROTOCOLS)], default="plaintext")
-    chosen = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     _end_on_signals()
     screen = Screen()
     with tempfile.TemporaryDirectory(prefix="spark-kafka-source-demo-") as folder:
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             find_java()
             _require_pyspark()
-            given = (chosen.brokers, chosen.seconds, chosen.rate, chosen.security)
+            given = (parsed.brokers, parsed.seconds, parsed.rate, parsed.security)
             return 0 if run(*given, Path(folder), screen) else 1
         except KeyboardInterrupt:
             screen.print_timed("stopped")

@@ -70,8 +70,8 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
         )
-        led_by = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
-        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, led_by)]
+        leader_ids = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
+        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, leader_ids)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task, as `read_range`. Runs on an executor."""
@@ -82,9 +82,9 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
 
 
 def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
-    wrong = [key for key in begins if begins[key] > ends[key]]
-    if wrong:
-        key = sorted(wrong)[0]
+    reversed_ranges = [key for key in begins if begins[key] > ends[key]]
+    if reversed_ranges:
+        key = sorted(reversed_ranges)[0]
         raise ConfigurationError(
             with_error_class(
                 RESOLVED_START_AFTER_END,

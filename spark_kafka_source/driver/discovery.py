@@ -141,8 +141,8 @@ def _discover_with_retries(
 
 
 def _missing(expected: Collection[str] | Collection[TopicPartition], found: Collection[TopicPartition]) -> list[str]:
-    here = {*found, *(topic for topic, _ in found)}
-    return sorted({each if isinstance(each, str) else each[0] for each in expected if each not in here})
+    present = {*found, *(topic for topic, _ in found)}
+    return sorted({each if isinstance(each, str) else each[0] for each in expected if each not in present})
 
 
 def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:

@@ -94,12 +94,12 @@ class QueryState:
         """Return the start of the first batch, resolved once. Raises as `latestOffset`."""
         if self._starting is None:
 
-            def look() -> Offsets:
+            def find() -> Offsets:
                 partitions = discover(self.client, self.options, deadline)
                 begins = starting_offsets(self.client, self.options, partitions, deadline)
                 return Offsets(begins, ids=topic_ids(partitions))
 
-            self._starting = retry_unknown_topics(self.client, look, deadline)
+            self._starting = retry_unknown_topics(self.client, find, deadline)
         return self._starting
 
 

@@ -50,14 +50,14 @@ def new_partition_starts(
     """Return start offsets of new partitions in a batch planned by Spark's own connector; the end if deleted."""
     deadline = query.deadline()
 
-    def look() -> dict[TopicPartition, int]:
+    def find() -> dict[TopicPartition, int]:
         owned = assign_all(query.client, query.options, partitions, deadline).owned
         return log_start_offsets(query.client, [key for key in partitions if key in owned], deadline)
 
-    starts = retry_unknown_topics(query.client, look, deadline)
-    gone = sorted(set(partitions) - starts.keys())
-    data_loss.raise_or_warn(data_loss.deleted_unread(gone), fail=query.options.fail_on_data_loss)
-    return starts | {key: end.ends[key] for key in gone}
+    starts = retry_unknown_topics(query.client, find, deadline)
+    deleted = sorted(set(partitions) - starts.keys())
+    data_loss.raise_or_warn(data_loss.deleted_unread(deleted), fail=query.options.fail_on_data_loss)
+    return starts | {key: end.ends[key] for key in deleted}
 
 
 def count_lost(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartition, int]:
@@ -68,17 +68,17 @@ def count_lost(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartitio
     """
     deadline = query.client.deadline(_COUNT_MS)
     try:
-        topics = query.client.metadata({one.topic for one in ranges}, deadline).topics
+        topics = query.client.metadata({each.topic for each in ranges}, deadline).topics
         known = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
-        if unknown := sorted({one.topic_partition for one in ranges} - known):
+        if unknown := sorted({each.topic_partition for each in ranges} - known):
             log.warning(
                 "unknown to the brokers at the moment, so lost offsets are not counted: %s",
                 ", ".join(map(partition_name, unknown)),
             )
-        there = [one for one in ranges if one.topic_partition in known]
-        there = [one for one in there if not is_another_topic(topics[one.topic].topic_id, one.topic_id)]
-        starts = log_start_offsets(query.client, {one.topic_partition for one in there}, deadline)
-        return data_loss.count_skipped(there, starts)
+        existing = [each for each in ranges if each.topic_partition in known]
+        existing = [each for each in existing if not is_another_topic(topics[each.topic].topic_id, each.topic_id)]
+        starts = log_start_offsets(query.client, {each.topic_partition for each in existing}, deadline)
+        return data_loss.count_skipped(existing, starts)
     except KafkaError as error:
         log.warning("lost offsets of the replayed batch are not counted: %s", with_option_names(error))
         return {}

@@ -51,51 +51,51 @@ def starting_offsets(
     DataLoss
         An offset of the group is no longer in the log.
     """
-    where = options.start
-    at_latest: Collection[TopicPartition] = ()
-    if where == "group":
-        offsets, without = _from_group(client, options, partitions, deadline)
+    spec = options.start
+    started_at_latest: Collection[TopicPartition] = ()
+    if spec == "group":
+        offsets, missing_offsets = _offsets_of_group(client, options, partitions, deadline)
         if options.consumer.auto_offset_reset == "latest":
-            at_latest = without
-        why = _group_start_reason(options, partitions, without)
-    elif isinstance(where, AtTime):
-        offsets, without = _offsets_at_time(client, options, where, partitions, deadline)
-        if without and options.starting_offsets_by_timestamp_strategy == "error":
+            started_at_latest = missing_offsets
+        reason = _group_start_reason(options, partitions, missing_offsets)
+    elif isinstance(spec, AtTime):
+        offsets, missing_offsets = _offsets_at_time(client, options, spec, partitions, deadline)
+        if missing_offsets and options.starting_offsets_by_timestamp_strategy == "error":
             raise ConfigurationError(
-                f"{where.option}: no record of {partition_names(without)} is at or after its time. Use an earlier "
-                "time, or set startingOffsetsByTimestampStrategy=latest to start at the log end offset"
+                f"{spec.option}: no record of {partition_names(missing_offsets)} is at or after its time. Use an "
+                "earlier time, or set startingOffsetsByTimestampStrategy=latest to start at the log end offset"
             )
-        why = where.option
+        reason = spec.option
     else:
-        offsets = _resolve(client, options, "startingOffsets", where, partitions, deadline)
-        if where == "latest":
-            at_latest = partitions
+        offsets = _resolve(client, options, "startingOffsets", spec, partitions, deadline)
+        if spec == "latest":
+            started_at_latest = partitions
         default = " (the default without kafka.group.id)" if options.starting_offsets is None else ""
-        why = f"startingOffsets={where}{default}" if isinstance(where, str) else "startingOffsets"
+        reason = f"startingOffsets={spec}{default}" if isinstance(spec, str) else "startingOffsets"
     if options.streaming:
-        left_out = log_start_offsets(client, at_latest, deadline)
-        _log_start(offsets, why, sum(offsets[key] - start for key, start in left_out.items()))
+        skipped_starts = log_start_offsets(client, started_at_latest, deadline)
+        _log_start_positions(offsets, reason, sum(offsets[key] - start for key, start in skipped_starts.items()))
     return offsets
 
 
 def _group_start_reason(
-    options: SourceOptions, partitions: Collection[TopicPartition], without: Collection[TopicPartition]
+    options: SourceOptions, partitions: Collection[TopicPartition], missing_offsets: Collection[TopicPartition]
 ) -> str:
     group = f"the offsets of group {options.consumer.group_id}"
-    if not without:
+    if not missing_offsets:
         return group
     default = "" if options.auto_offset_reset else ", the default"
     reset = f"kafka.auto.offset.reset={options.consumer.auto_offset_reset}{default}"
-    if len(without) == len(partitions):
+    if len(missing_offsets) == len(partitions):
         return f"{reset}, since group {options.consumer.group_id} has no committed offsets"
-    return f"{group}; for {partition_names(without)}, without a committed offset, {reset}"
+    return f"{group}; for {partition_names(missing_offsets)}, without a committed offset, {reset}"
 
 
-def _log_start(offsets: Mapping[TopicPartition, int], why: str, unread: int) -> None:
+def _log_start_positions(offsets: Mapping[TopicPartition, int], reason: str, unread: int) -> None:
     """Log the start; `unread` is the number of existing offsets that the query does not read."""
     begins = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition"
     more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
-    line = f"no batch of this query is complete yet: it starts at {why}: {begins}{more}"
+    line = f"no batch of this query is complete yet: it starts at {reason}: {begins}{more}"
     if unread:
         log.warning(
             "%s. The %d offsets before that are not read. To read them, set startingOffsets=earliest and use a new "
@@ -119,10 +119,10 @@ def ending_offsets(
     DataLoss
         An offset is before the log start offset, and `failOnDataLoss` is true.
     """
-    where = options.end
-    if isinstance(where, AtTime):
-        return _offsets_at_time(client, options, where, partitions, deadline)[0]
-    return _resolve(client, options, "endingOffsets", where, partitions, deadline)
+    spec = options.end
+    if isinstance(spec, AtTime):
+        return _offsets_at_time(client, options, spec, partitions, deadline)[0]
+    return _resolve(client, options, "endingOffsets", spec, partitions, deadline)
 
 
 def offsets_for_times(
@@ -177,14 +177,14 @@ def log_start_offsets(
 
 
 def _offsets_at_time(
-    client: Client, options: SourceOptions, where: AtTime, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client, options: SourceOptions, spec: AtTime, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
     """Return an offset per partition, and the partitions without a record that new, which have their log end offset."""
-    if isinstance(where.times_ms, int):
-        times_ms = dict.fromkeys(partitions, where.times_ms)
+    if isinstance(spec.times_ms, int):
+        times_ms = dict.fromkeys(partitions, spec.times_ms)
     else:
-        times_ms = _flatten(where.times_ms)
-        _require_same_partitions(where.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
+        times_ms = _flatten(spec.times_ms)
+        _require_same_partitions(spec.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
     # The ends first, so that records written meanwhile are not included.
     ends = log_end_offsets(client, options, partitions, deadline)
     found = offsets_for_times(client, options, times_ms, deadline)
@@ -196,24 +196,24 @@ def _resolve(
     client: Client,
     options: SourceOptions,
     option: str,
-    where: OffsetSpec,
+    spec: OffsetSpec,
     partitions: Collection[TopicPartition],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
-    if where == "earliest":
+    if spec == "earliest":
         return log_start_offsets(client, partitions, deadline)
     ends = {key: entry.offset for key, entry in log_end_offsets(client, options, partitions, deadline).items()}
-    if where == "latest":
+    if spec == "latest":
         return ends
-    assert not isinstance(where, str)
-    wanted = _flatten(where)
+    assert not isinstance(spec, str)
+    wanted = _flatten(spec)
     _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
     starts = log_start_offsets(client, partitions, deadline)
     # A start may be after the last stable offset; an end must be readable.
     waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
-    last = high_watermarks(client, partitions, deadline) if waits else ends
+    watermarks = high_watermarks(client, partitions, deadline) if waits else ends
     resolved = {key: {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset) for key, offset in wanted.items()}
-    _require_in_log(option, resolved, starts, last, options.fail_on_data_loss)
+    _require_in_log(option, resolved, starts, watermarks, options.fail_on_data_loss)
     return resolved
 
 
@@ -284,33 +284,35 @@ def group_offsets(
         return {}
     starts = log_start_offsets(client, committed, deadline)
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
-    last = _newest_high_watermarks(client, committed, epochs, deadline)
+    watermarks = _newest_high_watermarks(client, committed, epochs, deadline)
     offsets = {key: entry.offset for key, entry in committed.items()}
-    out = [key for key, offset in offsets.items() if not starts[key] <= offset <= last[key]]
+    out_of_range = [key for key, offset in offsets.items() if not starts[key] <= offset <= watermarks[key]]
     latest = (
-        {key: entry.offset for key, entry in log_end_offsets(client, options, out, deadline).items()} if out else {}
+        {key: entry.offset for key, entry in log_end_offsets(client, options, out_of_range, deadline).items()}
+        if out_of_range
+        else {}
     )
-    for key in out:
-        offsets[key] = _replace_out_of_range(options, key, offsets[key], (starts[key], last[key]), latest[key])
+    for key in out_of_range:
+        offsets[key] = _replace_out_of_range(options, key, offsets[key], (starts[key], watermarks[key]), latest[key])
     return offsets
 
 
-def _from_group(
+def _offsets_of_group(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
     """Return an offset per partition, and those without a committed one, which follow `kafka.auto.offset.reset`."""
     offsets = group_offsets(client, options, partitions, deadline)
-    without = [key for key in partitions if key not in offsets]
+    missing_offsets = [key for key in partitions if key not in offsets]
     reset = options.consumer.auto_offset_reset
-    if without and reset == "none":
+    if missing_offsets and reset == "none":
         raise ConfigurationError(
-            f"group {options.consumer.group_id} has no committed offset for {partition_names(without)} and "
+            f"group {options.consumer.group_id} has no committed offset for {partition_names(missing_offsets)} and "
             "kafka.auto.offset.reset=none; set kafka.auto.offset.reset=earliest or latest, or startingOffsets"
         )
     if reset == "earliest":
-        return offsets | log_start_offsets(client, without, deadline), without
-    ends = {key: entry.offset for key, entry in log_end_offsets(client, options, without, deadline).items()}
-    return offsets | ends, without
+        return offsets | log_start_offsets(client, missing_offsets, deadline), missing_offsets
+    ends = {key: entry.offset for key, entry in log_end_offsets(client, options, missing_offsets, deadline).items()}
+    return offsets | ends, missing_offsets
 
 
 def _replace_out_of_range(
@@ -336,11 +338,11 @@ def _replace_out_of_range(
     remedy = "To continue, set failOnDataLoss=false to start at the nearest offset in the log"
     if options.start == "group":
         remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log"
-    where = options.group_out_of_range
-    begin = {"earliest": start, "latest": latest}.get(where, start if offset < start else end)
-    reset = "failOnDataLoss=false" if where == "nearest" else f"kafka.auto.offset.reset={where}"
+    spec = options.group_out_of_range
+    begin = {"earliest": start, "latest": latest}.get(spec, start if offset < start else end)
+    reset = "failOnDataLoss=false" if spec == "nearest" else f"kafka.auto.offset.reset={spec}"
     skipped = f"Starts at {begin}: {begin - min(offset, start)} offsets are skipped"
-    raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{reset}. {skipped}")], fail=where == "fail")
+    raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{reset}. {skipped}")], fail=spec == "fail")
     return begin
 
 

@@ -134,9 +134,9 @@ class Trigger:
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the log start offsets of logs that no longer have the position. Otherwise a task would fail on it."""
-        behind = backlog.continued()
-        begins = log_start_offsets(self._client, behind, self.deadline)
-        return {key: min(begins[key], backlog.ends[key]) for key in behind if begins[key] > backlog.starts[key]}
+        unread = backlog.continued()
+        begins = log_start_offsets(self._client, unread, self.deadline)
+        return {key: min(begins[key], backlog.ends[key]) for key in unread if begins[key] > backlog.starts[key]}
 
     def _raise_or_defer(self, losses: Iterable[data_loss.Loss], *, fail: bool | None = None) -> None:
         """Raise losses if `fail` (default: `failOnDataLoss`), otherwise keep them for later warnings."""
@@ -168,10 +168,10 @@ class Trigger:
         max_offsets = limits.max_offsets(self.limit, self._options.max_offsets_per_trigger)
         max_bytes = limits.max_bytes(self.limit, self._options.max_bytes_per_trigger)
         starts, ends = backlog.starts, backlog.ends
-        behind = {key: starts[key] for key in ends if ends[key] > starts[key]}
-        if max_bytes is None or not behind:
+        unread = {key: starts[key] for key in ends if ends[key] > starts[key]}
+        if max_bytes is None or not unread:
             return max_offsets
         record_sizes = self.query.record_sizes
-        record_sizes.look(self._client, behind, self.deadline.at_most_ms(_RECORD_SIZES_MS))
-        of_bytes = limits.offsets_of_bytes(starts, ends, record_sizes.of(behind), max_bytes)
+        record_sizes.look(self._client, unread, self.deadline.at_most_ms(_RECORD_SIZES_MS))
+        of_bytes = limits.offsets_of_bytes(starts, ends, record_sizes.of(unread), max_bytes)
         return min((most for most in (max_offsets, of_bytes) if most is not None), default=None)

@@ -52,7 +52,7 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
     found = []
     for topic, now in sorted(logs.recreated.items()):
         key = min(key for key in logs.positions if key[0] == topic)
-        what = (
+        message = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.read.ids[topic])}, now it "
             f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belong to the "
             "old topic"
@@ -62,7 +62,7 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
             "failOnDataLoss=false)"
         )
         note = "onTopicRecreated=earliest: the new topic is read from its start"
-        found.append(Loss(PARTITION_OFFSET_CHANGED, what, key, remedy, note))
+        found.append(Loss(PARTITION_OFFSET_CHANGED, message, key, remedy, note))
     return found
 
 
@@ -80,8 +80,8 @@ def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
 
 def _deleted(keys: list[TopicPartition], more: str) -> list[Loss]:
     gone = "no longer exists" if len(keys) == 1 else "no longer exist"
-    what = f"{', '.join(map(partition_name, keys[:10]))} {gone}: the topic was deleted {more}"
-    return [Loss(PARTITIONS_DELETED, what, key) for key in keys[:1]]
+    message = f"{', '.join(map(partition_name, keys[:10]))} {gone}: the topic was deleted {more}"
+    return [Loss(PARTITIONS_DELETED, message, key) for key in keys[:1]]
 
 
 def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
@@ -138,11 +138,13 @@ def truncated(key: TopicPartition, read: int, end: int, divergent: int) -> Loss:
 
 def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
     """Return the loss of a planned batch that ends before its start."""
-    what = (
+    message = (
         f"{partition_name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, "
         "or the topic was deleted and created again, and records may be missing"
     )
-    return Loss(PARTITION_OFFSET_CHANGED, what, key, note="failOnDataLoss=false: this batch reads none of its records")
+    return Loss(
+        PARTITION_OFFSET_CHANGED, message, key, note="failOnDataLoss=false: this batch reads none of its records"
+    )
 
 
 def warn_advanced(positions: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]) -> None:

@@ -59,8 +59,8 @@ def offset_ranges(
         if until < begin:
             data_loss.raise_or_warn([data_loss.ends_before_start(tp, begin, until)], fail=fail_on_data_loss)
         elif until > begin:
-            goes_on = begin == start.ends.get(tp) and not _recreated(start, end, tp[0])
-            from_epoch = start.epochs.get(tp, NO_LEADER_EPOCH) if goes_on else NO_LEADER_EPOCH
+            continues = begin == start.ends.get(tp) and not _recreated(start, end, tp[0])
+            from_epoch = start.epochs.get(tp, NO_LEADER_EPOCH) if continues else NO_LEADER_EPOCH
             until_epoch = end.epochs.get(tp, NO_LEADER_EPOCH)
             ranges.append(Range(*tp, begin, until, end.ids.get(tp[0], NO_TOPIC_ID), from_epoch, until_epoch))
     return split(ranges, max_records, min_partitions)
@@ -101,16 +101,16 @@ def _piece_count(size: int, total: int, wanted: int) -> int:
 
 
 def _split_range(whole: Range, pieces: int) -> list[Range]:
-    cut = []
+    parts = []
     begin = whole.from_offset
     for left in range(pieces, 0, -1):
         until = begin + (whole.until_offset - begin) // left
         if until > begin:
             # The epoch of the records before a later piece is unknown.
             epoch = whole.from_epoch if begin == whole.from_offset else NO_LEADER_EPOCH
-            cut.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
+            parts.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
         begin = until
-    return cut
+    return parts
 
 
 def _start_offset(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
@@ -136,7 +136,7 @@ def group_ranges(
     small as possible. Adjacent ranges of one partition in a group are joined.
     """
     if max_groups is None or len(ranges) <= max_groups:
-        return [(one,) for one in ranges]
+        return [(each,) for each in ranges]
     ordered = sorted(ranges, key=lambda r: (leaders.get(r.topic_partition, -1), r.topic_partition, r.from_offset))
     sizes = [r.size for r in ordered]
     low, high = max(sizes), sum(sizes)
@@ -153,21 +153,21 @@ def _fill(ordered: Sequence[Range], most: int) -> list[list[Range]]:
     """Divide ranges into consecutive groups of at most `most` offsets, each as full as possible."""
     filled: list[list[Range]] = []
     size = most + 1
-    for one in ordered:
-        size += one.size
+    for each in ordered:
+        size += each.size
         if size > most:
             filled.append([])
-            size = one.size
-        filled[-1].append(one)
+            size = each.size
+        filled[-1].append(each)
     return filled
 
 
 def _merge_adjacent(group: Sequence[Range]) -> tuple[Range, ...]:
     joined: list[Range] = []
-    for one in group:
+    for each in group:
         before = joined[-1] if joined else None
-        if before and (before.topic_partition, before.until_offset) == (one.topic_partition, one.from_offset):
-            joined[-1] = replace(before, until_offset=one.until_offset)
+        if before and (before.topic_partition, before.until_offset) == (each.topic_partition, each.from_offset):
+            joined[-1] = replace(before, until_offset=each.until_offset)
         else:
-            joined.append(one)
+            joined.append(each)
     return tuple(joined)
