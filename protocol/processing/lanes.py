@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 from typing import Any, Generic, TypeVar
 
@@ -55,34 +55,32 @@ class Run(Generic[B]):
     partition : LanePartition
     batch : object
         The batch of the rows.
-    rows : sequence of int
+    rows : deque of int
+        Rows that no handler has begun; of a taken run, other threads may remove some at the right end.
     lane : int or None
-    at : int
-        Index of the next row in `rows`.
     attempts : int
-        Failed attempts at the next row, or at all rows if they are handled together.
+        Failed attempts at the first row, or at all rows if they are handled together.
     failing_since_s : float
         Time of the first failed attempt.
     bisected : bool
         True if a larger run with these rows has failed.
     """
 
-    __slots__ = ("at", "attempts", "batch", "bisected", "failing_since_s", "lane", "partition", "rows")
+    __slots__ = ("attempts", "batch", "bisected", "failing_since_s", "lane", "partition", "rows")
 
     def __init__(
         self,
         partition: LanePartition,
         batch: B,
-        rows: Sequence[int],
+        rows: Iterable[int],
         lane: int | None = None,
         *,
         bisected: bool = False,
     ) -> None:
         self.partition = partition
         self.batch = batch
-        self.rows = rows
+        self.rows = deque(rows)
         self.lane = lane
-        self.at = 0
         self.attempts = 0
         self.failing_since_s = 0.0
         self.bisected = bisected

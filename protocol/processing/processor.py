@@ -238,7 +238,7 @@ class Processor:
                 thread.start()
             self._run_loop(first)
         finally:
-            self._closing.set()
+            self._halt()
             try:
                 for thread in threads:
                     if thread.ident is not None:
@@ -266,7 +266,7 @@ class Processor:
             try:
                 loop.run()
             finally:
-                self._closing.set()
+                self._halt()
                 if self._owns_consumers:
                     loop.shut_down()
                     loop.consumer.close()
@@ -281,7 +281,7 @@ class Processor:
         Records that no handler has begun are not handled. In a handler, and in a signal handler that interrupts `run`,
         this call does not wait.
         """
-        self._closing.set()
+        self._halt()
         with self._lock:
             if self._running_in is None:
                 self._running_in = set()
@@ -299,7 +299,11 @@ class Processor:
                 self._failure = error
             elif self._failure is not error:
                 log.error("another failure while the processing stops: %r", error, exc_info=error)
+        self._halt()
+
+    def _halt(self) -> None:
         self._closing.set()
+        self._pool.halt()
 
     def _recover(self, message: ConsumerMessage, error: BaseException) -> None:
         """Skip a record, or write it to the dead letter topic and wait for the acknowledgement."""

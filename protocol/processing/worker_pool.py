@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +19,10 @@ from protocol.processing.polled_batch import PolledBatch
 
 log = logging.getLogger(__name__)
 
-# An idle thread gets half of another's rows if these take longer than this, by the mean time of recent records.
-_WORTH_SHARING_S = 0.001
+# An idle thread takes half of another's rows if these take longer than this by the mean time of recent records, or
+# after this wait.
+_WORTH_STEALING_S = 0.001
+_IDLE_BEFORE_STEALING_S = 0.005
 _WEIGHT_OF_LAST = 0.2
 
 Recover = Callable[[ConsumerMessage, BaseException], None]
@@ -88,7 +92,9 @@ class WorkerPool:
         self._left_a_run = Condition(lock)
         self._idle = 0
         self._stopped = False
-        # Mean time per record; at first everything is worth sharing.
+        # Runs without order that are being handled.
+        self._unordered: set[Run[PolledBatch]] = set()
+        # Mean time per record; at first everything is worth stealing.
         self._record_s = 1.0
         self._metrics = ProcessorMetrics()
         self._is_worker = threading.local()
@@ -133,9 +139,13 @@ class WorkerPool:
                 self._left_a_run.wait(deadline.remaining_s())
         return True
 
+    def halt(self) -> None:
+        """Let the threads begin no further record. Takes no lock, for signal handlers."""
+        self._stopped = True
+
     def stop(self, deadline: Deadline) -> None:
         """End the threads after their present record. One that a handler holds until the deadline is left behind."""
-        self._stopped = True
+        self.halt()
         with self._work:
             self._work.notify_all()
         for thread in self._threads:
@@ -166,37 +176,68 @@ class WorkerPool:
 
     def _next(self) -> Run[PolledBatch] | None:
         with self._work:
+            has_waited = False
             while not self._stopped:
                 now_s = self._clock.now_s()
-                if (run := self._lanes.take(now_s)) is not None:
+                run = self._lanes.take(now_s) or self._steal(any_rows=has_waited)
+                if run is not None:
+                    if run.lane is None and not self._whole_runs:
+                        self._unordered.add(run)
+                        if self._idle and (len(run.rows) > 1 or self._has_stealable):
+                            self._work.notify()
                     return run
                 due_s = self._lanes.next_due_s
+                wait_s = None if due_s is None else due_s - now_s
+                if has_waited := self._has_stealable:
+                    wait_s = _IDLE_BEFORE_STEALING_S if wait_s is None else min(wait_s, _IDLE_BEFORE_STEALING_S)
                 self._idle += 1
                 try:
-                    self._work.wait(None if due_s is None else due_s - now_s)
+                    self._work.wait(wait_s)
                 finally:
                     self._idle -= 1
         return None
 
+    @property
+    def _has_stealable(self) -> bool:
+        """True if a thread holds rows that any thread may handle."""
+        return any(run.rows and not run.partition.dropped for run in self._unordered)
+
+    def _steal(self, *, any_rows: bool) -> Run[PolledBatch] | None:
+        """Return the second half of the rows that another thread has not begun, if these take long."""
+        victim = max(self._unordered, key=lambda run: 0 if run.partition.dropped else len(run.rows), default=None)
+        if victim is None or victim.partition.dropped:
+            return None
+        left = len(victim.rows)
+        if not any_rows and left * self._record_s < _WORTH_STEALING_S:
+            return None
+        rows: deque[int] = deque()
+        with suppress(IndexError):  # the other thread goes on meanwhile
+            for _ in range((left + 1) // 2):
+                rows.appendleft(victim.rows.pop())
+        if not rows:
+            return None
+        victim.partition.running += 1
+        return Run(victim.partition, victim.batch, rows)
+
     def _handle_records(self, run: Run[PolledBatch]) -> None:
         """Call the handler for each row; leave the run if its partition is dropped, or a record has to wait."""
-        partition, handler = run.partition, self._handler
+        partition, handler, rows = run.partition, self._handler, run.rows
         messages = run.batch.messages()
         finish = run.batch.tracked.finish
         count, begin_s = 0, self._clock.now_s()
         try:
-            while run.at < len(run.rows) and not (partition.dropped or self._stopped):
-                if self._idle and run.lane is None:
-                    self._share(run)
-                row = run.rows[run.at]
+            while not (partition.dropped or self._stopped):
+                try:
+                    row = rows.popleft()
+                except IndexError:
+                    break
                 try:
                     handler(messages[row])
                     count += 1
                 except BaseException as error:
-                    if not self._recovered(run, messages[row], error):
+                    if not self._recovered(run, row, error):
                         return
                 finish(row)
-                run.at += 1
                 run.attempts = 0
         finally:
             if count:
@@ -214,23 +255,10 @@ class WorkerPool:
             if len(run.rows) > 1:
                 if not self._bisected(run, error):
                     return
-            elif not self._recovered(run, run.batch.message(run.rows[0]), error):
+            elif not self._recovered(run, run.rows[0], error):
                 return
         run.batch.tracked.finish_rows(run.rows)
         self._leave(run)
-
-    def _share(self, run: Run[PolledBatch]) -> None:
-        """Give the second half of the remaining rows to an idle thread, if that is worth it."""
-        left = len(run.rows) - run.at
-        if left < 2 or left * self._record_s < _WORTH_SHARING_S:
-            return
-        middle = run.at + (left + 1) // 2
-        other = Run(run.partition, run.batch, run.rows[middle:])
-        run.rows = run.rows[:middle]
-        with self._work:
-            if not run.partition.dropped:
-                self._lanes.add(other)
-                self._work.notify()
 
     def _measure(self, count: int, elapsed_s: float) -> None:
         self._record_s += _WEIGHT_OF_LAST * (elapsed_s / count - self._record_s)
@@ -238,6 +266,7 @@ class WorkerPool:
 
     def _leave(self, run: Run[PolledBatch]) -> None:
         with self._work:
+            self._unordered.discard(run)
             self._lanes.finish(run)
             self._tell_waiting()
 
@@ -247,11 +276,12 @@ class WorkerPool:
 
     # -- failures -----------------------------------------------------------------------------
 
-    def _recovered(self, run: Run[PolledBatch], message: ConsumerMessage, error: BaseException) -> bool:
-        """Return True if the record of the next row counts as finished. If not, the thread has left the run."""
-        if self._left_or_delayed(run, error, self._retry):
-            return False
+    def _recovered(self, run: Run[PolledBatch], row: int, error: BaseException) -> bool:
+        """Return True if the failed row counts as finished. If not, the thread has left the run."""
+        message = run.batch.message(row)
         place = f"{message.topic}-{message.partition}, offset {message.offset}"
+        if self._left_or_delayed(run, place, error, self._retry, row):
+            return False
         try:
             if self._recover is None or not isinstance(error, Exception):
                 log.error("%s: the handler has failed, and the processing stops", place, exc_info=error)
@@ -263,10 +293,15 @@ class WorkerPool:
             return False
         return True
 
-    def _left_or_delayed(self, run: Run[PolledBatch], error: BaseException, retry: RetryPolicy) -> bool:
-        """Leave the run if its partition was dropped, or until the next attempt; False if there is none."""
+    def _left_or_delayed(
+        self, run: Run[PolledBatch], place: str, error: BaseException, retry: RetryPolicy, row: int | None = None
+    ) -> bool:
+        """Leave the run if its partition was dropped, or until the next attempt; False if there is none.
+
+        `row` is the failed one if records are handled one by one; the run does not have it any more.
+        """
         if run.partition.dropped or self._stopped:
-            # The next owner of the partition handles the record.
+            log.warning("%s: the handler has failed while it was waited for; not retried here", place, exc_info=error)
             self._leave(run)
             return True
         now_s = self._clock.now_s()
@@ -276,39 +311,43 @@ class WorkerPool:
         wait_s = retry.wait_s(error, run.attempts, now_s - run.failing_since_s)
         if wait_s is None:
             return False
-        log.debug("attempt %d has failed: %r; next one in %.3f s", run.attempts, error, wait_s)
+        log.debug("%s: attempt %d has failed: %r; next one in %.3f s", place, run.attempts, error, wait_s)
         with self._work:
             self._metrics.retries += 1
-            if run.lane is None and not self._whole_runs:
-                self._separate(run)
+            self._unordered.discard(run)
+            if row is not None and not self._whole_runs:
+                run.rows.appendleft(row)
+                if run.lane is None:
+                    self._separate(run)
             self._lanes.delay(run, now_s + wait_s)
             self._work.notify()
             self._tell_waiting()
         return True
 
     def _separate(self, run: Run[PolledBatch]) -> None:
-        """Leave only the failing row in a run without order, so that the others need not wait."""
-        rest = run.rows[run.at + 1 :]
-        run.rows, run.at = run.rows[run.at : run.at + 1], 0
-        if rest and not run.partition.dropped:
-            self._lanes.add(Run(run.partition, run.batch, rest))
+        """Leave only the first row in a run without order, so that the others need not wait for its retry."""
+        first = run.rows.popleft()
+        if run.rows and not run.partition.dropped:
+            self._lanes.add(Run(run.partition, run.batch, run.rows))
             self._work.notify()
+        run.rows = deque([first])
 
     def _bisected(self, run: Run[PolledBatch], error: BaseException) -> bool:
         """Return False: the batch is retried, replaced by its halves, or has stopped the pool."""
-        if self._left_or_delayed(run, error, NO_RETRIES if run.bisected else self._retry):
+        first = run.batch.message(run.rows[0])
+        place = f"{first.topic}-{first.partition}, {len(run.rows)} records from offset {first.offset}"
+        if self._left_or_delayed(run, place, error, NO_RETRIES if run.bisected else self._retry):
             return False
         if self._recover is None or not isinstance(error, Exception):
-            first = run.batch.message(run.rows[0])
-            place = f"{first.topic}-{first.partition}, {len(run.rows)} records from offset {first.offset}"
             log.error("%s: the handler has failed, and the processing stops", place, exc_info=error)
             self._leave(run)
             self._fail(error)
             return False
-        middle = len(run.rows) // 2
+        rows = list(run.rows)
+        middle = len(rows) // 2
         halves = [
-            Run(run.partition, run.batch, rows, run.lane, bisected=True)
-            for rows in (run.rows[:middle], run.rows[middle:])
+            Run(run.partition, run.batch, deque(half), run.lane, bisected=True)
+            for half in (rows[:middle], rows[middle:])
         ]
         with self._work:
             self._lanes.replace(run, *halves)
@@ -317,5 +356,5 @@ class WorkerPool:
         return False
 
     def _fail(self, error: BaseException) -> None:
-        self._stopped = True
+        self.halt()
         self._on_failure(error)

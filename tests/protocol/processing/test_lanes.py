@@ -55,7 +55,9 @@ class Model:
         middle = len(run.rows) // 2
         if middle:
             self.taken.remove(run)
-            halves = [Run(run.partition, None, rows, run.lane) for rows in (run.rows[:middle], run.rows[middle:])]
+            halves = [
+                Run(run.partition, None, rows, run.lane) for rows in (list(run.rows)[:middle], list(run.rows)[middle:])
+            ]
             self.lanes.replace(run, *halves)
 
 

@@ -1,0 +1,189 @@
+"""A model of a Kafka with a topic of keyed records, and processors that run in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.group.committed_offsets import fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from protocol.processing.processor import Processor
+from protocol.producer.producer import Producer
+from tests.fake_kafka import consumer_group as fake_consumer_group
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import client_of
+
+PARTITIONS = 2
+GROUP = "workers"
+# Heartbeats tell of a rebalance, so they decide how long a test takes.
+EAGER: dict[str, object] = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 100}
+COOPERATIVE: dict[str, object] = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 100}
+KIP_848: dict[str, object] = {"group.protocol": "consumer"}
+PROPERTIES: dict[str, object] = {
+    "group.id": GROUP,
+    "auto.offset.reset": "earliest",
+    "auto.commit.interval.ms": 20,
+}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", PARTITIONS)
+        kafka.create_topic("dead", 1)
+        yield kafka
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
+        yield client
+
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(client: Client) -> Iterator[Write]:
+    """Yield `write([b"value", ...], keys=[b"key", ...], partition=0, headers=(), topic="orders")`."""
+    with Producer(client, {"linger.ms": 0}) as producer:
+
+        def send(values: Sequence[bytes], keys: Sequence[bytes | None] = (), partition: int = 0, **fields: Any) -> None:
+            for number, value in enumerate(values):
+                key = keys[number % len(keys)] if keys else None
+                producer.send(fields.get("topic", "orders"), value, key=key, partition=partition,
+                              headers=fields.get("headers", ()), timestamp_ms=1_000 + number)  # fmt: skip
+            producer.flush()
+
+        yield send
+
+
+class Running:
+    """A processor that runs in a thread."""
+
+    def __init__(self, processor: Processor) -> None:
+        self.processor = processor
+        self.raised: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="run of a processor")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.processor.run()
+        except BaseException as error:
+            self.raised = error
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> BaseException | None:
+        """Wait for the end of `run`, and return what it has raised."""
+        self._thread.join(30)
+        assert self.ended
+        return self.raised
+
+    def close(self) -> None:
+        self.processor.close()
+        self.join()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(client: Client) -> Iterator[Start]:
+    """Yield `start(handler, threads=3, **{"group.id": ...})`: by default of "orders" in the test's group."""
+    made: list[Running] = []
+
+    def run(handler: Callable[[Any], object], **options: Any) -> Running:
+        properties = {name: options.pop(name) for name in list(options) if "." in name}
+        processor = Processor(client, handler, ["orders"], config={**PROPERTIES, **properties}, **options)
+        made.append(Running(processor))
+        return made[-1]
+
+    yield run
+    for each in made:
+        each.close()
+
+
+class Recording(ConsumerRebalanceListener):
+    """Notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("assigned", sorted(number for _, number in partitions)))
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("revoked", sorted(number for _, number in partitions)))
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("lost", sorted(number for _, number in partitions)))
+
+
+Committed = Callable[[], dict[int, int]]
+
+
+@pytest.fixture
+def committed(client: Client) -> Committed:
+    """Return `committed()`: the group's offsets of "orders" by partition."""
+
+    def fetch() -> dict[int, int]:
+        found = fetch_offsets(client, GROUP, None, client.deadline())
+        return {partition: each.offset for (_, partition), each in found.items()}
+
+    return fetch
+
+
+class Handler:
+    """Notes the records that it has begun and finished; a test blocks or fails some of them by value."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.begun: list[ConsumerMessage] = []
+        self.values: list[bytes] = []
+        self.blocked: dict[bytes, threading.Event] = {}
+        self.failing: dict[bytes, BaseException] = {}
+        self.at_once = 0
+        self.most_at_once = 0
+        self.busy: set[TopicPartition | bytes | None] = set()
+
+    def block(self, value: bytes) -> threading.Event:
+        return self.blocked.setdefault(value, threading.Event())
+
+    def __call__(self, message: ConsumerMessage) -> None:
+        value = message.value or b""
+        with self.lock:
+            self.begun.append(message)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if value in self.blocked:
+                assert self.blocked[value].wait(30)
+            if value in self.failing:
+                raise self.failing[value]
+        finally:
+            with self.lock:
+                self.at_once -= 1
+        with self.lock:
+            self.values.append(value)
+
+    def has_begun(self, value: bytes) -> bool:
+        return any(each.value == value for each in list(self.begun))
+
+
+@pytest.fixture
+def handler() -> Iterator[Handler]:
+    handler = Handler()
+    yield handler
+    for event in handler.blocked.values():
+        event.set()

@@ -1,0 +1,258 @@
+"""A handler that raises: retries, then stop, skip or a dead letter."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.errors import BrokerError, UsageError
+from protocol.kafka_terms import EARLIEST
+from protocol.processing.failures import RetryPolicy
+from protocol.processing.processor import Processor
+from protocol.producer.producer import Producer
+from protocol.wire.messages.m00_produce import PRODUCE
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.processing.conftest import Committed, Handler, Start, Write
+from tests.wait_until import wait_until
+
+NUMBERS = [b"%d" % number for number in range(100)]
+KEYS = [b"%d" % number for number in range(10)]
+AT_ONCE = RetryPolicy(retries=2, backoff_ms=1)
+NEVER = RetryPolicy(retries=0)
+
+
+def dead_letters(client: Client) -> list[ConsumerMessage]:
+    with Consumer(client, {}) as consumer:
+        return list(consumer.consume_partition("dead", 0, EARLIEST).messages(timeout_ms=300))
+
+
+class Failing:
+    """Fails some values a number of times."""
+
+    def __init__(self, **times: int) -> None:
+        self.left = {value[1:].encode(): count for value, count in times.items()}
+        self.calls: list[bytes] = []
+        self.values: list[bytes] = []
+        self.failed_s: list[float] = []
+
+    def __call__(self, message: ConsumerMessage) -> None:
+        value = message.value or b""
+        self.calls.append(value)
+        if self.left.get(value, 0) > 0:
+            self.left[value] -= 1
+            self.failed_s.append(time.monotonic())
+            raise ZeroDivisionError(f"no {value!r}")
+        self.values.append(value)
+
+
+# -- retries --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+def test_record_is_retried_until_it_succeeds(write: Write, start: Start, committed: Committed, order: str) -> None:
+    write(NUMBERS, KEYS)
+    failing = Failing(_7=2, _42=1)
+    running = start(failing, order=order, retry=AT_ONCE)
+    wait_until(lambda: committed() == {0: 100} or running.ended, committed, every_s=0.02)
+    assert running.raised is None
+    assert sorted(failing.values) == sorted(NUMBERS)
+    assert failing.calls.count(b"7") == 3
+    assert running.processor.metrics.retries == 3
+    if order == "partition":
+        assert failing.values == NUMBERS
+    if order == "key":
+        of_key = [value for value in failing.values if value.endswith(b"7")]
+        assert of_key == sorted(of_key, key=int)
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_other_records_need_not_wait_for_a_retry(write: Write, start: Start, order: str) -> None:
+    """The waiting record occupies no thread either."""
+    write(NUMBERS, KEYS)
+    failing = Failing(_7=1)
+    start(failing, order=order, threads=1, retry=RetryPolicy(retries=1, backoff_ms=1_500))
+    expected = 90 if order == "key" else 99
+    wait_until(lambda: len(failing.values) == expected)
+    assert time.monotonic() - failing.failed_s[0] < 1.0
+    wait_until(lambda: len(failing.values) == 100)
+
+
+def test_other_exceptions_are_not_retried(write: Write, start: Start) -> None:
+    write(NUMBERS)
+    failing = Failing(_7=1)
+    raised = start(failing, retry=RetryPolicy(retries=5, exceptions=(OSError,))).join()
+    assert isinstance(raised, ZeroDivisionError)
+    assert failing.calls.count(b"7") == 1
+
+
+# -- stop -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_failure_stops_and_is_raised_by_run(
+    write: Write, start: Start, committed: Committed, caplog: pytest.LogCaptureFixture, batch_size: int | None
+) -> None:
+    write(NUMBERS)
+    failing = Failing(_25=3)
+
+    def handle(given: Any) -> None:
+        for message in [given] if batch_size is None else given.messages():
+            failing(message)
+
+    raised = start(handle, order="partition", batch_size=batch_size, retry=AT_ONCE).join()
+    assert isinstance(raised, ZeroDivisionError)
+    assert committed() == {0: 25 if batch_size is None else 20}
+    assert "orders-0, " in caplog.text
+    assert "the handler has failed, and the processing stops" in caplog.text
+    start(handle, order="partition", batch_size=batch_size)
+    wait_until(lambda: committed() == {0: 100}, committed, every_s=0.02)
+    assert set(failing.values) == set(NUMBERS)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_exit_in_a_handler_stops_without_a_retry(
+    write: Write, start: Start, handler: Handler, committed: Committed, error: BaseException
+) -> None:
+    write(NUMBERS[:10])
+    handler.failing[b"5"] = error
+    assert start(handler, order="partition", on_failure="skip").join() is error
+    assert committed() == {0: 5}
+
+
+# -- skip -----------------------------------------------------------------------------------------
+
+
+def test_failing_record_is_skipped_logged_and_counted(
+    write: Write, start: Start, committed: Committed, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(NUMBERS, KEYS)
+    failing = Failing(_7=99, _42=99)
+    running = start(failing, on_failure="skip", retry=AT_ONCE)
+    wait_until(lambda: committed() == {0: 100}, committed, every_s=0.02)
+    assert sorted(failing.values) == sorted(set(NUMBERS) - {b"7", b"42"})
+    errors = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert sorted(each.getMessage() for each in errors) == [
+        f"orders-0, offset {offset}: the handler has failed; the record is skipped" for offset in (42, 7)
+    ]
+    assert all(each.exc_info and "ZeroDivisionError" in repr(each.exc_info) for each in errors)
+    wait_until(lambda: running.processor.metrics.handled == 98)
+    assert (running.processor.metrics.skipped, running.processor.metrics.retries) == (2, 4)
+
+
+# -- dead letters ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+def test_poison_record_goes_to_the_dead_letter_topic(
+    client: Client, write: Write, start: Start, committed: Committed, order: str
+) -> None:
+    write(NUMBERS[:5], [b"k"])
+    write([b"\x00poison\xff", None], [b"key", None], headers=[("trace", b"\x01\xff"), ("none", None)])
+    write(NUMBERS[5:], [b"k"])
+    failing = Failing()
+
+    def handle(message: ConsumerMessage) -> None:
+        if message.value is None or message.value.startswith(b"\x00"):
+            raise ZeroDivisionError("poison")
+        failing(message)
+
+    running = start(handle, order=order, dead_letter_topic="dead", retry=NEVER)
+    wait_until(lambda: committed() == {0: 102} or running.ended, committed, every_s=0.02)
+    assert running.raised is None
+    assert sorted(failing.values) == sorted(NUMBERS)
+    assert running.processor.metrics.dead_letters == 2
+    found = sorted(dead_letters(client), key=lambda each: each.value is None)
+    assert [(each.key, each.value, each.timestamp_ms) for each in found] == [
+        (b"key", b"\x00poison\xff", 1_000),
+        (None, None, 1_001),
+    ]
+    assert [each.headers for each in found] == [
+        [
+            ("trace", b"\x01\xff"),
+            ("none", None),
+            ("__connect.errors.topic", b"orders"),
+            ("__connect.errors.partition", b"0"),
+            ("__connect.errors.offset", b"%d" % offset),
+            ("__connect.errors.timestamp", b"%d" % (995 + offset)),
+            ("__connect.errors.exception.class.name", b"builtins.ZeroDivisionError"),
+            ("__connect.errors.exception.message", b"poison"),
+        ]
+        for offset in (5, 6)
+    ]
+
+
+def test_dead_letter_is_acknowledged_before_the_offset_is_committed(
+    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS, KEYS)
+    handler.failing[b"7"] = ZeroDivisionError()
+    fake.delay_replies(PRODUCE, 0.7)
+    start(handler, dead_letter_topic="dead", retry=NEVER)
+    wait_until(lambda: len(handler.values) >= 90)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 0.4:
+        assert committed().get(0, 0) <= 7
+        time.sleep(0.02)
+    wait_until(lambda: committed() == {0: 100}, committed, every_s=0.02)
+
+
+def test_refused_dead_letter_stops_before_its_offset(
+    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS)
+    handler.failing[b"7"] = ZeroDivisionError()
+    fake.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    raised = start(handler, dead_letter_topic="dead", order="partition", retry=NEVER).join()
+    assert isinstance(raised, BrokerError)
+    assert isinstance(raised.__context__, ZeroDivisionError)
+    assert committed() == {0: 7}
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+def test_failing_batch_is_bisected_to_its_poison_records(
+    client: Client, write: Write, start: Start, committed: Committed, order: str
+) -> None:
+    write(NUMBERS, KEYS)
+    poison = {b"7", b"42", b"43"}
+    seen: list[int] = []
+    calls: list[int] = []
+    lock = threading.Lock()
+
+    def handle(batch: Any) -> None:
+        calls.append(batch.columns.num_rows)
+        values = batch.columns["value"].to_pylist()
+        if poison & set(values):
+            raise ZeroDivisionError
+        with lock:
+            seen.extend(map(int, values))
+
+    running = start(handle, order=order, batch_size=32, dead_letter_topic="dead", retry=AT_ONCE)
+    wait_until(lambda: committed() == {0: 100} or running.ended, committed, every_s=0.02)
+    assert running.raised is None
+    assert {each.value for each in dead_letters(client)} == poison
+    assert sorted(seen) == sorted(set(range(100)) - {7, 42, 43}), "each good record once"
+    if order == "partition":
+        assert seen == sorted(seen)
+    if order == "key":
+        assert all((of_key := [each for each in seen if each % 10 == key]) == sorted(of_key) for key in range(10))
+
+
+def test_given_producer_stays_open(client: Client, write: Write, handler: Handler, start: Start) -> None:
+    write(NUMBERS[:10])
+    handler.failing[b"7"] = ZeroDivisionError()
+    with Producer(client, {}) as producer:
+        running = start(handler, dead_letter_topic="dead", producer=producer, retry=NEVER)
+        wait_until(lambda: running.processor.metrics.dead_letters == 1)
+        running.close()
+        producer.send_and_wait("dead", b"later")
+    assert [each.value for each in dead_letters(client)] == [b"7", b"later"]
+    with pytest.raises(UsageError, match="no dead_letter_topic"):
+        Processor(client, handler, ["orders"], config={"group.id": "g"}, producer=producer)

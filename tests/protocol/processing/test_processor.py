@@ -1,0 +1,344 @@
+"""Handling beside the polling thread: order, commits, back-pressure, and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import BrokerError, ConfigurationError, UsageError
+from protocol.processing.failures import RetryPolicy
+from protocol.processing.processor import Processor
+from protocol.wire.messages.m01_fetch import FETCH
+from tests.fake_kafka.server import FakeKafka
+from tests.protocol.consumer_group.conftest import EAGER
+from tests.protocol.processing.conftest import PROPERTIES, Committed, Handler, Recording, Running, Start, Write
+from tests.wait_until import wait_until
+
+NUMBERS = [b"%d" % number for number in range(200)]
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+def test_every_record_is_handled_once_and_committed(
+    write: Write, start: Start, committed: Committed, order: str, batch_size: int | None
+) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, [b"a", b"b", None], partition)
+    handled: list[tuple[int, bytes | None]] = []
+    sizes: list[int] = []
+
+    def handle(given: Any) -> None:
+        messages = [given] if batch_size is None else list(given.messages())
+        sizes.append(len(messages))
+        handled.extend((each.partition, each.value) for each in messages)
+
+    running = start(handle, order=order, batch_size=batch_size)
+    wait_until(lambda: committed() == {0: 200, 1: 200}, lambda: f"{committed()}, {len(handled)}", every_s=0.02)
+    assert sorted(handled) == sorted((partition, value) for partition in (0, 1) for value in NUMBERS)
+    assert max(sizes) == (batch_size or 1)
+    wait_until(lambda: running.processor.metrics.handled == 400)
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_order_is_kept_while_others_are_handled(write: Write, start: Start, order: str, batch_size: int | None) -> None:
+    """Each key, or partition, is in one thread at a time, and in order; others are handled at the same time."""
+    keys = [b"%d" % number for number in range(6)]
+    for number in (0, 1):
+        write(NUMBERS[:60], keys, number)
+    lock = threading.Lock()
+    busy: set[tuple[int, bytes | None]] = set()
+    seen: dict[object, list[int]] = defaultdict(list)
+    at_once: list[int] = []
+
+    def handle(given: Any) -> None:
+        messages = [given] if batch_size is None else list(given.messages())
+        places = {(each.partition, each.key if order == "key" else b"") for each in messages}
+        with lock:
+            assert not busy & places
+            busy.update(places)
+            at_once.append(len(busy))
+        time.sleep(0.002)
+        with lock:
+            busy.difference_update(places)
+            for each in messages:
+                seen[each.partition, each.key if order == "key" else b""].append(each.offset)
+
+    running = start(handle, order=order, batch_size=batch_size, threads=4)
+    wait_until(lambda: sum(map(len, list(seen.values()))) == 120 or running.ended)
+    assert running.raised is None
+    assert all(offsets == sorted(offsets) for offsets in seen.values())
+    assert len(seen) == (12 if order == "key" else 2)
+    assert max(at_once) > 1
+
+
+def test_records_without_order_use_all_threads(write: Write, start: Start, handler: Handler) -> None:
+    """Of one partition and one batch; a slow record does not delay the others."""
+    write(NUMBERS[:50])
+    for value in NUMBERS[:3]:
+        handler.block(value)
+    start(handler, order="none", threads=4)
+    wait_until(lambda: len(handler.values) == 47)
+    assert handler.at_once == 3
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_commit_is_the_lowest_unfinished_offset(
+    write: Write, start: Start, committed: Committed, handler: Handler, order: str
+) -> None:
+    write(NUMBERS, [b"%d" % number for number in range(200)])
+    handler.block(b"3")
+    handler.block(b"150")
+    start(handler, order=order, threads=4)
+    wait_until(lambda: len(handler.values) == 198 and committed() == {0: 3}, committed, every_s=0.02)
+    time.sleep(0.1)
+    assert committed() == {0: 3}
+    handler.blocked[b"3"].set()
+    wait_until(lambda: committed() == {0: 150}, committed, every_s=0.02)
+    handler.blocked[b"150"].set()
+    wait_until(lambda: committed() == {0: 200}, committed, every_s=0.02)
+
+
+def test_slow_handler_pauses_its_partition_and_not_the_poll(
+    write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    """The member outlives `max.poll.interval.ms`, and other partitions are read meanwhile."""
+    write(NUMBERS[:60])
+    release = handler.block(b"0")
+    running = start(handler, order="partition", max_in_flight=40, **{"max.poll.interval.ms": 1_000})
+    (loop,) = running.processor._loops
+    wait_until(lambda: ("orders", 0) in loop._partitions and loop._partitions["orders", 0].paused)
+    write(NUMBERS[60:])
+    time.sleep(1.5)
+    write([b"other"], partition=1)
+    wait_until(lambda: b"other" in handler.values)
+    assert loop._partitions["orders", 0].tracker.uncommitted_rows == 60, "the partition is not read meanwhile"
+    assert len(handler.begun) == 2
+    release.set()
+    wait_until(lambda: committed() == {0: 200, 1: 1}, committed, every_s=0.02)
+    assert len(handler.values) == 201
+
+
+def test_bytes_in_flight_pause_a_partition(write: Write, start: Start, handler: Handler) -> None:
+    write([b"first", *([bytes(10_000)] * 20)])
+    release = handler.block(b"first")
+    running = start(handler, order="partition", max_in_flight_bytes=100_000)
+    (loop,) = running.processor._loops
+    wait_until(lambda: ("orders", 0) in loop._partitions and loop._partitions["orders", 0].paused)
+    release.set()
+    wait_until(lambda: not loop._partitions["orders", 0].paused)
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_close_waits_for_running_handlers_and_drops_others(
+    write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS[:20])
+    release = handler.block(b"5")
+    running = start(handler, order="partition")
+    wait_until(lambda: handler.has_begun(b"5"))
+    closing = threading.Thread(target=running.processor.close)
+    closing.start()
+    time.sleep(0.2)
+    assert closing.is_alive()
+    release.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert running.join() is None
+    assert handler.values == NUMBERS[:6]
+    assert committed() == {0: 6}
+
+
+def test_handler_may_close(client: Client, write: Write, committed: Committed) -> None:
+    write(NUMBERS)
+    made: list[Processor] = []
+    handled: list[ConsumerMessage] = []
+
+    def handle(message: ConsumerMessage) -> None:
+        handled.append(message)
+        if len(handled) == 10:
+            made[0].close()
+
+    with Processor(client, handle, ["orders"], config=PROPERTIES, order="partition", threads=1) as processor:
+        made.append(processor)
+        processor.run()
+    assert len(handled) == 10
+    assert committed() == {0: 10}
+
+
+def test_signal_handler_may_close(client: Client, write: Write, committed: Committed) -> None:
+    write(NUMBERS)
+    handled: list[ConsumerMessage] = []
+    with Processor(client, handled.append, ["orders"], config=PROPERTIES) as processor:
+        before = signal.signal(signal.SIGUSR1, lambda *_: processor.close())
+        sender = threading.Thread(
+            target=lambda: (wait_until(lambda: len(handled) == 200), os.kill(os.getpid(), signal.SIGUSR1))
+        )
+        try:
+            sender.start()
+            processor.run()
+        finally:
+            sender.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert committed() == {0: 200}
+
+
+def test_interrupt_ends_run_after_a_commit(client: Client, write: Write, committed: Committed) -> None:
+    """Ctrl-C in the thread of `run`."""
+    write(NUMBERS)
+    handled: list[ConsumerMessage] = []
+    processor = Processor(client, handled.append, ["orders"], config={**PROPERTIES, "auto.commit.interval.ms": 60_000})
+    sender = threading.Thread(
+        target=lambda: (wait_until(lambda: len(handled) == 200), os.kill(os.getpid(), signal.SIGINT))
+    )
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        processor.run()
+    sender.join()
+    processor.close()
+    assert committed() == {0: 200}
+
+
+def test_handler_that_does_not_return_is_left_behind(
+    write: Write, start: Start, handler: Handler, committed: Committed, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(NUMBERS[:20], NUMBERS)
+    handler.block(b"5")
+    running = start(handler, drain_timeout_ms=200)
+    wait_until(lambda: len(handler.values) == 19)
+    running.close()
+    assert committed() == {0: 5}
+    assert "orders-0: handlers still run when the partitions are released" in caplog.text
+
+
+def test_close_before_run_frees_everything(fake: FakeKafka) -> None:
+    processor = Processor({"bootstrap.servers": fake.bootstrap_servers, "group.id": "g"}, print, ["orders"])
+    processor.close()
+    processor.close()
+    with pytest.raises(UsageError, match="run or closed before"):
+        processor.run()
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def test_error_of_a_consumer_is_raised_by_run(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
+    write(NUMBERS[:5])
+    fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    raised = start(handler).join()
+    assert isinstance(raised, BrokerError)
+    assert raised.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"order": "keys"}, "order is 'keys'; allowed: key, partition, none"),
+        ({"on_failure": "ignore"}, "on_failure is 'ignore'; allowed: stop, skip"),
+        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"enable_auto_commit": True}, "enable.auto.commit is true"),
+        ({"group_id": None}, "needs group.id"),
+        ({"topics": None}, "needs topics"),
+        ({"handler": None}, "needs a handler"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_wrong_parameters_are_refused(wrong: dict[str, Any], message: str) -> None:
+    given = {"handler": print, "topics": ["orders"], "group_id": "g", "bootstrap_servers": "127.0.0.1:1", **wrong}
+    with pytest.raises(UsageError, match=message):
+        Processor(**{name: value for name, value in given.items() if value is not None})
+
+
+def test_wrong_property_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"auto\.offset\.reset is 'sometimes'"):
+        Processor({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}, print, ["t"], auto_offset_reset="sometimes")
+    with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is missing"):
+        Processor({"group.id": "g"}, print, ["t"])
+
+
+# -- several consumers, and a given one -----------------------------------------------------------
+
+
+def test_several_consumers_share_the_partitions(
+    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    running = start(handler, consumers=2, **EAGER)
+    wait_until(lambda: committed() == {0: 200, 1: 200}, committed, every_s=0.02)
+    loops = running.processor._loops
+    wait_until(lambda: [len(loop._partitions) for loop in loops] == [1, 1])
+    write([b"last"], partition=1)
+    wait_until(lambda: b"last" in handler.values)
+
+
+def test_static_members_have_different_ids(fake: FakeKafka, client: Client) -> None:
+    with Processor(client, print, ["orders"], config={**PROPERTIES, "group.instance.id": "w"}, consumers=2) as made:
+        assert [each.consumer.config.consumer.group_instance_id for each in made._loops] == ["w-1", "w-2"]
+
+
+def test_failure_of_one_consumer_ends_all(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
+    running = start(handler, consumers=2, **EAGER)
+    loops = running.processor._loops
+    wait_until(lambda: [len(loop._partitions) for loop in loops] == [1, 1])
+    fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    assert isinstance(running.join(), BrokerError)
+
+
+def test_given_consumer_stays_open_at_the_first_unfinished_record(
+    client: Client, write: Write, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS[:20])
+    handler.failing[b"7"] = ZeroDivisionError()
+    listener = Recording()
+    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+        consumer.subscribe(["orders"], listener)
+        processor = Processor(consumer, handler, order="partition", retry=RetryPolicy(retries=0))
+        with pytest.raises(ZeroDivisionError), processor:
+            processor.run()
+        assert listener.calls == [("assigned", [0, 1])]
+        assert committed() == {0: 7}
+        wait_until(lambda: (found := list(consumer.poll(100).messages())) and found[0].offset == 7)
+    assert listener.calls == [("assigned", [0, 1]), ("revoked", [0, 1])]
+
+
+def test_given_consumer_may_have_assigned_partitions(
+    client: Client, write: Write, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS[:20])
+    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+        consumer.assign([("orders", 0)])
+        running = Running(Processor(consumer, handler))
+        wait_until(lambda: len(handler.values) == 20)
+        running.close()
+    assert running.raised is None
+    assert committed() == {0: 20}
+
+
+def test_given_consumer_has_conditions(client: Client) -> None:
+    with KafkaConsumer(client, {"group.id": "g", "enable.auto.commit": False}) as consumer:
+        with pytest.raises(UsageError, match="not subscribed to topics; give topics"):
+            Processor(consumer, print)
+        with pytest.raises(UsageError, match="consumers must be 1"):
+            Processor(consumer, print, ["orders"], consumers=2)
+        consumer.subscribe(["orders"])
+        with pytest.raises(UsageError, match="leave out topics"):
+            Processor(consumer, print, ["orders"])
+    with (
+        KafkaConsumer(client, {"group.id": "g"}) as consumer,
+        pytest.raises(UsageError, match=r"enable\.auto\.commit is true"),
+    ):
+        Processor(consumer, print, ["orders"])

@@ -1,0 +1,168 @@
+"""Partitions that come and go: running handlers are waited for, and late results are dropped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.kafka_terms import TopicPartition
+from protocol.processing.failures import RetryPolicy
+from tests.protocol.processing.conftest import (
+    COOPERATIVE,
+    EAGER,
+    KIP_848,
+    PROPERTIES,
+    Committed,
+    Handler,
+    Start,
+    Write,
+)
+from tests.wait_until import wait_until
+
+NUMBERS = [b"%d" % number for number in range(50)]
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+
+
+class Other:
+    """Another member of the group, which reads nothing."""
+
+    def __init__(self, client: Client, **properties: object) -> None:
+        self.consumer = KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False, **properties})
+        self.owned: frozenset[tuple[str, int]] = frozenset()
+        self.first_offsets: dict[int, int] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self.consumer as consumer:
+            consumer.subscribe(["orders"])
+            while not self._closing.is_set():
+                for each in consumer.poll(20).messages():
+                    self.first_offsets.setdefault(each.partition, each.offset)
+                self.owned = consumer.assignment
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+Join = Callable[..., Other]
+
+
+@pytest.fixture
+def join(client: Client) -> Iterator[Join]:
+    made: list[Other] = []
+
+    def create(**properties: object) -> Other:
+        made.append(Other(client, **properties))
+        return made[-1]
+
+    yield create
+    for each in made:
+        each.close()
+
+
+@PROTOCOLS
+def test_revocation_waits_for_running_handlers_and_commits(
+    write: Write, start: Start, handler: Handler, join: Join, committed: Committed, protocol: dict[str, object]
+) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    release = handler.block(b"3")
+    running = start(handler, order="partition", **protocol, **{"auto.commit.interval.ms": 60_000})
+    wait_until(lambda: handler.at_once == 2)
+    other = join(**protocol)
+    time.sleep(0.5)
+    assert not other.first_offsets
+    release.set()
+    wait_until(lambda: other.first_offsets)
+    (revoked,) = other.first_offsets
+    mine = [each.offset for each in handler.begun if each.partition == revoked]
+    assert other.first_offsets == {revoked: mine[-1] + 1}, "nothing is handled by both, and nothing is left out"
+    wait_until(lambda: len([each for each in handler.begun if each.partition != revoked]) == 50)
+    assert [each.offset for each in handler.begun if each.partition != revoked] == list(range(50))
+    running.close()
+    assert committed()[1 - revoked] == 50
+
+
+@PROTOCOLS
+def test_results_after_the_limit_are_dropped(
+    write: Write,
+    start: Start,
+    handler: Handler,
+    join: Join,
+    committed: Committed,
+    protocol: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A partition that is assigned again waits for its late handler, so that its records stay in order."""
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    release = handler.block(b"3")
+    start(handler, order="partition", drain_timeout_ms=200, **protocol)
+    wait_until(lambda: handler.at_once == 2)
+    other = join(**protocol)
+    wait_until(lambda: other.first_offsets)
+    (revoked,) = other.first_offsets
+    assert other.first_offsets == {revoked: 3}
+    assert "handlers still run when the partitions are released; their results are dropped" in caplog.text
+    time.sleep(0.5)
+    assert len(handler.begun) == 8, "no record is handled beside the late ones"
+    release.set()
+    wait_until(lambda: committed() == {revoked: 3, 1 - revoked: 50}, committed, every_s=0.02)
+    kept = [each.offset for each in handler.begun if each.partition != revoked]
+    assert kept == list(range(50)) or kept == [*range(4), *range(3, 50)], "a late record is handled again, in order"
+
+
+def test_failure_in_a_revocation_is_left_to_the_next_owner(
+    write: Write, start: Start, handler: Handler, join: Join
+) -> None:
+    """It is neither retried nor a dead letter."""
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    release = handler.block(b"3")
+    handler.failing[b"3"] = ZeroDivisionError()
+    running = start(handler, order="partition", dead_letter_topic="dead", retry=RetryPolicy(retries=0), **EAGER)
+    wait_until(lambda: handler.at_once == 2)
+    other = join(**EAGER)
+    (loop,) = running.processor._loops
+    wait_until(lambda: not loop._partitions)
+    release.set()
+    wait_until(lambda: other.first_offsets)
+    assert list(other.first_offsets.values()) == [3]
+
+
+def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start, handler: Handler, join: Join) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    handler.failing[b"3"] = ZeroDivisionError()
+    running = start(handler, order="partition", retry=RetryPolicy(backoff_ms=60_000, backoff_max_ms=60_000), **EAGER)
+    wait_until(lambda: running.processor.metrics.retries == 2)
+    other = join(**EAGER)
+    wait_until(lambda: list(other.first_offsets.values()) == [3])
+
+
+def test_listener_is_called_after_the_commit(
+    write: Write, start: Start, handler: Handler, join: Join, committed: Committed
+) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    seen: list[dict[int, int]] = []
+
+    class Listener(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            seen.append(committed())
+
+    start(handler, listener=Listener(), **EAGER, **{"auto.commit.interval.ms": 60_000})
+    wait_until(lambda: len(handler.values) == 100)
+    join(**EAGER)
+    wait_until(lambda: seen)
+    assert seen[0] == {0: 50, 1: 50}
