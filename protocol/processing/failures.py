@@ -47,7 +47,7 @@ class RetryPolicy:
         Parameters
         ----------
         error : BaseException
-            Of the last attempt.
+            The error of the last attempt.
         attempts : int
             Number of failed attempts.
         failing_s : float

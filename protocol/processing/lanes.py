@@ -33,7 +33,7 @@ class LanePartition:
     Attributes
     ----------
     dropped : bool
-        True after `Lanes.drop`: no further run is taken, and threads leave the rest of theirs.
+        True after `Lanes.drop`: no further run is taken, and threads stop their current ones early.
     running : int
         Number of taken runs.
     """

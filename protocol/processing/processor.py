@@ -45,7 +45,7 @@ Topics = Collection[str] | re.Pattern[str]
 class Processor:
     """Calls a handler for the records of topics, in a thread pool, and commits the offsets of handled records.
 
-    Each consumer is a member of the group and is polled by a thread of its own. Records are handled in the pool, in
+    Each consumer is a member of the group and is polled by a separate thread. Records are handled in the pool, in
     the requested order. The committed offset of a partition is that of the lowest record that is not finished, so a
     record is handled at least once. A partition with too many such records is paused; the consumer polls on, so a slow
     handler does not cost the membership.

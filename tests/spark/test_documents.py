@@ -66,6 +66,10 @@ PYTHON = {
     "test_second_action_reads_offsets_of_first_until_new_load",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_checkpoint_moves_from_jvm_connector_and_back",
     (
+        "processing.md",
+        "processor = Processor(",
+    ): "tests/protocol/processing/test_processor.py::test_example_of_the_page_runs",
+    (
         "properties.md",
         "consumer = KafkaConsumer(",
     ): "tests/protocol/test_property_page.py::test_example_of_the_page_runs",
@@ -127,7 +131,12 @@ COMMANDS: dict[str, str] = {
 }
 BENCHMARK = "python -m tests.benchmarks.run"
 # Tests of the commands of cli.md are in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`.
-COMMAND_LINE = ("pykafka ", "echo 'customer-7:paid' | pykafka ")
+COMMAND_LINE = (
+    "pykafka ",
+    "echo 'customer-7:paid' | pykafka ",
+    "PYKAFKA_PROFILE=test pykafka ",
+    'eval "$(pykafka completion ',
+)
 
 
 def test_code_blocks_of_docs_are_run_by_tests() -> None:

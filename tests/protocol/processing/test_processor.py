@@ -19,9 +19,9 @@ from protocol.errors import BrokerError, ConfigurationError, UsageError
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.wire.messages.m01_fetch import FETCH
+from tests.documents import block
 from tests.fake_kafka.server import FakeKafka
-from tests.protocol.consumer_group.conftest import EAGER
-from tests.protocol.processing.conftest import PROPERTIES, Committed, Handler, Recording, Running, Start, Write
+from tests.protocol.processing.conftest import EAGER, PROPERTIES, Committed, Handler, Recording, Running, Start, Write
 from tests.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(200)]
@@ -83,7 +83,7 @@ def test_order_is_kept_while_others_are_handled(write: Write, start: Start, orde
 
 
 def test_records_without_order_use_all_threads(write: Write, start: Start, handler: Handler) -> None:
-    """Of one partition and one batch; a slow record does not delay the others."""
+    """Records of one partition and one batch; a slow record does not delay the others."""
     write(NUMBERS[:50])
     for value in NUMBERS[:3]:
         handler.block(value)
@@ -342,3 +342,13 @@ def test_given_consumer_has_conditions(client: Client) -> None:
         pytest.raises(UsageError, match=r"enable\.auto\.commit is true"),
     ):
         Processor(consumer, print, ["orders"])
+
+
+# -- documentation --------------------------------------------------------------------------------
+
+
+def test_example_of_the_page_runs(fake: FakeKafka, write: Write, committed: Committed) -> None:
+    write([b"1", b"2", b"3", b"4"])
+    names: dict[str, Any] = {"bootstrap_servers": fake.bootstrap_servers, "topic": "orders", "dead_letters": "dead"}
+    exec(block("processing.md", "processor = Processor(").text, names)
+    assert sorted(value for *_, value in names["handled"]) == [b"1", b"2", b"3", b"4"]
