@@ -93,6 +93,7 @@ if TUNING.exists():
         PYTHON["tuning.md", words] = HERE + "test_documented_settings_are_accepted"
 PICTURES = {
     ("cli.md", "ok       dns"),
+    ("cli.md", "# ~/.config/pykafka/config.toml"),
     ("troubleshooting.md", "org.apache.spark."),
     ("troubleshooting.md", "WARN PythonWorkerFactory"),
 }
