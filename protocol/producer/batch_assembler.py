@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -214,21 +215,21 @@ class BatchAssembler:
 
     def _take_messages(self) -> None:
         taken = deque(self.messages.take())
-        try:
-            while taken:
-                messages = taken[0]
-                try:
-                    self._append_messages(messages)
-                    self._memory.hold(-messages.size_bytes)
-                except Exception as error:
-                    cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
-                    self._on_failure(cause)
-                    self._fail_messages(messages, cause)
-                taken.popleft()
-        except BaseException as error:  # such as Ctrl-C
-            for messages in taken:
-                self._fail_messages(messages, UsageError(f"{messages.topic}: {error!r}"))
-            raise
+        while taken:
+            messages = taken.popleft()
+            try:
+                self._append_messages(messages)
+            except Exception as error:
+                cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
+                self._on_failure(cause)
+                _fail_futures(messages, cause)
+            except BaseException as error:  # such as Ctrl-C; the first ones may be sent already
+                _fail_futures(messages, UsageError(f"{messages.topic}: interrupted, and may be written: {error!r}"))
+                for others in taken:
+                    self._fail_messages(others, UsageError(f"{others.topic}: not sent because of {error!r}"))
+                raise
+            finally:
+                self._memory.hold(-messages.size_bytes)
 
     def _append_messages(self, messages: Messages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
@@ -294,9 +295,7 @@ class BatchAssembler:
         return unreported
 
     def _fail_messages(self, messages: Messages, error: KafkaError) -> None:
-        for future in messages.futures:
-            if not future.done():
-                future.set_exception(error)
+        _fail_futures(messages, error)
         self._memory.hold(-messages.size_bytes)
 
     def _raise_if_ended(self) -> None:
@@ -310,3 +309,9 @@ def _rows_of(
     """Select rows by number."""
     wanted = to_arrow(numbers)
     return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
+
+
+def _fail_futures(messages: Messages, error: KafkaError) -> None:
+    for future in messages.futures:
+        with suppress(InvalidStateError):  # it has failed already
+            future.set_exception(error)

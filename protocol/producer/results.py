@@ -7,7 +7,7 @@ requests a result, only a few numbers per record batch are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -216,15 +216,17 @@ class SentColumns:
         result: BatchResult,
     ) -> None:
         rows = self._rows.of(partition)[first : first + count].tolist()
-        if result.error is not None:
-            for row in rows:
-                futures[row].set_exception(result.error)
-            return
         for nth, row in enumerate(rows):
-            offset = result.base_offset + nth if result.base_offset >= 0 else -1
-            time_ms = result.log_append_time_ms
-            time_ms = time_ms if time_ms >= 0 else int(self._timestamps_ms[row])
-            futures[row].set_result(RecordMetadata(self.topic, partition, offset, time_ms))
+            try:
+                if result.error is not None:
+                    futures[row].set_exception(result.error)
+                    continue
+                offset = result.base_offset + nth if result.base_offset >= 0 else -1
+                time_ms = result.log_append_time_ms
+                time_ms = time_ms if time_ms >= 0 else int(self._timestamps_ms[row])
+                futures[row].set_result(RecordMetadata(self.topic, partition, offset, time_ms))
+            except InvalidStateError:  # Ctrl-C has failed it in the caller's thread
+                continue
 
 
 class SentRows(NamedTuple):

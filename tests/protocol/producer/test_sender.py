@@ -381,6 +381,32 @@ def _in_the_child(producer: Producer) -> None:
         os._exit(code)
 
 
+@pytest.mark.parametrize("after_append", [False, True])
+def test_interrupted_hand_over_of_messages_completes_all_futures_and_keeps_the_producer(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, after_append: bool
+) -> None:
+    broker.create_topic("other", 1)
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
+        accumulator = producer._assembler._accumulator
+        append = accumulator.append
+
+        def interrupted(*arguments: Any) -> None:
+            if after_append:
+                append(*arguments)
+            raise KeyboardInterrupt
+
+        futures = [producer.send(topic, b"value", partition=0) for topic in (TOPIC, "other")]
+        monkeypatch.setattr(accumulator, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        monkeypatch.undo()
+        assert [type(future.exception(WAIT_S)) for future in futures] == [UsageError, UsageError]
+        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        producer.flush()
+        assert producer.held_bytes == 0
+    assert broker.log(TOPIC).end_offset == 3 + after_append
+
+
 class TestFlush:
     def test_failure_raised_in_another_thread_does_not_end_a_flush(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
