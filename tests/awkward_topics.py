@@ -1,4 +1,4 @@
-"""Topics with everything that is awkward in a Kafka log, written to a real broker by librdkafka and by Java.
+"""Topics with unusual log contents, written to a real broker by librdkafka and by Java.
 
 Called by the tests that compare with Spark's JVM connector. Deterministic: fixed contents and order; only what the
 broker stamps itself (append times, how often the cleaner ran) differs from run to run. Java's producer is used
@@ -73,7 +73,7 @@ TOPICS = (
 
 
 def write_all(bootstrap: str, data_folder: Path, spark: SparkSession) -> list[str]:
-    """Creates and fills `TOPICS`; their names. The cleaner works on the compacted ones while the others are written."""
+    """Create and fill `TOPICS`; return their names. Compaction runs while the other topics are written."""
     create(bootstrap, TOPICS)
     write_compacted(bootstrap)
     now_ms = write_aborted_transaction_to_compact(bootstrap)
@@ -97,7 +97,7 @@ def write_all(bootstrap: str, data_folder: Path, spark: SparkSession) -> list[st
 
 
 def write_nulls_and_headers(bootstrap: str, spark: SparkSession) -> None:
-    """Every pair of null, empty and other keys and values with every kind of headers; partition 0 C, 1 Java."""
+    """Write each pair of null, empty and other keys and values with each kind of headers; partition 0 C, 1 Java."""
     keys = (None, b"", b"k", "ключ".encode(), bytes(range(256)), b"long" * 1_000)
     values = (None, b"", b"v", bytes(range(256)))
     headers: tuple[Headers | None, ...] = (
@@ -118,7 +118,7 @@ def write_nulls_and_headers(bootstrap: str, spark: SparkSession) -> None:
 
 
 def write_timestamps(bootstrap: str) -> None:
-    """From 1970 to 9999, out of order, in one batch (deltas of both signs and of all sizes) and one by one."""
+    """Write timestamps from 1970 to 9999, out of order: in one batch (all sizes of deltas, both signs) and singly."""
     days_ms = 24 * 3_600_000
     base_ms = 1_700_000_000_000
     deltas = (0, 1, -1, 63, 64, -64, -65, 8_191, 8_192, -8_192, -8_193, days_ms, -days_ms, 400 * days_ms)
@@ -130,7 +130,7 @@ def write_timestamps(bootstrap: str) -> None:
 
 
 def write_sizes(bootstrap: str, spark: SparkSession) -> None:
-    """Values of 0 bytes to 5 MB, around each change of a varint's length: plain, lz4, and zstd from Java."""
+    """Write values of 0 bytes to 5 MB, around each change of a varint's length: plain, lz4, and zstd from Java."""
     edges = [1 << bits for bits in (0, 6, 7, 13, 14, 16)]
     sizes = sorted({0, *edges, *(edge - 1 for edge in edges), *(edge + 1 for edge in edges)})
     sizes += [MIB, 0, 5_000_000, 1, 100]
@@ -147,9 +147,9 @@ def write_sizes(bootstrap: str, spark: SparkSession) -> None:
 
 
 def write_codecs(bootstrap: str, spark: SparkSession) -> None:
-    """All codecs in turn, from librdkafka (partition 0) and from Java (1).
+    """Write with all codecs in turn, by librdkafka (partition 0) and by Java (1).
 
-    The values run from one that cannot be compressed to one longer than the codecs' own blocks.
+    The values include an incompressible one and one longer than a block of each codec.
     """
     chance = random.Random(30)
     values = [b"line %d, much like the others\n" % number * 5 for number in range(300)]
@@ -161,7 +161,7 @@ def write_codecs(bootstrap: str, spark: SparkSession) -> None:
 
 
 def write_batch_sizes(bootstrap: str, spark: SparkSession) -> None:
-    """Batches of 16 KiB (partitions 0 from C, 2 from Java) and of 1 MiB (1 and 3), more rows than one Arrow chunk."""
+    """Write batches of 16 KiB (partition 0 C, 2 Java) and of 1 MiB (1 and 3), with more rows than one Arrow chunk."""
     limit = 10 * MIB
     for partition, size in enumerate((16 * 1024, MIB)):
         values = [b"%08d" % number + bytes([number % 251]) * 92 for number in range(10_000)]
@@ -172,7 +172,7 @@ def write_batch_sizes(bootstrap: str, spark: SparkSession) -> None:
 
 
 def write_log_append_time(bootstrap: str) -> None:
-    """The producer's own timestamps, wildly different, must not be seen. Partition 0 plain, 1 lz4."""
+    """Write timestamps that the broker replaces by its own (LogAppendTime). Partition 0 plain, 1 lz4."""
     for partition, codec in enumerate(("none", "lz4")):
         records = [Record(None, b"%d" % n, partition=partition, timestamp_ms=1 + n * 1_000_000) for n in range(50)]
         for _ in range(3):
@@ -180,7 +180,7 @@ def write_log_append_time(bootstrap: str) -> None:
 
 
 def write_time_switched(bootstrap: str) -> None:
-    """CreateTime, then LogAppendTime, then CreateTime in one log."""
+    """Write CreateTime, then LogAppendTime, then CreateTime in one log."""
     for kind in ("CreateTime", "LogAppendTime", "CreateTime"):
         _set_topic(bootstrap, TIME_SWITCHED, "message.timestamp.type", kind)
         _until(partial(_has_timestamp_type, bootstrap, kind), f"{kind} to take effect")
@@ -188,7 +188,7 @@ def write_time_switched(bootstrap: str) -> None:
 
 
 def write_transactions(bootstrap: str) -> None:
-    """Committed and aborted transactions of three producers and a plain one, interleaved.
+    """Write interleaved transactions of three producers, committed and aborted, and records without a transaction.
 
     Partition 0 ends in a commit marker, 1 in an abort marker, 2 holds aborted records only.
     """
@@ -211,7 +211,7 @@ def write_transactions(bootstrap: str) -> None:
 
 
 def write_open_transaction(bootstrap: str) -> None:
-    """Records, a committed transaction, one that stays open for 15 minutes, and records after it."""
+    """Write records, a committed transaction, a transaction that stays open for 15 minutes, and more records."""
     produce(bootstrap, OPEN_TRANSACTION, [Record(None, b"before") for _ in range(5)])
     producer = transactional(bootstrap, "tx-open", timeout_ms=900_000)
     producer.begin_transaction()
@@ -223,26 +223,26 @@ def write_open_transaction(bootstrap: str) -> None:
 
 
 def write_deleted_prefix(bootstrap: str) -> None:
-    """The log begins in the middle of a batch: DeleteRecords up to offset 137."""
+    """Write a log that begins within a batch: DeleteRecords up to offset 137."""
     produce(bootstrap, DELETED_PREFIX, [Record(b"k", b"%d" % number) for number in range(300)])
     [deleted] = admin(bootstrap).delete_records([TopicPartition(DELETED_PREFIX.name, 0, 137)]).values()
     deleted.result()
 
 
 def write_compacted(bootstrap: str) -> None:
-    """What `wait_until_compacted` waits for, before the cleaner has come by."""
+    """Write the topic that `wait_until_compacted` waits for."""
     start_ms = int(time.time() * 1000) - 600_000
     many = [b"k%d" % number for number in range(2_000)]
     _compact(bootstrap, 0, start_ms, [(many, b"old"), (many[1:], b"new")])
     few = many[:100]
     _compact(bootstrap, 1, start_ms, [(few, b"old"), (few[::3], b"new"), (few[::5], None)], {"compression.type": "lz4"})
-    # The last batch of an idempotent producer is kept even when nothing is left in it.
+    # The cleaner keeps the last batch of an idempotent producer, even without records.
     _compact(bootstrap, 2, start_ms, [(few[:10], b"old")], {"enable.idempotence": True})
     _compact(bootstrap, 2, start_ms + 2 * _ROLL_MS, [(few, b"new")])
 
 
 def wait_until_compacted(data_folder: Path, delete_horizon: bool = True) -> None:
-    """A batch that kept 1 of 2,000 records (partition 0), gaps and tombstones (1), batches without a record (2).
+    """Wait for a batch with 1 of 2,000 records (partition 0), gaps and tombstones (1), and empty batches (2).
 
     Brokers before 3.1 set no `delete_horizon`.
     """
@@ -263,7 +263,7 @@ def wait_until_compacted(data_folder: Path, delete_horizon: bool = True) -> None
 
 
 def write_aborted_transaction_to_compact(bootstrap: str) -> int:
-    """Two transactions, committed and fenced (which aborts it); the time from which they can be overwritten, in ms."""
+    """Write a committed and a fenced (aborted) transaction; return the time afterwards, in ms."""
     keys = [b"x%d" % number for number in range(10)]
     producer = transactional(bootstrap, "tx-compacted")
     producer.begin_transaction()
@@ -276,7 +276,7 @@ def write_aborted_transaction_to_compact(bootstrap: str) -> int:
 
 
 def overwrite_until_control_batch_is_empty(bootstrap: str, data_folder: Path, start_ms: int) -> None:
-    """New values for the same keys, each in a new segment, until the cleaner has emptied a control batch."""
+    """Write new values for the same keys, each in a new segment, until the cleaner has emptied a control batch."""
     stamps = itertools.count(start_ms + _ROLL_MS, _ROLL_MS)
     keys = [b"x%d" % number for number in range(10)]
 
@@ -290,7 +290,7 @@ def overwrite_until_control_batch_is_empty(bootstrap: str, data_folder: Path, st
 
 
 def stop_the_cleaner(bootstrap: str, data_folder: Path) -> None:
-    """From now on the compacted topics stay as they are, so that two readers find the same."""
+    """Stop compaction, so that all readers find the same records."""
     for topic in (COMPACTED, EMPTY_CONTROL_BATCHES):
         _set_topic(bootstrap, topic, "cleanup.policy", "delete")
     logs = [(topic.name, p) for topic in (COMPACTED, EMPTY_CONTROL_BATCHES) for p in range(topic.partitions)]
@@ -302,14 +302,14 @@ def stop_the_cleaner(bootstrap: str, data_folder: Path) -> None:
         before[:] = now
         return unchanged
 
-    _until(settled, "the cleaner to end", every_s=1.2)  # more than two of its rounds
+    _until(settled, "the cleaner to end", every_s=1.2)  # more than two rounds of the cleaner
 
 
 # -- details ----------------------------------------------------------------------------------
 
 
 def _bytes(chance: random.Random, size: int) -> bytes:
-    """Half of them random, half of them not."""
+    """Return bytes of which half are random."""
     return chance.randbytes(size // 2) + b"\x2a" * (size - size // 2)
 
 
@@ -320,7 +320,7 @@ def _compact(
     generations: Sequence[tuple[Sequence[bytes], bytes | None]],
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Each generation of keys in a separate segment, then one more record: the last segment is never cleaned."""
+    """Write each generation of keys to a separate segment, then one more record: the last segment is never cleaned."""
     stamps = itertools.count(start_ms, _ROLL_MS)
     for keys, value in generations:
         stamp = next(stamps)

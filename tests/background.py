@@ -1,4 +1,4 @@
-"""Something that happens in another thread while a test goes on."""
+"""Run code in another thread during a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def background(action: Callable[[], None]) -> Iterator[None]:
-    """Runs `action` in another thread; waits for its end, and raises what it raises."""
+    """Run `action` in another thread; at the end of the block wait for it, and raise its error."""
     raised: list[BaseException] = []
 
     def run() -> None:

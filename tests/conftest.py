@@ -41,7 +41,7 @@ NEEDS_KIP_848 = pytest.mark.skipif(
     version_numbers(KAFKA_VERSION) < (4, 0), reason="the consumer protocol begins with Kafka 4.0"
 )
 
-# At a pace that tests can wait for.
+# Short intervals, so that tests wait less.
 _EAGER = {
     "log.cleaner.backoff.ms": "500",
     "log.retention.check.interval.ms": "1000",
@@ -49,12 +49,12 @@ _EAGER = {
     "log.segment.delete.delay.ms": "1000",
     # Followers of a new topic begin at once, so that its first write does not take a second.
     "replica.fetch.backoff.ms": "50",
-    # Brokers that wait for a test need not write twice a second that nothing has happened.
+    # Idle brokers write fewer no-op records to the metadata log.
     "metadata.max.idle.interval.ms": "5000",
-    # A transaction that is timed out is aborted soon after.
+    # Brokers check for timed out transactions at this interval.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-    # Members of KIP-848 may be gone after some seconds, and hear of each other every half second.
+    # Short session timeout and heartbeat interval for groups of KIP-848.
     "group.consumer.session.timeout.ms": "6000",
     "group.consumer.heartbeat.interval.ms": "500",
 }
@@ -67,12 +67,12 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
 
 TopicFactory = Callable[..., str]
 
-# The time that an example takes says little where tests share two cores.
+# Examples have no deadline: tests share two cores.
 hypothesis.settings.register_profile("usual", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile("soak" if SOAK else "usual")
 
-# Before anything of Spark starts, whose workers find the packages of this checkout.
+# Before Spark starts: its workers import the packages of this checkout.
 spark_home.use()
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
-    """Three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. Tests restart a killed broker."""
+    """Return three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. A test restarts each broker that it kills."""
     from tests.xdist_scheduling import THREE
 
     with LocalKafka(3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE) as running:
@@ -98,14 +98,14 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
 
 @pytest.fixture(scope="session")
 def kafka1() -> Iterator[LocalKafka]:
-    """One broker, for tests that need no other."""
+    """Return one broker, for tests that need only one."""
     with LocalKafka(1, KAFKA_VERSION, settings=_EAGER, jvm_options=BRIEF_LIFE) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def secured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """One broker whose listeners speak TLS."""
+    """Return one broker with TLS listeners."""
     from tests.xdist_scheduling import SECURED
 
     if version_numbers(KAFKA_VERSION) < (3, 5):
@@ -128,7 +128,7 @@ def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
 
 @pytest.fixture
 def topic1(kafka1: LocalKafka) -> Iterator[TopicFactory]:
-    """As `topic`, on `kafka1`."""
+    """Create topics as `topic` does, on `kafka1`."""
     yield from topic_factory(kafka1)
 
 
@@ -157,7 +157,7 @@ def _no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None
 def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    # librdkafka would report every broker that a test stops
+    # librdkafka logs every stopped broker
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     made: list[str] = []
 
@@ -173,7 +173,7 @@ def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
 
         def created() -> bool:
             failures[:] = [admin.create_topics([new])[name].exception(30)]
-            # An earlier request may have done it, though a broker that a test has stopped did not say so.
+            # An earlier request without a reply may have created the topic.
             return failures == [None] or "TOPIC_ALREADY_EXISTS" in str(failures)
 
         made.append(name)
@@ -184,4 +184,4 @@ def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
     yield create
     if made:
         for deleted in admin.delete_topics(made, operation_timeout=0).values():
-            deleted.exception(30)  # a test may have deleted it itself
+            deleted.exception(30)  # the test may have deleted the topic

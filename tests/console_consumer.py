@@ -11,10 +11,10 @@ CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
 def console_command(kafka: LocalKafka, topic: str, group: str, **properties: str) -> list[str]:
-    """`properties`: of the consumer, with `_` for `.`"""
+    """Return the command. `properties` are consumer properties with `_` for `.`."""
     given = {"auto_commit_interval_ms": "100", "heartbeat_interval_ms": "100", **properties}
     if given.get("group_protocol") == "consumer":
-        del given["heartbeat_interval_ms"]  # brokers say that, and Java refuses it
+        del given["heartbeat_interval_ms"]  # brokers set it in this protocol, and Java rejects the property
     where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
     options = [f"--consumer-property={name.replace('_', '.')}={value}" for name, value in given.items()]
     tool = tool_class(kafka._config, CONSOLE, "kafka.tools.ConsoleConsumer")
@@ -22,10 +22,10 @@ def console_command(kafka: LocalKafka, topic: str, group: str, **properties: str
 
 
 class ConsoleConsumer:
-    """A member from now until `close`, which gives the values that it was given: of lines that begin with a digit."""
+    """A running group member. `close` stops it and returns the received values that begin with a digit."""
 
     def __init__(self, kafka: LocalKafka, topic: str, group: str, **properties: str) -> None:
-        """As `console_command`."""
+        """Start the consumer with the arguments of `console_command`."""
         command = console_command(kafka, topic, group, **properties)
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

@@ -1,4 +1,4 @@
-"""What Kafka's own ConsumerGroupCommand, and librdkafka, say of a group; who keeps it; and to move a group."""
+"""Describe groups with Kafka's ConsumerGroupCommand or librdkafka, find their coordinators, and set their offsets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GroupRow:
 
 
 def described_by_kafka(kafka: LocalKafka, group: str) -> list[GroupRow]:
-    """The rows of `kafka-consumer-groups.sh --describe --group GROUP`, sorted by topic and partition."""
+    """Return the rows of `kafka-consumer-groups.sh --describe --group GROUP`, sorted by topic and partition."""
     rows = []
     header: list[str] = []
     for line in kafka.describe_group(group).splitlines():
@@ -55,7 +55,7 @@ def described_by_kafka(kafka: LocalKafka, group: str) -> list[GroupRow]:
 
 
 def set_session_timeout(kafka: LocalKafka, group: str, timeout_ms: int) -> None:
-    """Settings of a KIP-848 group, whose session timeout the brokers set."""
+    """Set the session timeout of a KIP-848 group, which is a group config on the brokers."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     entry = ConfigEntry("consumer.session.timeout.ms", str(timeout_ms), incremental_operation=AlterConfigOpType.SET)
     changed = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
@@ -64,7 +64,7 @@ def set_session_timeout(kafka: LocalKafka, group: str, timeout_ms: int) -> None:
 
 
 def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
-    """The same by librdkafka, which starts no JVM."""
+    """Return the same rows by librdkafka, which starts no JVM."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     asked = ConsumerGroupTopicPartitions(group)
     committed = _again_until_ready(lambda: admin.list_consumer_group_offsets([asked])[group].result(30))
@@ -79,13 +79,13 @@ def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
 
 
 def members_of(kafka: LocalKafka, group: str) -> tuple[Member, ...]:
-    """By this project's own request: librdkafka's may take the process down while a group is just made."""
+    """Return the members, by this project's client: librdkafka may crash while a group is being created."""
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         return describe_group(client, group).members
 
 
 def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
-    """Asks again while the group's coordinator is not ready, or the group is not known there yet."""
+    """Retry while the coordinator is not ready or does not know the group yet."""
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -97,7 +97,7 @@ def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
 
 
 def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 30) -> list[GroupRow]:
-    """Asks until every one of `partitions` rows has lag 0."""
+    """Wait until `partitions` rows exist and all have lag 0."""
     give_up_s = time.monotonic() + timeout_s
     while True:
         rows = describe(kafka, group)
@@ -108,7 +108,7 @@ def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s:
 
 
 def coordinator_of(kafka: LocalKafka, group: str) -> int:
-    """The id of the broker that keeps the group's offsets just now."""
+    """Return the broker id of the group's current coordinator."""
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         deadline = client.deadline()
         what = f"FindCoordinator of {group}"

@@ -1,4 +1,4 @@
-"""A query that copies numbers exactly once, where it can be killed, and what must be there in the end."""
+"""An exactly-once copy of numbers, the points where tests kill it, and checks of the result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.killing import Kill
 
 
 def write_numbers(kafka: LocalKafka, topic: str, partitions: int, rows: int, replication_factor: int = 1) -> str:
-    """A topic of the numbers below `rows`, in turn over the partitions; its name."""
+    """Write the numbers below `rows` to a topic, in turn over its partitions; return its name."""
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         create_topic(client, NewTopic(topic, partitions, replication_factor))
         numbers = pa.array([b"%d" % n for n in range(rows)], pa.binary())
@@ -53,7 +53,7 @@ def write_numbers(kafka: LocalKafka, topic: str, partitions: int, rows: int, rep
 
 @dataclass
 class Copy:
-    """The query that copies `source` to `target`, again and again, through a proxy."""
+    """The query that copies `source` to `target` through a proxy; it can be run repeatedly."""
 
     spark: SparkSession
     kafka: LocalKafka
@@ -70,7 +70,7 @@ class Copy:
         return copy_exactly_once.start(self.spark, *where, {**self.options, **options})
 
     def run(self, **options: str) -> list[int]:
-        """The batches that had rows."""
+        """Run the query to its end; return the ids of batches with rows."""
         query = self.start(**options)
         assert query.awaitTermination(300)
         return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
@@ -82,14 +82,16 @@ class Copy:
             self.start(**options).awaitTermination(300)
         self.disarm()
         assert kill.done.wait(30), kill
-        wait_until_ended("python_streaming_source_runner")  # its last requests must not count for the next query
+        wait_until_ended(
+            "python_streaming_source_runner"
+        )  # its last requests must not count as requests of the next query
 
     def disarm(self) -> None:
         self.proxy.requests.clear()
         self.proxy.replies.clear()
 
     def abort_from_outside(self) -> None:
-        """Whatever transaction is open, as an operator would."""
+        """Abort all open transactions, as an operator would."""
         arguments = ["txn", "abort", *self.left_open(), "--execute"]
         CliRunner().invoke(
             pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers}, catch_exceptions=False
@@ -104,7 +106,7 @@ class Copy:
             return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
 
     def check(self) -> None:
-        """Every row is there once, in its order if the query keeps that, and no transaction is left open."""
+        """Assert that each row exists once, in order if the query keeps the order, and that no transaction is open."""
         for read in (read_committed.by_librdkafka, read_committed.by_this_project):
             values = read(self.kafka.bootstrap_servers, self.target)
             if "shuffled" in self.options:
@@ -116,7 +118,7 @@ class Copy:
         assert self.left_open() == []
 
     def left_open(self) -> list[str]:
-        """Transactional ids, of whichever query of this prefix."""
+        """Return transactional ids with open transactions, of all queries with this prefix."""
         with self.client() as client:
             return [each.transactional_id for each in list_open_transactions(client, "copy-", client.deadline())]
 
@@ -125,7 +127,7 @@ class Copy:
 
 
 def wait_until_ended(module: str) -> None:
-    """None of Spark's Python processes runs this module."""
+    """Wait until no Python process of Spark runs this module."""
     give_up_s = time.monotonic() + 60
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -152,7 +154,7 @@ POINTS: dict[str, Callable[[], Kill]] = {
     "before the first EndTxn": lambda: Kill(END_TXN, of_task, after=PRODUCE),
     "between the EndTxn calls": lambda: Kill(END_TXN, of_task, nth=2, after=PRODUCE),
     "after the last EndTxn": lambda: Kill(END_TXN, of_task, nth=3, answered=True, after=PRODUCE),
-    # The source commits what is in Spark's commit log.
+    # The source commits offsets of batches in Spark's commit log.
     "after Spark's commit log": lambda: Kill(OFFSET_COMMIT, after=END_TXN),
     "after the group's commit": lambda: Kill(OFFSET_COMMIT, answered=True, after=END_TXN),
 }

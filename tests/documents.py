@@ -1,4 +1,4 @@
-"""The blocks of code and the commands of README and docs, for tests that run them."""
+"""Code blocks and commands of README and docs, for the tests that run them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMMAND = re.compile(r"`((?:make|python|pip|%pip) [^`]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: the page's file name, the language ("" for none), the text."""
+    """A fenced block: file name of the page, language ("" if none), and text."""
 
     page: str
     language: str
@@ -27,7 +27,7 @@ class Block:
         return self.text.split("\n", 1)[0].strip()
 
     def with_names(self, replaced: Mapping[str, str]) -> str:
-        """The text for a test's own brokers, topics and folders. Every replaced text must exist."""
+        """Return the text with brokers, topics and folders of a test. Each replaced text must occur."""
         text = self.text
         for old, new in replaced.items():
             assert old in text, f"{old!r} is not in the block of {self.page} that begins with {self.first_line!r}"
@@ -36,19 +36,19 @@ class Block:
 
 
 def blocks(page: str | None = None) -> list[Block]:
-    """All blocks of a page, or of all pages, in their order."""
+    """Return the blocks of a page, or of all pages, in order."""
     paths = [path for path in PAGES if page in (None, path.name)]
     return [Block(path.name, *found) for path in paths for found in _BLOCK.findall(path.read_text())]
 
 
 def block(page: str, words: str) -> Block:
-    """The one block of a page that has these words in it."""
+    """Return the only block of a page that contains these words."""
     (found,) = (each for each in blocks(page) if words in each.text)
     return found
 
 
 def commands() -> set[str]:
-    """The commands of all pages: those of shell blocks, and those within a line."""
+    """Return the commands of all pages, from shell blocks and inline code."""
     within = {" ".join(found.split()) for path in PAGES for found in _COMMAND.findall(path.read_text())}
     lines = [line for each in blocks() if each.language == "sh" for line in each.text.splitlines()]
     return within | {line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()}

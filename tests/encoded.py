@@ -1,4 +1,4 @@
-"""One whole record batch of some rows, as the producer makes it."""
+"""Encode rows as one record batch, as the producer does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def encode(
     level: int | None = None,
     default_timestamp_ms: int = NO_TIMESTAMP_MS,
 ) -> EncodedBatch:
-    """With base offset 0 and no producer id; takes columns as `record_columns` does."""
+    """Return a record batch with base offset 0 and no producer id. The columns are those of `record_columns`."""
     rows = record_columns(columns, default_timestamp_ms)
     (batch,) = encode_batches(rows, [rows.num_rows], compression=compression, level=level)
     finalize_header(batch)

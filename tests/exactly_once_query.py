@@ -1,4 +1,4 @@
-"""A query that writes exactly once, without Spark: its calls are made one by one, as tasks and drivers get them."""
+"""An exactly-once query without Spark: tests make the calls of its tasks and drivers one by one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.spark_task import spark_task
 
 @dataclass
 class Query:
-    """One query that writes to the topics that its rows name, for all of its starts."""
+    """One query, with all of its starts, that writes to the topics in its rows."""
 
     bootstrap_servers: str
     query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     settings: dict[str, str] = field(default_factory=dict)
     held: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """By start: each runs in a separate process."""
+    """State of each start, which would run in a separate process."""
 
     def __post_init__(self) -> None:
         address = {"kafka.bootstrap.servers": self.bootstrap_servers}
@@ -39,14 +39,14 @@ class Query:
         self.client = PROCESS.client(self.options.client)
 
     def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
-        """Writes rows (topic, value)."""
+        """Write rows (topic, value) in a task."""
         columns = pa.record_batch({"topic": [topic for topic, _ in rows], "value": [value for _, value in rows]})
         told = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
         with told, self.process_of(start):
             return self.writer().write([columns])
 
     def writer(self, *, streaming: bool = True) -> TransactionalTaskWriter:
-        """Of its tasks."""
+        """Return the task writer."""
         plan = SinkPlan(None, frozenset({"topic", "value"}))
         task = guarantee.task_writer(self.options, plan, streaming=streaming)
         assert isinstance(task, TransactionalTaskWriter)
@@ -61,7 +61,7 @@ class Query:
             guarantee.abort(self.options, self.writer(), messages)
 
     def decide(self, *messages: PreparedWrite) -> None:
-        """A driver that dies right after its decision."""
+        """Decide as a driver that is killed before it commits."""
         batch = messages[0].batch
         assert batch is not None
         with self.process_of(batch.start_id):
@@ -71,7 +71,7 @@ class Query:
         return patch.object(PROCESS, "ledger_identities", self.held.setdefault(start, {}))
 
     def transactional_id(self, task: int | None = None) -> str:
-        """A call of a task or of the driver."""
+        """Return the transactional id of a task, or of the driver."""
         return f"starts-{self.query_id}" + ("" if task is None else f"-{task}")
 
     def left_open(self) -> list[str]:
@@ -79,7 +79,7 @@ class Query:
         return [each.transactional_id.rsplit("-", 1)[1] for each in found]
 
     def committed_values(self, *topics: str) -> list[bytes]:
-        """By a reader of committed transactions, when all are ended."""
+        """Return the values that a `read_committed` consumer reads; assert that no transaction is open."""
         assert self.left_open() == []
         found = [read_committed.by_librdkafka(self.bootstrap_servers, topic) for topic in topics]
         return sorted(value for values in found for each in values.values() for value in each)

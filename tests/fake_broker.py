@@ -1,4 +1,4 @@
-"""A broker for tests that only need replies: a loopback server that answers each API with what a test gave it.
+"""A broker with scripted replies: a loopback server that answers each API with the replies of a test.
 
 It speaks the real wire format through `protocol.wire` (its server side), or sends raw bytes for hostile replies.
 """
@@ -63,7 +63,7 @@ class FakeBroker:
         self.cut()
 
     def cut(self) -> None:
-        """Closes every open connection."""
+        """Close all open connections."""
         while self.connections:
             connection = self.connections.pop()
             with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class FakeBroker:
             while len(size := stream.read(4)) == 4:
                 request = stream.read(int.from_bytes(size, "big"))
                 if len(request) < int.from_bytes(size, "big"):
-                    return  # cut in the middle
+                    return  # connection closed within a frame
                 self._answer(connection, request)
         except OSError:
             pass

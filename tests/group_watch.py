@@ -1,4 +1,4 @@
-"""A group's offsets, as they are seen from outside while a query runs."""
+"""Watch the committed offsets of a group while a query runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spark_kafka_source.local_kafka import LocalKafka
 
 
 class GroupWatch:
-    """Asks the group's offsets all the time, and holds them against what the checkpoint says is complete."""
+    """Fetches the group's offsets repeatedly, and compares them with the completed batches of the checkpoint."""
 
     def __init__(self, kafka: LocalKafka, topic: str, partitions: int, group: str, checkpoint: Path) -> None:
-        # It only asks: without subscribing it is no member of the group.
+        # It does not subscribe, so it is no group member.
         settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0}
         self._consumer = Consumer({**settings, "enable.auto.commit": False})
         self._partitions = [TopicPartition(topic, number) for number in range(partitions)]
@@ -30,7 +30,7 @@ class GroupWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """After one more look, at what the query has left."""
+        """Compare once more, after the query has ended, then close."""
         begun = self.looks + 1
         while self.looks <= begun and self._thread.is_alive():
             time.sleep(0.02)
@@ -41,10 +41,10 @@ class GroupWatch:
     def _watch(self) -> None:
         before: dict[int, int] = {}
         while not self._ended.wait(0.02):
-            # In this order: the checkpoint only goes forward, so one read later can only excuse, never accuse.
+            # Offsets first: the checkpoint only advances, so reading it later cannot cause a false failure.
             try:
                 committed = self._committed()
-            except KafkaException:  # a coordinator that is just loading
+            except KafkaException:  # the coordinator is loading
                 continue
             complete = self._complete()
             self.looks += 1

@@ -32,7 +32,7 @@ _VARINTS = [b"\x00", b"\x01", b"\x80\x00", b"\xff\xff\xff\xff\x0f", b"\x80\x80\x
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Memory is counted inside."""
+    """Trace memory allocations in the block."""
     tracemalloc.start()
     try:
         yield
@@ -41,9 +41,9 @@ def tracing() -> Iterator[None]:
 
 
 def provoke(read: Callable[[bytes], object], data: bytes, size_bytes: int | None = None) -> bool:
-    """Whether `read(data)` ends well; only protocol errors may come, in time, and with little memory.
+    """Return True if `read(data)` succeeds. Assert that it raises protocol errors only, in limited time and memory.
 
-    Within `tracing()`. `size_bytes` is what the memory is measured by, if not the size of `data`.
+    Call it within `tracing()`. The memory limit is relative to `size_bytes`, by default the size of `data`.
     """
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
@@ -64,7 +64,7 @@ def provoke(read: Callable[[bytes], object], data: bytes, size_bytes: int | None
 
 
 def cases(name: str, count: int) -> Iterator[random.Random]:
-    """Dice for `count` cases, and for more of them until the time is over, if one is set."""
+    """Yield a random generator for each of `count` cases, and for more until the configured time has passed."""
     until_s = time.monotonic() + _FUZZ_S
     nth = 0
     while nth < count or time.monotonic() < until_s:
@@ -73,7 +73,7 @@ def cases(name: str, count: int) -> Iterator[random.Random]:
 
 
 def spoilt(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
-    """A few changes: bits, numbers and varints that lie, bytes lost, doubled, moved, or taken from one of `others`."""
+    """Return `data` with random corruptions: changed bits, numbers and varints; removed, repeated or moved bytes."""
     spoiling = bytearray(data)
     for _ in range(dice.choice([1, 1, 2, 3, 8])):
         if not spoiling:

@@ -1,4 +1,4 @@
-"""Small programs in Java that ask Kafka's own classes, compiled by way of Spark's Janino when they start."""
+"""Small Java programs that call Kafka's classes, compiled by Spark's Janino at their start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.spark_home import BRIEF_LIFE
 
 
 def java_command(program: Path) -> list[str]:
-    """Run the class NAME of a file `NAME.java`."""
+    """Return the command that runs the class NAME of a file `NAME.java`."""
     spark = importlib.util.find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None

@@ -12,7 +12,7 @@ from spark_kafka_source.local_kafka.jars import Jar, Report, cached_jars, to_std
 
 CONNECTOR_VERSION = "4.2.0"
 
-# Not what they depend on: Spark itself brings that (lz4, snappy, zstd, slf4j, Scala).
+# Without dependencies that Spark contains (lz4, snappy, zstd, slf4j, Scala).
 _JARS = (
     Jar("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR_VERSION, alone=True),
     Jar("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", alone=True),
@@ -22,7 +22,7 @@ _JARS = (
 
 
 def jvm_connector_jars(report: Report = to_stderr) -> list[Path]:
-    """The jars of `format("kafka")`, for `spark.jars` (joined by commas); fetched (10 MB) if the cache lacks them.
+    """Return the jars of `format("kafka")`, to be joined by commas for `spark.jars`. Downloads 10 MB unless cached.
 
     Raises `ConfigurationError` (no Java, no PySpark) or `TransportError` (no network).
     """

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of every broker of a real Kafka that knows frames: tests lose, delay or replace single ones.
+"""A TCP proxy for all brokers of a real Kafka that decodes frames: tests drop, delay or replace single frames.
 
 Metadata and coordinator replies are rewritten, so that a client that bootstraps here talks to all brokers through
 here. Works for any client whose API versions `protocol.wire` knows.
@@ -30,7 +30,7 @@ from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 
 _REQUEST_HEADER = struct.Struct(">hhi")
-# Which replies carry addresses of brokers, and in which rows.
+# Replies that contain broker addresses, and the path of their rows.
 _ADDRESSES = {
     PRODUCE: "node_endpoints",
     METADATA: "brokers",
@@ -70,21 +70,21 @@ class Exchange:
         return frame.decode_response(self.api, self.version, memoryview(self.frame))
 
     def reply_with(self, body: Mapping[str, Any]) -> bytes:
-        """The same reply with another body, to return from a rule of `replies`."""
+        """Return the reply with another body, for a rule of `replies`."""
         correlation_id = frame.correlation_id(self.frame)
         return b"".join(frame.encode_response(self.api, self.version, correlation_id, dict(body)))[4:]
 
 
-# A broker's id, and whose connection.
+# Broker id and connection.
 _Where = tuple[int, Ends]
 
-# A rule gives a fate, seconds to wait before the frame goes on, or another frame in its place.
+# A rule returns a fate, a delay in seconds, or a replacement frame.
 Rule = Callable[[Exchange], "Fate | float | bytes"]
 
 
 @dataclass
 class KafkaProxy:
-    """Listens on one free loopback port per broker. `requests` and `replies` are the rules, by API."""
+    """Listens on a free loopback port per broker. `requests` and `replies` contain the rules, by API."""
 
     brokers: Mapping[int, tuple[str, int]]
     requests: dict[Api, Rule] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class KafkaProxy:
 
     @classmethod
     def of(cls, kafka: Any) -> KafkaProxy:
-        """In front of a `LocalKafka`."""
+        """Return a proxy for a `LocalKafka`."""
         brokers = {}
         for broker_id in kafka.broker_ids:
             host, port = kafka.address(broker_id).rsplit(":", 1)
@@ -126,14 +126,14 @@ class KafkaProxy:
 
     def close(self) -> None:
         for server in self._servers.values():
-            # shutdown wakes the thread in accept()
+            # shutdown() wakes the thread in accept()
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
         self.cut()
 
     def cut(self, broker_id: int | None = None) -> None:
-        """Resets every open connection (to that broker)."""
+        """Reset all open connections, or those to one broker."""
         for each in self._sockets if broker_id is None else [broker_id]:
             with self._lock:
                 sockets, self._sockets[each] = self._sockets[each], []
@@ -208,7 +208,7 @@ class KafkaProxy:
         return bytes_
 
     def _through_here(self, api: Api, version: int, reply: bytes) -> bytes:
-        """The reply with the brokers' addresses replaced by ours."""
+        """Return the reply with broker addresses replaced by those of the proxy."""
         if api not in _ADDRESSES:
             return reply
         body = frame.decode_response(api, version, memoryview(reply))
@@ -242,7 +242,7 @@ def _sized(bytes_: bytes) -> bytes:
 
 
 def _reset(connection: socket.socket) -> None:
-    """Closes with RST, as a broker that dies."""
+    """Close the connection with RST, as a killed broker does."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""SIGKILL for the process that sends a given Kafka request, before a broker gets it or when it has answered."""
+"""Kill (SIGKILL) the process that sends a given Kafka request, before or after the broker handles it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.kafka_proxy import Ends, Exchange, Fate, KafkaProxy
 
 @dataclass
 class Kill:
-    """Kills once: at the `nth` request of `api` that `matches` its body. The request, or its reply, is lost.
+    """Kills once: at the `nth` request of `api` whose body `matches`. The request, or its reply, is dropped.
 
-    after: do not count until a request of this API has come. answered: kill when a broker has answered it.
-    kill: takes the id of the process that has sent it.
+    after: count only after a request of this API. answered: kill after the broker's reply.
+    kill: called with the id of the sending process.
     """
 
     api: Api
@@ -34,7 +34,7 @@ class Kill:
     _begun: Callable[[], bool] = lambda: True
 
     def arm(self, proxy: KafkaProxy) -> None:
-        """From now on."""
+        """Start counting requests."""
         before = proxy.frame_counts[self.after.name, "request"] if self.after else -1
         self._begun = lambda: self.after is None or proxy.frame_counts[self.after.name, "request"] > before
         proxy.requests[self.api] = self._request

@@ -34,13 +34,13 @@ def values_of(kafka: LocalKafka, topic: str, count: int) -> list[str]:
 
 
 def use(kafka: LocalKafka) -> None:
-    """Creates a topic, writes to it, reads it, and commits for a group: a broker that runs serves all of that."""
-    asking = admin(kafka)  # kept: a collected client would never complete its futures
+    """Create a topic, write to it, read it, and commit for a group: check that the broker serves all of these."""
+    asking = admin(kafka)  # keep a reference: a garbage-collected client never completes its futures
     asking.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
     produce(kafka, "t", "a", "b")
     assert values_of(kafka, "t", 2) == ["a", "b"]
     member = consumer(kafka, "g")
     member.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
     member.close()
-    # No member has it.
+    # The assigned partition is no member's.
     assert kafka.describe_group("g").split()[-3:] == ["-", "-", "-"]

@@ -19,7 +19,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """One record batch. `bytes` is its whole size; `records` may be fewer than the offsets it spans."""
+    """One record batch. `bytes` is its total size; `records` may be fewer than its offsets."""
 
     base_offset: int
     last_offset: int
@@ -33,12 +33,12 @@ class StoredBatch:
 
 
 def stored_batches(data_folder: Path, topic: str, partition: int = 0) -> list[StoredBatch]:
-    """Every batch of the partition in the order of its offsets, from the segments in the broker's `data_folder`."""
+    """Return the batches of the partition in offset order, from the segments in the broker's `data_folder`."""
     batches: list[StoredBatch] = []
     for segment in sorted((data_folder / f"{topic}-{partition}").glob("*.log")):
         try:
             content = segment.read_bytes()
-        except FileNotFoundError:  # the cleaner has just replaced it
+        except FileNotFoundError:  # replaced by the cleaner
             return stored_batches(data_folder, topic, partition)
         batches += _batches(content)
     return batches

@@ -1,4 +1,4 @@
-"""Streaming queries that are members of their group, and what they have read."""
+"""Streaming queries that are group members, and their rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = tuple[int, int]
 
 
 class Run:
-    """One run of a query. `rows`: (partition, offset) of all that it has handed over, in the order of its batches."""
+    """One run of a query. `rows` has (partition, offset) of the rows of completed batches, in order."""
 
     def __init__(self) -> None:
         self.rows: list[Key] = []
@@ -43,7 +43,7 @@ class Run:
         checkpoint: Path,
         **options: str,
     ) -> None:
-        """`options`: with `_` for `.`"""
+        """Start a query. `options` have `_` for `.`."""
         given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.group.id": group}
         given |= {"kafka.group.protocol": protocol, "kafka.auto.offset.reset": "earliest"}
         given |= {} if "subscribePattern" in options else {"subscribe": topic}
@@ -76,10 +76,10 @@ class Run:
 
 
 def drivers() -> set[psutil.Process]:
-    """Spark's processes that run sources of streaming queries."""
+    """Return the Python processes in which Spark runs sources of streaming queries."""
     found = set()
     for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             if "python_streaming_source_runner" in " ".join(each.cmdline()):
                 found.add(each)
     return found
@@ -95,7 +95,7 @@ def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
 
 @contextmanager
 def query_of(*arguments: Any, **options: str) -> Iterator[Run]:
-    """As `Run.start`."""
+    """Run a query in the block; the arguments are those of `Run.start`."""
     run = Run()
     run.start(*arguments, **options)
     try:

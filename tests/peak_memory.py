@@ -1,4 +1,4 @@
-"""The peak memory of this process. For programs that tests run in separate processes."""
+"""Peak memory of this process, for programs that tests run in separate processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def peak_rss_bytes() -> int:
-    """From Linux' VmHWM. Not `ru_maxrss`: that begins with what the parent held when it forked."""
+    """Return Linux' VmHWM. `ru_maxrss` would include the memory of the parent at the time of the fork."""
     status = Path("/proc/self/status").read_text()
     found = re.search(r"^VmHWM:\s+([0-9]+) kB$", status, re.MULTILINE)
     assert found is not None, status

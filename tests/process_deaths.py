@@ -20,9 +20,9 @@ import pytest
 from xdist.workermanage import NodeManager
 
 FOLDER = Path(__file__).parent.parent / "build"
-PAST_LIMIT_S = 30.0  # a test has, after pytest-timeout should have ended it
-GRACE_S = 15.0  # a process has, to end its brokers and itself
-END_S = 60  # a process has after its last test: on a busy machine pytest-xdist's own ten seconds may be too few
+PAST_LIMIT_S = 30.0  # time for a test after its limit, if pytest-timeout did not end it
+GRACE_S = 15.0  # time for a process to stop its brokers and exit
+END_S = 60  # time for a process after its last test: the 10 s of pytest-xdist are too few on a busy machine
 
 _LOOK_EVERY_S = 0.5
 _process = os.environ.get("PYTEST_XDIST_WORKER", "main")
@@ -31,7 +31,7 @@ _stacks = pytest.StashKey[IO[bytes]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     FOLDER.mkdir(exist_ok=True)
-    # Never closed: code that runs while the interpreter ends can crash as well.
+    # Never closed: the process can crash during interpreter shutdown, too.
     config.stash[_stacks] = _log(_process).open("wb", buffering=0)
     faulthandler.enable(config.stash[_stacks])
     if config.getoption("numprocesses", None) and _process == "main":
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
-    """A second timer beside pytest-timeout's own, in a thread that needs no Python."""
+    """Set a second timer, in a thread that runs without the GIL."""
     faulthandler.dump_traceback_later(settings.timeout + PAST_LIMIT_S, exit=True, file=item.config.stash[_stacks])
 
 
@@ -51,7 +51,7 @@ def pytest_timeout_cancel_timer() -> None:
 
 
 class _Watch:
-    """Over the processes of `pytest -n`, by the one that hands out the tests."""
+    """Watches the worker processes of `pytest -n`. Runs in the controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -70,7 +70,7 @@ class _Watch:
         self._thread.start()
 
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
-        """It has said that it is done, or pytest-xdist has noticed that it is gone."""
+        """Note that a worker has finished, or that pytest-xdist has detected its death."""
         self._at_work.discard(node.gateway.id)
         if error:
             self._dead = self._dead or node.gateway.id
@@ -82,7 +82,7 @@ class _Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """All processes have ended: also well?"""
+        """Report workers that ended with an error."""
         self._ended.set()
         for process, ended in self._processes.items():
             if self._dead is None and ended.poll():
@@ -101,7 +101,7 @@ class _Watch:
                     process.send_signal(number)
             if self._ended.wait(GRACE_S):
                 return
-        # A child process holds their pipes open, so pytest-xdist does not notice. It need not.
+        # A child process may hold the pipe open, so pytest-xdist does not notice the death.
         self._report_death(self._dead)
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.summary_failures()

@@ -1,4 +1,4 @@
-"""The records of a topic, read by another client (confluent-kafka, that is librdkafka)."""
+"""Read the records of a topic with librdkafka (confluent-kafka)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Record:
 
 
 def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Record]:
-    """All records of the topic, in the order of partitions and offsets."""
+    """Return all records of the topic, ordered by partition and offset."""
     settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "read-back", "enable.auto.commit": False}
     consumer = Consumer({**settings, "enable.partition.eof": False, "log_level": 0})
     try:
@@ -54,7 +54,7 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
 
 
 def _watermarks(consumer: Consumer, partition: TopicPartition, timeout_s: float = 30) -> tuple[int, int]:
-    """The low and the high watermark. The leader of a new topic may not know it for a moment, though another does."""
+    """Return the low and the high watermark. Retries: the leader of a new topic may not know the topic yet."""
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:

@@ -22,7 +22,7 @@ from tests.spark_home import BRIEF_LIFE
 
 _HERE = ("127.0.0.1", "localhost")
 _DAY = timedelta(days=1)
-# A broker takes another sign-in on the same connection after a second.
+# A connection can be re-authenticated once a second.
 SESSION_MS = 2_000
 PASSWORD = "hunter2-of-a-test"
 USERS = {"alice": "pa\"ss' w\\rd;1", "bob": "bob-secret", "carol": PASSWORD, "dave": "hunter3-of-a-test"}
@@ -31,13 +31,13 @@ _OTHERS = ("MUTUAL", "EXPIRED", "EARLY", "ELSEWHERE", "OLD")
 
 @dataclass(frozen=True)
 class SecuredKafka:
-    """`authority` has signed for EXPIRED, EARLY and ELSEWHERE, and nothing else."""
+    """`authority` has signed the certificates of EXPIRED, EARLY and ELSEWHERE only."""
 
     kafka: LocalKafka
     authority: CertificateAuthority
 
     def properties(self, listener: str) -> dict[str, str]:
-        """Properties of a client with all credentials."""
+        """Return client properties with all credentials."""
         properties = self.kafka.client_properties(listener)
         if listener in ("EXPIRED", "EARLY", "ELSEWHERE"):
             properties["ssl.truststore.location"] = str(self.authority.certificate)
@@ -46,7 +46,7 @@ class SecuredKafka:
         return properties
 
     def client_certificate(self) -> Path:
-        """One that the broker takes, with its key."""
+        """Return a client certificate with its key, which the broker accepts."""
         assert self.kafka.certificate_authority is not None
         return self.kafka.certificate_authority.issue("client")
 
@@ -57,7 +57,7 @@ def start(
     security: tuple[str, ...] = ("ssl", "sasl_plaintext", "sasl_ssl"),
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SecuredKafka:
-    """`settings`: of the broker, beside those of its listeners."""
+    """Start the broker. `settings` are added to those of its listeners."""
     authority = CertificateAuthority(folder, "another CA")
     stores = {
         "expired": authority.issue("expired", _HERE, valid=(-2 * _DAY, -_DAY)),

@@ -26,13 +26,13 @@ _BUILD = _ROOT / "build"
 _HOME = _BUILD / "spark-home"
 _ARCHIVE = _BUILD / "spark-classes.jsa"
 
-# JVMs that live for minutes gain nothing from the optimising compiler, and tests share few cores.
+# The optimising compiler does not pay off for short-lived JVMs on few cores.
 BRIEF_LIFE = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-# Code for queries of few rows takes longer to compile than they take without.
+# For few rows, compiling generated code takes longer than running without it.
 _BRIEF_QUERIES = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # A stream that has nothing to do would ask its source and all brokers a hundred times a second.
+    # By default an idle stream polls its source, and so all brokers, 100 times a second.
     "spark.sql.streaming.pollingDelay": "100ms",
 }
 _LOGGING = [
@@ -40,7 +40,7 @@ _LOGGING = [
     "-Xlog:cds=off",
     "-Xlog:class+path=off",
 ]
-# For every JVM of Spark. An archive that is not there, or does not fit, is passed over in silence.
+# For every JVM of Spark. The JVM ignores a missing or mismatched archive.
 JVM_OPTIONS = [*BRIEF_LIFE, *_LOGGING, f"-XX:SharedArchiveFile={_ARCHIVE}", "-Xshare:auto"]
 SUBMIT_ARGUMENTS = [
     *("--properties-file", str(_ROOT / "conf" / "spark-defaults.conf")),
@@ -50,7 +50,7 @@ _TRAINING_S = 600
 
 
 def use() -> None:
-    """From now on Spark is started that way, in this process and in those that it starts."""
+    """Use this Spark home in this process and its child processes."""
     (_HOME / "conf").mkdir(parents=True, exist_ok=True)
     for name in ("bin", "jars"):
         _link(_HOME / name, _pyspark() / name)
@@ -63,7 +63,7 @@ def use() -> None:
 
 
 def make_archive() -> None:
-    """Does nothing when it is there for this Java and this PySpark."""
+    """Create the class archive, unless it exists for this Java and this PySpark."""
     installed_ns = (_pyspark() / "jars").stat().st_mtime_ns
     archive = class_archive(_BUILD / f"spark-{installed_ns}", find_java(), _train)
     if archive is not None:
@@ -80,12 +80,12 @@ def _pyspark() -> Path:
 def _link(link: Path, to: Path) -> None:
     if not link.is_symlink() or link.readlink() != to:
         link.unlink(missing_ok=True)
-        with suppress(FileExistsError):  # another process was quicker
+        with suppress(FileExistsError):  # created by another process
             link.symlink_to(to)
 
 
 def _train(archive: Path) -> None:
-    """Lets a JVM do a little of everything, and write down the classes it took."""
+    """Run typical work in a JVM that records the loaded classes."""
     options = [*BRIEF_LIFE, *_LOGGING, f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds+dynamic=off"]
     subprocess.run(
         [sys.executable, "-m", "tests.spark_home", "train"],
@@ -114,7 +114,7 @@ def _be_trained() -> None:
             to_rows = written.foreachBatch(lambda batch, _: batch.collect()) if number else written.format("noop")
             to_rows.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
-    jvm.stdin.close()  # it ends then
+    jvm.stdin.close()  # ends the JVM
     jvm.wait(_TRAINING_S)
 
 

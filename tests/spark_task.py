@@ -1,4 +1,4 @@
-"""A task of a streaming query as Python code in it sees it, without Spark."""
+"""The `TaskContext` of a streaming query's task, without Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark import TaskContext
 def spark_task(
     task: int = 0, *, query_id: str = "query", start_id: str = "start", batch_id: int = 0, **properties: str
 ) -> Iterator[None]:
-    """`properties`: more local properties, with `_` for `.`"""
+    """Set the task context in the block. `properties` are more local properties, with `_` for `.`."""
     local = {"sql.streaming.queryId": query_id, "spark.jobGroup.id": start_id, "streaming.sql.batchId": str(batch_id)}
     context = TaskContext._getOrCreate()
     context._partitionId = task

@@ -20,7 +20,7 @@ HOSTS = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Ends:
-    """`certificate`: with its key, in one file. `config`: of a client that trusts its CA."""
+    """`certificate` is a file with certificate and key. `config` is of a client that trusts its CA."""
 
     certificate: Path
     config: TLSConfig
@@ -40,7 +40,7 @@ def make_ends(folder: Path) -> Ends:
 
 
 def encrypted_key(pem: str, password: str) -> str:
-    """The private key in `pem`, as PKCS #8."""
+    """Return the private key in `pem`, encrypted, as PKCS #8."""
     encryption = serialization.BestAvailableEncryption(password.encode())
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return serialization.load_pem_private_key(pem.encode(), None).private_bytes(*form, encryption).decode()

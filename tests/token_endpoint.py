@@ -1,4 +1,4 @@
-"""A token endpoint for tests: an HTTP server that answers what a test tells it to."""
+"""A token endpoint for tests: an HTTP server with scripted responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 
 class Endpoint:
-    """On a free loopback port: sends the given answers in turn, and repeats the last one; without answers: nothing."""
+    """Listens on a free loopback port. Sends the given responses in turn, repeats the last one; none: silence."""
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.asked: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []

@@ -1,4 +1,4 @@
-"""A provider of tokens, for queries of tests: brokers that check no signature take alice's."""
+"""A token provider for queries of tests: brokers that verify no signature accept its token of alice."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def token() -> str:
 
 
 def kept() -> str:
-    """The one in the file that an environment variable names."""
+    """Return the token in the file that an environment variable names."""
     return Path(os.environ["TOKEN_OF_ALICE"]).read_text()

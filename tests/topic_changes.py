@@ -1,4 +1,4 @@
-"""Topics deleted, and recreated under their names, in a real Kafka: done when all brokers agree about it."""
+"""Delete and recreate topics in a real Kafka, and wait until all brokers agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def delete_topics(kafka: LocalKafka, *topics: str) -> None:
 
 
 def recreate(kafka: LocalKafka, *topics: str) -> None:
-    """With one partition each, and no records."""
+    """Recreate topics with one empty partition each."""
     delete_topics(kafka, *topics)
     for topic in topics:
         _create(kafka, topic)
@@ -33,12 +33,12 @@ def _create(kafka: LocalKafka, topic: str) -> None:
         error = _admin(kafka.bootstrap_servers).create_topics([new])[topic].exception(30)
         if error is None:
             return
-        # The name is free again only when every broker has let go of it.
+        # The name can be used again only after every broker has deleted the topic.
         assert "TOPIC_ALREADY_EXISTS" in str(error)
         assert time.monotonic() < give_up_s, f"topic {topic} cannot be recreated"
 
 
 @lru_cache(maxsize=2)
 def _admin(servers: str) -> AdminClient:
-    # kept: a collected client would never complete its futures
+    # keep a reference: a garbage-collected client never completes its futures
     return AdminClient({"bootstrap.servers": servers, "log_level": 0})

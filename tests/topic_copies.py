@@ -1,4 +1,4 @@
-"""Runs `tests.jobs.copy_to_topic` and holds what it wrote against what was there, as another Kafka client reads it."""
+"""Run `tests.jobs.copy_to_topic` and compare source and copy, as read by librdkafka."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ROWS = 10_000
 
 
 def copy_and_check(kafka: LocalKafka, topic: TopicFactory, folder: Path, session: str, master: str) -> dict[str, Any]:
-    """Every row must arrive in both copies, and the group's lag must be 0. Returns what the job reported.
+    """Assert that both copies have every row and that the group's lag is 0. Return the report of the job.
 
-    A third topic has the number of rows of each partition, by a query in update mode.
+    A query in update mode writes the row count of each partition to a third topic.
     """
     # The records' timestamps are in the past.
     source, streamed, batched = (topic(PARTITIONS, config={"retention.ms": "-1"}) for _ in range(3))
@@ -68,5 +68,5 @@ def fill(kafka: LocalKafka, topic: str) -> None:
 
 
 def content(record: Record) -> tuple[Any, ...]:
-    """All of a record but its offset; a null key sorts with the others."""
+    """Return a record's fields except its offset, such that null keys are sortable."""
     return record.partition, record.key or b"", record.key is None, record.value, record.headers, record.timestamp_ms

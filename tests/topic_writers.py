@@ -1,4 +1,4 @@
-"""Topics created and filled by librdkafka and by Java, record by record as they are given."""
+"""Create topics, and write given records with librdkafka and Java."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def create(bootstrap: str, topics: Iterable[Topic]) -> None:
 def produce(
     bootstrap: str, topic: Topic, records: Sequence[Record], settings: Mapping[str, object] | None = None
 ) -> list[Message]:
-    """Writes by librdkafka, as few batches as its settings allow; what the broker answered for each record."""
+    """Write with librdkafka, in as few batches as its settings allow; return the delivery reports."""
     return send(_plain_producer(bootstrap, tuple((settings or {}).items())), topic, records)
 
 
@@ -72,14 +72,14 @@ def transactional(bootstrap: str, transactional_id: str, codec: str = "none", ti
 
 
 def send(producer: Producer, topic: Topic, records: Sequence[Record]) -> list[Message]:
-    """Queues all records and waits until the broker has them."""
+    """Produce all records and wait for their acknowledgement."""
     answers: list[Message] = []
 
     def delivered(error: Any, message: Message) -> None:
         assert error is None, f"{topic.name}: {error}"
         answers.append(message)
 
-    # A topic that it learns of while it flushes gets what has been assigned to a partition by then: several batches.
+    # A topic whose metadata arrives during a flush gets several small batches, so request it before.
     wait_until(lambda: producer.list_topics(topic.name, timeout=30).topics[topic.name].error is None, every_s=0.05)
     for record in records:
         producer.produce(
@@ -103,9 +103,9 @@ def produce_by_java(
     records: Sequence[Record],
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Writes by Java's producer, through Spark's JVM sink: in order, with batches as full as its settings allow.
+    """Write with the Java producer of Spark's JVM sink: in order, in batches as full as its settings allow.
 
-    Whatever is left is sent when the task ends, which flushes.
+    The task flushes the rest at its end.
     """
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     columns = {
@@ -124,7 +124,7 @@ def produce_by_java(
 
 @cache
 def _plain_producer(bootstrap: str, settings: tuple[tuple[str, object], ...]) -> Producer:
-    """Kept, because a new one takes a while to find its brokers. Fills its batches until it is flushed."""
+    """Return a cached producer (a new one must connect first) that sends full batches until it is flushed."""
     usual = {"batch.size": MIB, "batch.num.messages": 100_000, "linger.ms": 60_000}
     return Producer({"bootstrap.servers": bootstrap, "log_level": 0, **usual, **dict(settings)})
 

@@ -1,4 +1,4 @@
-"""Which protocol the transactions of a real cluster follow: UpdateFeatures, which starts no JVM."""
+"""Set `transaction.version` of a real cluster with UpdateFeatures, which starts no JVM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _UPGRADE, _SAFE_DOWNGRADE = 1, 2
 
 @contextmanager
 def transactions_before_kip_890(kafka: LocalKafka) -> Iterator[None]:
-    """The cluster has `transaction.version` 1 meanwhile. Connected clients do not notice."""
+    """Set `transaction.version` 1 in the block. Connected clients do not notice."""
     set_version(kafka, 1)
     try:
         yield
@@ -63,7 +63,7 @@ def set_version(kafka: LocalKafka, version: int) -> None:
     with Client(parse_client(address)) as client:
         call(client, UPDATE_FEATURES, {"feature_updates": [update]}, client.deadline())
     while True:
-        # A new connection each time, since features are sent at its start.
+        # A new connection for each request, since clients request features once per connection.
         with Client(parse_client(address)) as client:
             if speaks_v2(client, "any", client.deadline()) is (version == 2):
                 return

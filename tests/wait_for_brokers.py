@@ -1,4 +1,4 @@
-"""Waits until all brokers say the same of a topic, and of its transactions.
+"""Wait until all brokers agree about a topic and its transactions.
 
 They learn of what happens to it one after the other, and which of them a client asks is left to chance: a topic that
 one of them knows may be unknown to the next one, and one that was deleted may still be served.
@@ -22,19 +22,19 @@ _LEVELS = "committed", "uncommitted"
 
 
 def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
-    """Every broker that runs knows all of its partitions and who leads them, and the leaders serve them."""
+    """Wait until every running broker knows the leader of each partition, and the leaders serve requests."""
 
     def known(told: Topic) -> bool:
         return len(told.partitions) == partitions and all(each.leader >= 0 for each in told.partitions.values())
 
     _wait(kafka, topic, known, f"be known with {partitions} partitions")
-    # A broker says that it leads before it does.
+    # Metadata names a leader before that broker serves the partition.
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         list_offsets(client, dict.fromkeys([(topic, number) for number in range(partitions)], EARLIEST))
 
 
 def wait_until_gone(kafka: LocalKafka, topic: str) -> None:
-    """Every broker that runs has let go of it."""
+    """Wait until no running broker knows the topic."""
     _wait(kafka, topic, lambda told: told.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "be gone")
 
 
@@ -45,7 +45,7 @@ def wait_until_decided(kafka: LocalKafka, partitions: Iterable[tuple[str, int]])
 
 
 def wait_until_topic_decided(servers: str, topic: str) -> None:
-    """Of all its partitions."""
+    """Call `wait_until_decided` for all partitions of the topic."""
     with Client(parse_client({"bootstrap.servers": servers})) as client:
         _wait_until_decided(client, [(topic, number) for number in client.topic(topic).partitions])
 
@@ -67,7 +67,7 @@ def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: 
         if kafka.pid(broker_id) is None:
             continue
         while True:
-            # Fresh, since one that knows the cluster asks any broker.
+            # A new client per broker: after its first metadata a client may ask any broker.
             with Client(parse_client({"bootstrap.servers": kafka.address(broker_id)})) as client:
                 if agreed(client.metadata([topic]).topics[topic]):
                     break

@@ -1,4 +1,4 @@
-"""How a test waits for what other threads and processes do."""
+"""Wait for a condition that other threads or processes fulfil."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ def wait_until(
     timeout_s: float = 25,
     every_s: float = 0.005,
 ) -> None:
-    """Fails, and says `what()`, when it is not so in time: before `request.timeout.ms` is over and mends something.
+    """Fail with the text of `what()` if the condition is not true in time.
 
-    `every_s`: how long to wait between two looks, more where each asks a broker.
+    The default is below `request.timeout.ms`, after which a retry might hide a fault.
+
+    `every_s` is the interval between two checks; use a longer one if each check sends a request.
     """
     give_up_s = time.monotonic() + timeout_s
     while not condition():

@@ -1,4 +1,4 @@
-"""All rows of some partitions, as this package, librdkafka and the Java consumer read them, byte for byte."""
+"""All rows of some partitions, byte for byte, as read by this package, librdkafka and the Java consumer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rows_of_librdkafka(kafka: LocalKafka, partitions: Sequence[Partition], isola
         kind, timestamp_ms = message.timestamp()
         headers = message.headers()
         pairs = None if headers is None else tuple(headers)
-        # librdkafka counts 1 for CreateTime and 2 for LogAppendTime.
+        # librdkafka has 1 for CreateTime and 2 for LogAppendTime.
         row = (message.offset(), message.key(), message.value(), pairs, timestamp_ms, kind - 1)
         rows.setdefault((message.topic(), message.partition()), []).append(row)
     return rows
@@ -81,7 +81,7 @@ def rows_of_java(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Pa
         "startingOffsets": "earliest",
         "includeHeaders": "true",
         "kafka.isolation.level": isolation_level,
-        # The JVM connector's consumers wait that long once or twice in each task.
+        # The JVM connector's consumers wait this long once or twice per task.
         "kafka.fetch.max.wait.ms": "20",
     }
     frame = spark.read.format("kafka").options(**options).load()
