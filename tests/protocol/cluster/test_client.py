@@ -60,7 +60,6 @@ def test_metadata_closes_idle_connections_to_a_former_address_of_a_broker(kafka_
         clock.advance(10)
         assert client.metadata(None).brokers[2] != moving
         assert connection.closed
-        assert len(client._pool) == 1
         assert (moving.host, moving.port) not in client._addresses
 
 
