@@ -132,7 +132,8 @@ class ConnectionPool:
             self._forget_after_fork()
             for key, connection in list(self._connections.items()):
                 idle_s = self._clock.now_s() - connection.last_used_s
-                if key[:2] in departed and not connection.in_flight and idle_s >= _IDLE_OF_DEPARTED_S:
+                is_idle = not connection.in_flight and idle_s >= _IDLE_OF_DEPARTED_S
+                if key[:2] in departed and (connection.closed or is_idle):
                     connection.close()
                     del self._connections[key]
             return {key[:2] for key in self._connections} & set(departed)

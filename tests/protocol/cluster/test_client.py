@@ -57,8 +57,9 @@ def test_metadata_closes_idle_connections_to_a_former_address_of_a_broker(kafka_
         moving = client.metadata(None).brokers[2]
         connection = client.connection(moving, "control", client.deadline())
         kafka_of_two.move(2)
-        clock.advance(10)
-        assert client.metadata(None).brokers[2] != moving
+        for _ in range(2):  # the first request may still try the former address
+            clock.advance(10)
+            assert client.metadata(None).brokers[2] != moving
         assert connection.closed
         assert (moving.host, moving.port) not in client._addresses
 
