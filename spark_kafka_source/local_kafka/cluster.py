@@ -235,7 +235,7 @@ class LocalKafka:
 
     def pause(self, broker_id: int) -> None:
         """Pause a broker by SIGSTOP: its connections stay open, and it sends no replies."""
-        self._processes[self._node(broker_id).id].signal(signal.SIGSTOP)
+        self._processes[self._node(broker_id).id].pause()
 
     def resume(self, broker_id: int) -> None:
         """Resume a paused broker by SIGCONT."""

@@ -97,6 +97,12 @@ class JavaProcess:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
+    def pause(self) -> None:
+        """Send SIGSTOP and wait until all threads have stopped: one may still answer a request after the signal."""
+        self.signal(signal.SIGSTOP)
+        if self._process is not None and self.running and sys.platform != "darwin":
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
     def kill(self) -> None:
         """Send SIGKILL and wait for the end."""
         self.signal(signal.SIGKILL)
