@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.schema import Api
 from tests.encoded import encode
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
 
 PARTITIONS, END = 2, 10

@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
 
 

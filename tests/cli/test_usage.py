@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.fake_kafka.server import FakeKafka
 
 NOWHERE = "127.0.0.1:1"
 ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")

@@ -13,10 +13,10 @@ import pytest
 from protocol.admin.groups import describe_group
 from protocol.cluster.client import Client
 from protocol.config import parse_client
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.contract.members import new_group
 from tests.contract.transactions import TransactionalProducer
-from tests.fake_kafka.server import FakeKafka
 
 NewTopic = Callable[..., str]
 

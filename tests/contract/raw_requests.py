@@ -9,13 +9,13 @@ import pyarrow as pa
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.records.encode import finalize_header
+from protocol.testing.fake_kafka.record_batches import read_batch
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.schema import Api
 from tests.encoded import encode
-from tests.protocol.records.reference import read_batch
 
 Row = dict[str, Any]
 

@@ -16,6 +16,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Partition
 from protocol.config import parse_client
 from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
@@ -33,7 +34,6 @@ from tests.contract.raw_requests import (
     values_in,
     written,
 )
-from tests.fake_kafka.server import FakeKafka
 
 
 @pytest.fixture(scope="module", params=[FAKE, pytest.param(REAL, marks=pytest.mark.kafka(brokers=3))])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from protocol.cluster.metadata import topic_id_text
 from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.record_batches import TRANSACTIONAL, Batch, Record, write_batch
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
-from tests.protocol.records.reference import TRANSACTIONAL, Batch, Record, write_batch
 
 OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
 

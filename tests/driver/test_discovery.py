@@ -10,6 +10,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import assign_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
@@ -17,8 +19,6 @@ from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.process_state import PROCESS
 from tests.driver.changing_logs import Cluster, read_to
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID
 from tests.protocol.consumer.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
 

@@ -19,6 +19,9 @@ from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.offsets import Committed
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -28,9 +31,6 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.driver.changing_logs import ranges
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.offsets import Committed
-from tests.fake_kafka.server import FakeKafka
 from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848

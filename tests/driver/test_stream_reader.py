@@ -17,12 +17,12 @@ from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
-from tests.fake_kafka.faults import ALWAYS
 from tests.wait_until import wait_until
 
 # -- a topic deleted during a trigger -----------------------------------------------------------------

@@ -9,14 +9,14 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.errors import DeadlineExceeded
+from protocol.testing.fake_broker import kept_port
+from protocol.testing.fake_kafka.clock import ManualClock
 from spark_kafka_source import process_state
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import SinkPlan
-from tests.fake_broker import kept_port
-from tests.fake_kafka.clock import ManualClock
 
 Options = dict[str, str]
 

@@ -17,6 +17,7 @@ import pytest
 from protocol import once
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.lag import (
     SCHEMA,
@@ -27,7 +28,6 @@ from spark_kafka_source.lag import (
     lag_of_group,
     lag_of_query,
 )
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
 from tests.wait_until import wait_until
 

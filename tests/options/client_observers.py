@@ -12,11 +12,11 @@ from protocol.cluster.client import CONTROL
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import KafkaError
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.faults import ALWAYS
 from tests.options.observe import LONG, SHORT, Observe, client_of, outcome, tens, took_long
 from tests.small_cluster import SmallCluster
 

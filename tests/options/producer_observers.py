@@ -17,11 +17,11 @@ from protocol.config import parse_client, parse_producer
 from protocol.errors import KafkaError
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
 from tests.options.observe import (
     BETWEEN_S,
     DIFFER,

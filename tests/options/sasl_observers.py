@@ -18,10 +18,10 @@ from protocol.config import parse_client
 from protocol.errors import ConnectFailed, KafkaError
 from protocol.net import token_endpoint
 from protocol.sasl.credentials import Kerberos, credentials
+from protocol.testing.fake_broker import FakeBroker
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
-from tests.fake_broker import FakeBroker
-from tests.fake_kafka.clock import ManualClock
 from tests.small_cluster import SmallCluster
 from tests.token_endpoint import Endpoint
 

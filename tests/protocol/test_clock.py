@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from protocol.clock import Deadline, PausableClock, StoppableClock
-from tests.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.clock import ManualClock
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 
 from protocol.errors import ConfigurationError, KafkaError, ProducerFenced, UnsupportedVersion
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.requests import Body
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from spark_kafka_source.process_state import PROCESS
@@ -20,8 +22,6 @@ from spark_kafka_source.sink.exactly_once.open_transactions import list_open_tra
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
 from tests import read_committed
 from tests.exactly_once_query import Query, paused_at
-from tests.fake_kafka.requests import Body
-from tests.fake_kafka.server import FakeKafka
 from tests.spark_task import spark_task
 
 TOPIC = "written"

@@ -12,13 +12,13 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 from spark_kafka_source.sink.exactly_once.takeover import LedgerProducer, TakeoverBackoff, take_over
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 
 TASKS = 30
 QUERY = Query("many", "query")

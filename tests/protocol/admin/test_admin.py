@@ -25,11 +25,11 @@ from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion, 
 from protocol.errors import AdminFailed, BrokerError, ConfigurationError, UnsupportedVersion, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.documents import block
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import produce
 from tests.wait_until import wait_until
 

@@ -9,9 +9,9 @@ import pytest
 from protocol.admin.groups import ListedGroup, describe_group, list_groups
 from protocol.group.assignors.subscription_codec import encode_assignment
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 

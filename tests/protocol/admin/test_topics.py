@@ -13,9 +13,9 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import AdminFailed, Corrupt, KafkaError
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 

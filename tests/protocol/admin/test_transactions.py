@@ -12,11 +12,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import BrokerError
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_partitions, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
-from tests.fake_kafka.server import FakeKafka
 
 NAMES = [f"etl-{number}" for number in range(9)]
 

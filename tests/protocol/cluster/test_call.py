@@ -15,6 +15,7 @@ from protocol.cluster.coordinators import group_coordinator, transaction_coordin
 from protocol.cluster.metadata import Broker
 from protocol.config import ClientConfig
 from protocol.errors import BrokerError, Corrupt, DeadlineExceeded, KafkaError, UnsupportedVersion, UsageError
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
@@ -30,7 +31,6 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.schema import Api
-from tests.fake_kafka.server import FakeKafka
 
 ONE, TWO, THREE = 1, 2, 3
 

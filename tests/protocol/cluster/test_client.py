@@ -31,11 +31,11 @@ from protocol.errors import (
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.net.readiness import ready
+from protocol.testing.fake_broker import FakeBroker, kept_port
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
-from tests.fake_broker import FakeBroker, kept_port
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from protocol.clock import Backoff, Deadline
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, TopicUnknown
-from tests.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.clock import ManualClock
 
 Answer = KafkaError | None
 

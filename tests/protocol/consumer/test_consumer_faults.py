@@ -20,14 +20,14 @@ from protocol.consumer.consumer import Consumer
 from protocol.consumer.log_offsets import Range
 from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.background import background
 from tests.conftest import TopicFactory
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.protocol.consumer.consuming import (
     TOPIC_ID,

@@ -18,7 +18,7 @@ from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss
 from protocol.kafka_terms import NO_REPLICA
 from protocol.records.memory_records import read_batch_headers
-from tests.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.clock import ManualClock
 from tests.protocol.consumer.consuming import records
 
 NEAR, FAR = Broker(1, "kafka1", 9092), Broker(2, "kafka2", 9092)

@@ -17,10 +17,10 @@ from protocol.consumer.log_offsets import Range
 from protocol.consumer.log_samples import log_samples
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.kafka_terms import LATEST
+from protocol.testing.fake_kafka.controller import NO_LEADER
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import leaders
-from tests.fake_kafka.controller import NO_LEADER
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, consumer_of, records
 from tests.wait_until import wait_until
 

@@ -13,9 +13,9 @@ from protocol.consumer.fetch_failures import Action, Fail, InvalidPosition, Retr
 from protocol.consumer.fetch_position import FetchPosition
 from protocol.consumer.leaders import decide_with_leader, resolve_leaders
 from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, TopicRecreated
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
 
 REFUSED = broker_error(ErrorCode.OFFSET_OUT_OF_RANGE, "Fetch of orders-0")

@@ -13,8 +13,8 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import Corrupt, DeadlineExceeded, TopicUnknown
 from protocol.kafka_terms import LATEST
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of
 
 

@@ -16,10 +16,10 @@ from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.log_samples import RecordSizes, log_samples
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.fake_kafka.server import FakeKafka
 from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of, records, reply, reply_row
 from tests.protocol.records.test_legacy import some, wrap, write

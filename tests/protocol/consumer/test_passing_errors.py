@@ -13,10 +13,10 @@ from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError, KafkaError, ProtocolError
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, consumer_of, reader, records, rows_of
 from tests.wait_until import wait_until
 

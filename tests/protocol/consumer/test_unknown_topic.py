@@ -16,11 +16,11 @@ from protocol.config import ConsumerConfig, parse_client
 from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.controller import NO_LEADER as NO_LEADER_ID
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.controller import NO_LEADER as NO_LEADER_ID
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import TOPIC_ID, records, skip_loss
 
 UNKNOWN, KNOWN, NO_LEADER = "unknown", "known", "no leader"

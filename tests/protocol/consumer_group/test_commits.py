@@ -20,9 +20,9 @@ from protocol.group import offset_manager
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.offset_manager import OffsetManager
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from tests.fake_kafka import consumer_group as fake_consumer_group
-from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read

@@ -17,6 +17,7 @@ from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -24,7 +25,6 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.contract.members import ask_coordinator
-from tests.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
 from tests.protocol.consumer_group.members import Member

@@ -19,10 +19,10 @@ from protocol.errors import BrokerError, CommitFailed
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata, GroupMember
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read

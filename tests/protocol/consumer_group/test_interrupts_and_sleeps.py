@@ -18,8 +18,8 @@ from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSes
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, read

@@ -18,11 +18,11 @@ from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.contract.raw_requests import written
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import read

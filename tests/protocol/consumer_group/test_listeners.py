@@ -15,7 +15,7 @@ from protocol.errors import CommitFailed
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.group.membership.assignment import EndReason
 from protocol.kafka_terms import TopicPartition
-from tests.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read

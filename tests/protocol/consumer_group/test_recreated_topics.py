@@ -17,9 +17,9 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.net.connection import Connection
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.protocol.consumer_group.conftest import NewConsumer
 from tests.topic_changes import recreate

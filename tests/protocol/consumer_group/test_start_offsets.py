@@ -18,11 +18,11 @@ from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSes
 from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.testing.fake_kafka.controller import NO_LEADER
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_kafka.controller import NO_LEADER
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of, records
 from tests.wait_until import wait_until
 

@@ -8,9 +8,9 @@ import pytest
 
 from protocol.errors import Corrupt
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 GROUP = "etl"

@@ -20,13 +20,13 @@ from protocol.group import offset_manager
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.consumer_groups import coordinator_of
 from tests.contract.members import stable
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 from tests.wait_until import wait_until
 

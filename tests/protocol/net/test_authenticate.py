@@ -15,10 +15,10 @@ from protocol.errors import AuthenticationFailed, ConfigurationError, Connection
 from protocol.net.authenticate import Authenticator
 from protocol.sasl.config import SaslConfig
 from protocol.secret import Secret
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.schema import Api
 from tests.background import background
-from tests.fake_kafka.clock import ManualClock
 
 ALICE = SaslConfig(mechanism="PLAIN", username=Secret("alice"), password=Secret("secret"))
 TAKEN: dict[str, Any] = {"error_code": 0, "auth_bytes": b"", "session_lifetime_ms": 0}

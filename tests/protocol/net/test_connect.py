@@ -13,7 +13,7 @@ import pytest
 from protocol.clock import Deadline
 from protocol.errors import ConnectFailed
 from protocol.net.connect import connect
-from tests.fake_broker import FakeBroker, kept_port
+from protocol.testing.fake_broker import FakeBroker, kept_port
 
 NUMERIC = socket.getaddrinfo
 

@@ -18,11 +18,11 @@ from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection
 from protocol.net.pool import ConnectionPool
 from protocol.net.reachability import Reachability
+from protocol.testing.fake_broker import FakeBroker, kept_port
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from tests.fake_broker import FakeBroker, kept_port
-from tests.fake_kafka.clock import ManualClock
 
 
 class StandingClock(Clock):

@@ -15,8 +15,8 @@ from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
-from tests.fake_kafka import consumer_group as fake_consumer_group
-from tests.fake_kafka.server import FakeKafka
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 
 PARTITIONS = 2

@@ -18,8 +18,8 @@ from protocol.kafka_terms import EARLIEST
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.processing.conftest import Committed, Handler, Start, Write
 from tests.wait_until import wait_until
 

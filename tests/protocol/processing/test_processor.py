@@ -18,10 +18,10 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, ConfigurationError, UsageError
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from tests.documents import block
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.processing.conftest import EAGER, PROPERTIES, Committed, Handler, Recording, Running, Start, Write
 from tests.wait_until import wait_until
 

@@ -14,11 +14,11 @@ from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, UnsupportedVersion
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.records.batch_header import TRANSACTIONAL, WIRE
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from tests.fake_kafka.server import FakeKafka
-from tests.fake_kafka.transactions import State, Transaction
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
 
 TOPIC = "t"

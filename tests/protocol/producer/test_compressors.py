@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from protocol.producer.producer import Producer
-from tests.fake_kafka.server import FakeKafka
+from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.wait_until import wait_until
 

@@ -18,7 +18,7 @@ import pytest
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
-from tests.fake_kafka.server import FakeKafka
+from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
 from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
 from tests.wait_until import wait_until

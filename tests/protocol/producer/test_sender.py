@@ -25,10 +25,10 @@ from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.wait_until import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from protocol.records.arrow_numpy import binaries, filled, to_arrow, to_numpy, valid
-from tests.protocol.records.reference import Batch, Record, write_batch, write_record
+from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch, write_record
 
 # All column operations of a task of the source and of the sink.
 _READ_AND_WRITE = """

@@ -19,8 +19,8 @@ from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.compression import Codec, compress, decompress
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
-from tests.protocol.records import reference
-from tests.protocol.records.reference import Record, sealed, sequence, write_batch, write_record
+from protocol.testing.fake_kafka import record_batches as reference
+from protocol.testing.fake_kafka.record_batches import Record, sealed, sequence, write_batch, write_record
 
 PACKED = [codec for codec in Codec if codec != Codec.NONE]
 CAP = 8 << 20

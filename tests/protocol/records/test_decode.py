@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from protocol.errors import Corrupt, UsageError
 from protocol.records.decode import ALL_COLUMNS, SCHEMA, decode
 from protocol.records.memory_records import read_batch_headers
-from tests.protocol.records import reference
-from tests.protocol.records.reference import LOG_APPEND_TIME, Batch, Record, sequence, write_batch
+from protocol.testing.fake_kafka import record_batches as reference
+from protocol.testing.fake_kafka.record_batches import LOG_APPEND_TIME, Batch, Record, sequence, write_batch
 
 pytestmark = pytest.mark.soak
 

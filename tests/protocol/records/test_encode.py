@@ -20,9 +20,9 @@ from protocol.records.encode import encode_batches, finalize_header, record_size
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import HEADERS_TYPE
+from protocol.testing.fake_kafka import record_batches as reference
+from protocol.testing.fake_kafka.record_batches import read_batch, write_batch
 from tests.encoded import encode
-from tests.protocol.records import reference
-from tests.protocol.records.reference import read_batch, write_batch
 from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
 
 pytestmark = pytest.mark.soak

@@ -12,9 +12,8 @@ import pytest
 from protocol.errors import ProtocolError, UnsupportedVersion
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
-from tests.hostile import cases
-from tests.protocol.records import reference
-from tests.protocol.records.reference import (
+from protocol.testing.fake_kafka import record_batches as reference
+from protocol.testing.fake_kafka.record_batches import (
     TRANSACTIONAL,
     Batch,
     Record,
@@ -25,6 +24,7 @@ from tests.protocol.records.reference import (
     write_batch,
     write_record,
 )
+from tests.hostile import cases
 
 pytestmark = pytest.mark.soak
 

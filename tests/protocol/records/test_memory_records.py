@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import Corrupt
 from protocol.records.memory_records import read_batch_headers
-from tests.protocol.records.reference import Batch, sequence, write_batch
+from protocol.testing.fake_kafka.record_batches import Batch, sequence, write_batch
 
 
 def test_complete_batches_are_rows() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from protocol.errors import ProtocolError
 from protocol.records.record_bounds import bounds_in_lockstep, record_bounds, record_bounds_in_parts
-from tests.protocol.records.reference import Record, write_record
+from protocol.testing.fake_kafka.record_batches import Record, write_record
 
 Sizes = Callable[[random.Random], int]
 VALUE_SIZES: dict[str, Sizes] = {

@@ -10,8 +10,16 @@ import pytest
 from protocol.errors import Corrupt
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
-from tests.protocol.records import reference
-from tests.protocol.records.reference import CONTROL, TRANSACTIONAL, Batch, Record, marker, sequence, write_batch
+from protocol.testing.fake_kafka import record_batches as reference
+from protocol.testing.fake_kafka.record_batches import (
+    CONTROL,
+    TRANSACTIONAL,
+    Batch,
+    Record,
+    marker,
+    sequence,
+    write_batch,
+)
 
 EVERYTHING = 2**62
 

@@ -17,9 +17,9 @@ from protocol.config import parse_client
 from protocol.errors import AuthenticationFailed, KafkaError, ProtocolError
 from protocol.sasl.mechanisms import oauthbearer, scram
 from protocol.secret import Secret
+from protocol.testing.fake_broker import FakeBroker
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
-from tests.fake_broker import FakeBroker
 from tests.hostile import cases, provoke, spoilt, tracing
 
 pytestmark = pytest.mark.soak

@@ -31,8 +31,8 @@ from protocol.sasl.credentials import (
 )
 from protocol.sasl.token import Token, jwt_expiry_s, unsecured_token
 from protocol.secret import Secret
+from protocol.testing.fake_kafka.clock import ManualClock
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
-from tests.fake_kafka.clock import ManualClock
 from tests.protocol.net.test_hostile_tls import Talk, server
 from tests.token_endpoint import Endpoint
 

@@ -10,8 +10,8 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.producer.transactional_producer import TransactionalProducer
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.transaction.producing import MADE, started
 
 QUICK = {"retry.backoff.ms": 10, "reconnect.backoff.ms": 0}

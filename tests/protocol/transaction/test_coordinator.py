@@ -9,13 +9,13 @@ from protocol.cluster.client import Client
 from protocol.errors import BrokerError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import GroupMember
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
-from tests.fake_kafka.server import FakeKafka
 
 
 def init(client: Client, held: TransactionalIdentity | None = None) -> TransactionalIdentity:

@@ -10,13 +10,13 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction, end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 
 MARKER = {("orders", 0): CommittedOffset(7)}
 

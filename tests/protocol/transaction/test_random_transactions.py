@@ -12,12 +12,12 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError, OutcomeUnknown
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import send_numbered
 from tests.protocol.transaction.conftest import QUICK
 from tests.protocol.transaction.producing import numbers_in, started

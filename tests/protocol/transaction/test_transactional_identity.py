@@ -14,11 +14,11 @@ from protocol.errors import (
 )
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import send_numbered
 from tests.protocol.transaction.producing import GROUP, send_and_flush, started, visible
 

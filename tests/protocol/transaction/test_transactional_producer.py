@@ -25,13 +25,13 @@ from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of, send_and_flush, started, visible
 

@@ -19,11 +19,11 @@ from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.end_transaction import end_transaction
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, started, visible
 from tests.wait_until import wait_until

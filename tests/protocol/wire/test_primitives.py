@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Corrupt, Truncated
+from protocol.testing.fake_kafka.record_batches import varint
 from protocol.wire.primitives import LARGE_BYTES, Reader, Writer
-from tests.protocol.records.reference import varint
 
 pytestmark = pytest.mark.soak
 

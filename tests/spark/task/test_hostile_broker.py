@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from protocol.testing.fake_kafka.server import FakeKafka
 from tests.encoded import encode
-from tests.fake_kafka.server import FakeKafka
 
 TOPIC = "orders"
 BOMB_BYTES = 1 << 30

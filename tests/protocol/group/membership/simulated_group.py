@@ -18,10 +18,10 @@ from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.membership.member_state import MemberState, RefreshMetadata, SendRequest, Wait
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.cluster import Cluster
+from protocol.testing.fake_kafka.requests import Pending, Request
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.cluster import Cluster
-from tests.fake_kafka.requests import Pending, Request
 
 GROUP = "etl"
 ORDERS = TopicSubscription(frozenset({"orders"}))

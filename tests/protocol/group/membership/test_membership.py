@@ -20,15 +20,15 @@ from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.offset_manager import OffsetManager
 from protocol.net.connection import Reply
+from protocol.testing.fake_kafka import consumer_group
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
 from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
-from tests.fake_kafka import consumer_group
-from tests.fake_kafka.faults import ALWAYS
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 from tests.wait_until import wait_until

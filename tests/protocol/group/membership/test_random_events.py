@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.broker_errors import ErrorCode
 from protocol.group.membership.member_state import MemberState
-from tests.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.clock import ManualClock
 from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
 
 pytestmark = pytest.mark.soak

@@ -16,12 +16,12 @@ from protocol.group.membership.member_state import (
     RefreshMetadata,
     SendRequest,
 )
+from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.fake_kafka.cluster import Cluster
 from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
 
 CLASSIC = {"protocol": "classic", "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000}

@@ -8,8 +8,8 @@ from enum import Enum
 
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.requests import Body, Refused
 from protocol.wire.schema import Api
-from tests.fake_kafka.requests import Body, Refused
 
 ALWAYS = 10**9
 Edit = Callable[[Body], "Body | bytes | None"]

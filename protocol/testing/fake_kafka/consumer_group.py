@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.broker_errors import ErrorCode
-from tests.fake_kafka.controller import TopicImage
-from tests.fake_kafka.requests import Body, Refused
+from protocol.testing.fake_kafka.controller import TopicImage
+from protocol.testing.fake_kafka.requests import Body, Refused
 
 SESSION_S = 45.0
 HEARTBEAT_INTERVAL_MS = 5_000

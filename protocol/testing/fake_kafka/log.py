@@ -16,9 +16,9 @@ from protocol.records.batch_header import (
     TRANSACTIONAL,
     checksum,
 )
-from tests.fake_kafka.producer_state import ProducerState, Written, last_sequence
-from tests.fake_kafka.requests import Refused
-from tests.protocol.records.reference import marker, read_batch, write_batch
+from protocol.testing.fake_kafka.producer_state import ProducerState, Written, last_sequence
+from protocol.testing.fake_kafka.record_batches import marker, read_batch, write_batch
+from protocol.testing.fake_kafka.requests import Refused
 
 NO_OFFSET = -1
 

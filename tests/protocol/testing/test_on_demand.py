@@ -20,6 +20,9 @@ from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.producer import Producer
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.cluster import Cluster
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -29,9 +32,6 @@ from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from tests.contract.members import GroupMember, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
-from tests.fake_kafka.clock import ManualClock
-from tests.fake_kafka.cluster import Cluster
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.consumer.consuming import records
 from tests.protocol.producer.producing import numbered
 

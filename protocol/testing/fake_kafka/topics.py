@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from protocol.broker_errors import ErrorCode
+from protocol.testing.fake_kafka.broker import Broker
+from protocol.testing.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage
+from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import NO_UUID
-from tests.fake_kafka.broker import Broker
-from tests.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage
-from tests.fake_kafka.requests import Body, Refused, Request, row_of
 
 
 def metadata(broker: Broker, request: Request) -> Body:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.broker_errors import ErrorCode
-from tests.fake_kafka.requests import Body, Refused
+from protocol.testing.fake_kafka.requests import Body, Refused
 
 _NO_SESSION, _FIRST = -1, 0
 _LAST_EPOCH = 2**31 - 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.broker_errors import ErrorCode
-from tests.fake_kafka.requests import Body, Refused
+from protocol.testing.fake_kafka.requests import Body, Refused
 
 
 class State(Enum):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.requests import Body, Refused, Request
 from protocol.wire.messages.m26_end_txn import LAST_BEFORE_TRANSACTION_V2
 from protocol.wire.messages.m28_txn_offset_commit import LAST_BEFORE_TRANSACTION_V2 as LAST_WITH_ADD_OFFSETS
-from tests.fake_kafka.requests import Body, Refused, Request
 
 if TYPE_CHECKING:
-    from tests.fake_kafka.cluster import Cluster
+    from protocol.testing.fake_kafka.cluster import Cluster
 
 _NONE = -1
 _LAST_EPOCH = 0x7FFE

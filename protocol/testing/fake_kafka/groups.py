@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Mapping
 
 from protocol.broker_errors import ErrorCode
-from tests.fake_kafka.consumer_group import ConsumerGroup
-from tests.fake_kafka.controller import TopicImage
-from tests.fake_kafka.group import Group, Member, State, Waiting
-from tests.fake_kafka.requests import Body, Pending, Refused, Request
+from protocol.testing.fake_kafka.consumer_group import ConsumerGroup
+from protocol.testing.fake_kafka.controller import TopicImage
+from protocol.testing.fake_kafka.group import Group, Member, State, Waiting
+from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 
 
 class Groups:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protocol.broker_errors import ErrorCode
+from protocol.testing.fake_kafka.controller import Image, PartitionImage, TopicImage
+from protocol.testing.fake_kafka.fetch_sessions import FetchSessions
+from protocol.testing.fake_kafka.log import Log
+from protocol.testing.fake_kafka.requests import Body, Refused, row_of
 from protocol.wire.schema import NO_UUID, Api
-from tests.fake_kafka.controller import Image, PartitionImage, TopicImage
-from tests.fake_kafka.fetch_sessions import FetchSessions
-from tests.fake_kafka.log import Log
-from tests.fake_kafka.requests import Body, Refused, row_of
 
 if TYPE_CHECKING:
-    from tests.fake_kafka.cluster import Cluster
+    from protocol.testing.fake_kafka.cluster import Cluster
 
 
 @dataclass

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.testing.fake_broker import CUT, FakeBroker, Handler, kept_port
+from protocol.testing.fake_kafka.cluster import Cluster
+from protocol.testing.fake_kafka.faults import Fault, Kind
+from protocol.testing.fake_kafka.requests import Body, Pending, Request
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.schema import Api
-from tests.fake_broker import CUT, FakeBroker, Handler, kept_port
-from tests.fake_kafka.cluster import Cluster
-from tests.fake_kafka.faults import Fault, Kind
-from tests.fake_kafka.requests import Body, Pending, Request
 
 _LOOK_AGAIN_S = 0.01
 """Maximum time until a pending reply notices a jump of the clock; other events are noticed immediately."""

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from protocol.testing.fake_kafka.broker import Broker, named
+from protocol.testing.fake_kafka.fetch import fetch
+from protocol.testing.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
+from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, row_of
+from protocol.testing.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
+from protocol.testing.fake_kafka.transactions import added_partitions
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -34,12 +40,6 @@ from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIO
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
-from tests.fake_kafka.broker import Broker, named
-from tests.fake_kafka.fetch import fetch
-from tests.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
-from tests.fake_kafka.requests import Body, Pending, Refused, Request, row_of
-from tests.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
-from tests.fake_kafka.transactions import added_partitions
 
 Handler = Callable[[Broker, Request], "Body | Pending"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.records.batch_header import TRANSACTIONAL
+from protocol.testing.fake_kafka.broker import Broker, Hosted
+from protocol.testing.fake_kafka.controller import TopicImage
+from protocol.testing.fake_kafka.log import batches_of
+from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
-from tests.fake_kafka.broker import Broker, Hosted
-from tests.fake_kafka.controller import TopicImage
-from tests.fake_kafka.log import batches_of
-from tests.fake_kafka.requests import Body, Pending, Refused, Request
 
 _WANTED_ACKS = (-1, 0, 1)
 _READ_COMMITTED = 1

@@ -14,17 +14,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.broker import Broker, Hosted
+from protocol.testing.fake_kafka.controller import Controller, TopicImage
+from protocol.testing.fake_kafka.faults import ALWAYS, Edit, Fault, Faults, Kind
+from protocol.testing.fake_kafka.groups import Groups
+from protocol.testing.fake_kafka.handlers import HANDLERS, refused
+from protocol.testing.fake_kafka.log import Log
+from protocol.testing.fake_kafka.offsets import Offsets
+from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
+from protocol.testing.fake_kafka.transactions import Transactions
 from protocol.wire import frame
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.schema import Api
-from tests.fake_kafka.broker import Broker, Hosted
-from tests.fake_kafka.controller import Controller, TopicImage
-from tests.fake_kafka.faults import ALWAYS, Edit, Fault, Faults, Kind
-from tests.fake_kafka.groups import Groups
-from tests.fake_kafka.log import Log
-from tests.fake_kafka.offsets import Offsets
-from tests.fake_kafka.requests import Body, Pending, Refused, Request
-from tests.fake_kafka.transactions import Transactions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,8 +92,6 @@ class Cluster:
     @_step
     def handle(self, broker_id: int, request: Request) -> Body | Pending:
         """Handle a request at a broker; return the reply, or a pending one."""
-        from tests.fake_kafka.handlers import HANDLERS, refused
-
         handler, broker = HANDLERS[request.api], self.brokers[broker_id]
         try:
             return handler(broker, request)

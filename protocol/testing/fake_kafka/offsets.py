@@ -8,11 +8,11 @@ from functools import partial
 
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.broker import Broker, named
+from protocol.testing.fake_kafka.controller import TopicImage
+from protocol.testing.fake_kafka.groups import Groups
+from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
 from protocol.wire.messages.m10_find_coordinator import GROUP
-from tests.fake_kafka.broker import Broker, named
-from tests.fake_kafka.controller import TopicImage
-from tests.fake_kafka.groups import Groups
-from tests.fake_kafka.requests import Body, Refused, Request, row_of
 
 _NOTHING = {"committed_offset": -1, "committed_leader_epoch": -1, "metadata": ""}
 

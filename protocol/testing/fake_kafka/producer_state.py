@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from protocol.broker_errors import ErrorCode
-from tests.fake_kafka.requests import Refused
+from protocol.testing.fake_kafka.requests import Refused
 
 _REMEMBERED = 5
 _SEQUENCES = 2**31

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import NO_LEADER_EPOCH
+from protocol.testing.fake_kafka.broker import Broker
+from protocol.testing.fake_kafka.controller import TopicImage
+from protocol.testing.fake_kafka.fetch_sessions import FetchSession, Key
+from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m01_fetch import FETCH
-from tests.fake_kafka.broker import Broker
-from tests.fake_kafka.controller import TopicImage
-from tests.fake_kafka.fetch_sessions import FetchSession, Key
-from tests.fake_kafka.requests import Body, Pending, Refused, Request
 
 _READ_COMMITTED = 1
 _REFUSED = {"high_watermark": -1, "log_start_offset": -1, "records": b"", "aborted_transactions": None}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from protocol.broker_errors import ErrorCode
-from tests.fake_kafka.requests import Refused
+from protocol.testing.fake_kafka.requests import Refused
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 NO_LEADER = -1
