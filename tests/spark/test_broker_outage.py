@@ -19,14 +19,14 @@ from tests.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 
-# `make soak` asks for a minute, and kills each of them.
+# `make soak`: one minute, and all three brokers are killed.
 OUTAGE_S = scaled("OUTAGE_S", 10.0, 60.0)
 KILLED = 3 if SOAK else 1
 PARTITIONS = 3
 
 
 class Rows:
-    """The rows of a query by batch; a repeated batch replaces its rows."""
+    """Collects the rows of a query by batch id. A replayed batch replaces its rows."""
 
     def __init__(self) -> None:
         self.by_batch: dict[int, list[tuple[int, int]]] = {}
@@ -54,7 +54,7 @@ def start(spark: SparkSession, kafka: LocalKafka, topic: str, group: str, rows: 
 
 
 def produce(kafka: LocalKafka, topic: str, records: int) -> None:
-    """`records` into each partition, with patience for brokers that are just coming back."""
+    """Write `records` records to each partition. Brokers may still be restarting."""
     settings = {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, "log_level": 0}
     producer = Producer(settings)
     for n in range(records):
@@ -96,7 +96,7 @@ def test_query_continues_after_kills_of_one_and_all_brokers(
     wait_for_lag_zero(kafka, group, PARTITIONS)
 
     for broker in kafka.broker_ids:
-        kafka.pause(broker)  # silence first: the worst kind of gone
+        kafka.pause(broker)  # first without a reply or a reset, which clients detect last
     gone_since_s = time.monotonic()
     try:
         for broker in kafka.broker_ids:

@@ -1,7 +1,7 @@
-"""Every block of code and every command of README and docs is run: here, or by the test that is named here.
+"""Run every code block and every command of README and docs, here or in the test that a table below names.
 
-Names of brokers, topics and folders are replaced by those of the test; the rest is run as it is printed. Without a
-language a block is a picture or a format, and listed as such.
+Names of brokers, topics and folders are replaced by the test's; the rest is run as printed. Blocks without a language
+are diagrams or formats; the tables list them too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.protocol.consumer.consuming import produce
 from tests.read_back import read_back
 from tests.wait_until import wait_until
 
-# (page, words of the block) -> the test that runs it.
+# (page, text in the block) -> the test that runs it.
 HERE = "tests/spark/test_documents.py::"
 PYTHON = {
     ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_example_of_the_docs_runs",
@@ -86,7 +86,7 @@ PYTHON = {
         )
     },
 }
-# The page of settings, where there is one.
+# Blocks of one page that one test runs.
 TUNING = ROOT / "docs" / "tuning.md"
 if TUNING.exists():
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
@@ -106,7 +106,7 @@ COMMANDS: dict[str, str] = {
     "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3": "tests/spark/local_kafka/"
     "test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
-    "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # the same switch as the next one
+    "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # tested by the next command
     **dict.fromkeys(
         (
             "python -m pip wheel . --no-deps -w dist && cp dist/spark_kafka_source-*.whl pkg.zip",
@@ -116,9 +116,9 @@ COMMANDS: dict[str, str] = {
     ),
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
-    "pip install": "",  # its downloads are described
-    "make test": "",  # is what runs this
-    "%pip install": "",  # only Databricks has it, where this has not been tried, as README says
+    "pip install": "",  # downloads packages; README describes it
+    "make test": "",  # runs this test
+    "%pip install": "",  # exists in Databricks only, which the tests do not use (see README)
     "make bench": HERE + "test_benchmarks_of_the_docs_run",
     "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
@@ -131,7 +131,7 @@ COMMANDS: dict[str, str] = {
     "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }
 BENCHMARK = "python -m tests.benchmarks.run"
-# Tests of the commands of cli.md are in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`.
+# Commands of cli.md are tested in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`.
 COMMAND_LINE = (
     "pykafka ",
     "echo 'customer-7:paid' | pykafka ",
@@ -168,7 +168,7 @@ def test_tests_named_for_code_blocks_exist() -> None:
 
 
 def test_makefile_commands_equal_tested_commands() -> None:
-    """`make demo` is this command; to run it here again would take its minute twice."""
+    """The demo itself runs in `test_demo`: it takes a minute, so compare the command only."""
     from tests.spark.demo.test_demo import COMMAND
 
     for target, words in {
@@ -182,13 +182,13 @@ def test_makefile_commands_equal_tested_commands() -> None:
 
 @pytest.mark.parametrize("command", sorted(each for each in commands() if each.startswith(BENCHMARK)))
 def test_benchmarks_of_the_docs_run(command: str) -> None:
-    """Its arguments are understood. To measure takes ten minutes, and nothing else may run meanwhile: `make bench`."""
+    """Parse the arguments only: a measurement takes ten minutes on an idle machine (`make bench`)."""
     told = benchmarks._parse(command.removeprefix(BENCHMARK).split())
     assert told.sections
 
 
 def test_wheel_contains_package_extras_and_entry_points(tmp_path: Path) -> None:
-    """What `pip wheel` and `pip install` build, by the backend that they call, without a network."""
+    """Call the build backend as `pip wheel` does, but without a network."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, timeout=120, check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -299,7 +299,7 @@ def test_migrating_examples_write_batches_and_updates(
 def test_documented_settings_are_accepted(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    """The session's own setting needs a new session, which the benchmark has: here it is only said."""
+    """Session settings only apply to a new session: run that block here, and measure its effect in the benchmarks."""
     orders, copy = topic1(2), topic1()
     produce(kafka1, orders, range(10), 2)
     names: dict[str, Any] = {"spark": spark}

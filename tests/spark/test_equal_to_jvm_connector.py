@@ -54,7 +54,7 @@ JvmRows = Callable[[bool, str], pa.Table]
 
 @dataclass(frozen=True)
 class Corpus:
-    """The written topics of `awkward_topics`, and the broker's files."""
+    """The topics of `awkward_topics`, already written, and the broker's log directory."""
 
     bootstrap: str
     data_folder: Path
@@ -73,7 +73,7 @@ def corpus(kafka1: LocalKafka, spark: SparkSession) -> Corpus:
 
 @pytest.fixture(scope="module")
 def rows_of(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> RowsOf:
-    """Runs a batch or an `availableNow` query to its end; its rows, sorted by topic, partition and offset."""
+    """Run a batch or an `availableNow` query; return its rows, sorted by topic, partition and offset."""
     folder = tmp_path_factory.mktemp("rows")
 
     def run(rows: DataFrame) -> pa.Table:
@@ -90,7 +90,7 @@ def rows_of(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ro
 
 @pytest.fixture(scope="module")
 def jvm_rows(spark: SparkSession, corpus: Corpus, rows_of: RowsOf) -> JvmRows:
-    """Rows of all topics, read by the JVM connector with headers: `jvm_rows(streaming, isolation_level)`."""
+    """Return `jvm_rows(streaming, isolation_level)`: all topics with headers, read by the JVM connector."""
 
     @cache
     def read(streaming: bool, isolation_level: str) -> pa.Table:
@@ -101,12 +101,12 @@ def jvm_rows(spark: SparkSession, corpus: Corpus, rows_of: RowsOf) -> JvmRows:
 
 
 def source(spark: SparkSession, name: str, corpus: Corpus, options: Options, *, streaming: bool = False) -> DataFrame:
-    """The rows of all topics, from the beginning, as the source called `name` declares them; an option may be None."""
+    """Load all topics from the beginning with the format `name`. An option that is None removes a default."""
     settings = {
         "kafka.bootstrap.servers": corpus.bootstrap,
         "subscribe": ",".join(corpus.topics),
         "startingOffsets": "earliest",
-        # The JVM connector's consumers wait that long once or twice in each task.
+        # The JVM connector waits this long once or twice per task.
         "kafka.fetch.max.wait.ms": 20,
         **options,
     }
@@ -118,7 +118,7 @@ def source(spark: SparkSession, name: str, corpus: Corpus, options: Options, *, 
 
 
 def assert_same_rows(ours: pa.Table, expected: pa.Table) -> None:
-    """All columns of all rows, byte for byte. A failure tells which rows only one of them has, or where they differ."""
+    """Compare all columns, byte for byte. The failure shows rows of one side only, or the differing columns."""
     assert ours.schema == expected.schema
     assert ours.num_rows > 0
     if not ours.equals(expected):
@@ -135,9 +135,9 @@ def assert_same_rows(ours: pa.Table, expected: pa.Table) -> None:
             streaming, isolation_level, headers, id=f"{kind}-{isolation_level}-{'with' if headers else 'no'} headers"
         )
         for streaming, kind in ((False, "batch"), (True, "availableNow"))
-        # A stream's tasks read as a batch's do.
+        # Streams and batches share the code of tasks.
         for isolation_level in ("read_committed", *(["read_uncommitted"] if SOAK or not streaming else []))
-        # All that differs is one column; `make soak` compares the rest, too.
+        # Only the column `headers` differs; `make soak` compares the other combinations, too.
         for headers in ([True, False] if SOAK or (streaming, isolation_level) == (False, "read_committed") else [True])
     ],
 )
@@ -155,7 +155,7 @@ def test_rows_of_all_awkward_topics_equal_jvm_connector(
     assert ours.schema == expected.schema
     rows = rows_of(ours)
     assert_same_rows(rows, jvm_rows(streaming, isolation_level).select(ours.columns))
-    # A third opinion: two readers that skip the same rows would be equal, too.
+    # Also compare with librdkafka: both connectors could skip the same rows.
     counts = {
         (row["topic"], row["partition"]): row["offset_count"]
         for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "count")]).to_pylist()
@@ -178,7 +178,7 @@ def test_triggers_ending_within_batches_and_gaps_miss_no_row(
     limit: int,
     assigned: dict[Topic, list[int]],
 ) -> None:
-    """Within batches, transactions and gaps, on markers; some hold no row at all."""
+    """Triggers end within record batches, transactions and gaps, and on markers; some contain no row."""
     assign = json.dumps({topic.name: partitions for topic, partitions in assigned.items()})
     options: Options = {"subscribe": None, "assign": assign, "kafka.isolation.level": "read_committed"}
     ours = source(spark, OURS, corpus, {**options, "maxOffsetsPerTrigger": limit}, streaming=True)
@@ -188,18 +188,18 @@ def test_triggers_ending_within_batches_and_gaps_miss_no_row(
 def test_fetches_smaller_than_record_batch_return_every_row(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, jvm_rows: JvmRows
 ) -> None:
-    """Each reply then holds a single batch, however large, or an empty one, or the gap that the cleaner left."""
+    """Each reply has one record batch of any size, an empty batch, or a gap left by compaction."""
     tiny = {"kafka.max.partition.fetch.bytes": 1, "kafka.fetch.max.bytes": 1}
     options: Options = {**tiny, "kafka.isolation.level": "read_committed", "includeHeaders": True}
     assert_same_rows(rows_of(source(spark, OURS, corpus, options)), jvm_rows(False, "read_committed"))
 
 
-# Whole partitions are read with both, above.
+# The test of whole partitions has both isolation levels.
 @variants("isolation_level", ["read_uncommitted", "read_committed"], "read_committed")
 def test_ranges_with_arbitrary_bounds_equal_jvm_connector(
     spark: SparkSession, corpus: Corpus, rows_of: RowsOf, isolation_level: str
 ) -> None:
-    """Within a batch, a compressed one, a transaction, on a marker, in a gap, on both sides of a gap."""
+    """Ranges begin and end within (compressed) batches, transactions and gaps, beside gaps, and on markers."""
     ranges = {
         BATCH_SIZES.name: [(10, 11), (7_999, 8_001), (77, 9_999), (1_234, 1_234)],
         CODEC_MIX.name: [(1, 1_520), (299, 700)],
@@ -251,7 +251,7 @@ def test_assigned_partitions_give_rows_of_jvm_connector(
 
 
 def test_awkward_topics_contain_intended_record_batches(corpus: Corpus) -> None:
-    """The comparisons above need these kinds of records."""
+    """Check that the comparisons above meet each kind of record batch."""
     for partition in range(2):
         codecs = [batch.codec for batch in corpus.stored(CODEC_MIX, partition)]
         assert list(dict.fromkeys(codecs)) == list(CODECS)
@@ -274,7 +274,7 @@ def test_awkward_topics_contain_intended_record_batches(corpus: Corpus) -> None:
 
 @cache
 def counted_by_librdkafka(bootstrap: str, topics: tuple[str, ...], isolation_level: str) -> dict[tuple[str, int], int]:
-    """How many records librdkafka finds in each partition that has any."""
+    """Return the number of records by partition, as librdkafka reads them; empty partitions are left out."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "nobody", "enable.auto.commit": False}
     settings |= {"isolation.level": isolation_level, "enable.partition.eof": True}
     consumer = Consumer(settings)

@@ -1,4 +1,4 @@
-"""A query that is killed with SIGKILL, again and again, in the middle of its batches."""
+"""A query killed repeatedly with SIGKILL, at random points of its batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.soak import scaled
 
 pytestmark = pytest.mark.soak
 
-# The soak run (`make soak`) asks for more.
+# More in `make soak`.
 KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 6
 RECORDS = 1_000 * KILLS
@@ -51,7 +51,7 @@ def test_killed_query_never_commits_ahead_of_checkpoint_and_loses_no_row(
         batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0
         with killed_in_the_end(*arguments, "300") as job:
             wait_for_batches(job, checkpoint, batches + 1)
-            time.sleep(dice.uniform(0, 1.5))  # anywhere in a batch: this is the point of the test
+            time.sleep(dice.uniform(0, 1.5))  # a random point of the batch
     before_end = spark.read.parquet(str(output)).count()
     assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)  # type: ignore[call-arg]
     watch.close()

@@ -1,4 +1,4 @@
-"""Memory of a long-lived query: the reader's process on the driver, and the reused workers, stay as they are."""
+"""Memory of a long-lived query: neither the reader's process on the driver nor reused workers grow."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 
-# `make soak` asks for a thousand.
+# A thousand in `make soak`.
 BATCHES = scaled("BATCHES", 60, 1_000)
 PARTITIONS = 4
-# What an interpreter may still grow by once it is warm: caches of Arrow and of the allocator. Less than it grows by in
-# 60 batches when the driver side keeps 100 kB of each, or a worker its rows.
+# Allowed growth of a warm interpreter: caches of Arrow and of the allocator. A leak is larger within 60 batches, be it
+# 100 kB per batch on the driver, or the rows of a batch in a worker.
 SLACK_MB = {DRIVER_SIDE: 1.5, WORKER: 8.0}
 VALUE = b"x" * 40_000
 
@@ -32,7 +32,7 @@ def test_memory_of_driver_and_workers_does_not_grow_between_batches(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(PARTITIONS)
-    # Large where they are read, small on the way there.
+    # Large values that compress well: much memory in readers, little network traffic.
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "linger.ms": 20, "compression.type": "zstd"})
     per_batch = 40
     for n in range(BATCHES * per_batch):
@@ -58,7 +58,7 @@ def test_memory_of_driver_and_workers_does_not_grow_between_batches(
     assert len(list((tmp_path / "commits").glob("[0-9]*"))) >= min(BATCHES, 100)
     lived = max(map(len, memory.trail_mb.values())) / 2
     longest = {
-        # The largest of those that lived through most of it: not the daemon, which only forks workers.
+        # The largest long-lived process of each kind. The daemon only forks workers, so it is smaller.
         kind: max(
             (trail for (of_kind, _), trail in memory.trail_mb.items() if of_kind == kind and len(trail) > lived),
             key=statistics.median,
@@ -66,7 +66,7 @@ def test_memory_of_driver_and_workers_does_not_grow_between_batches(
         for kind in (DRIVER_SIDE, WORKER)
     }
     for kind, trail in longest.items():
-        # The first half warms up.
+        # The first half is the warm-up.
         half = trail[len(trail) // 2 :]
         middle, end = half[: len(half) // 4], half[-(len(half) // 4) :]
         grown_mb = statistics.median(end) - statistics.median(middle)

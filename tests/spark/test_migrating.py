@@ -22,7 +22,7 @@ OURS, JVM = "pykafka-group", "kafka"
 def test_checkpoint_moves_from_jvm_connector_and_back(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    """A query with state: each value comes twice, once before each move, and must be seen once."""
+    """A stateful query: each value is sent before and after a move, and is output once."""
     name, checkpoint, output = topic1(2), str(tmp_path / "orders"), str(tmp_path / "output")
     kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers}
 
@@ -56,7 +56,7 @@ def test_checkpoint_moves_from_jvm_connector_and_back(
 def test_checkpoint_without_complete_batch_is_reported_with_starting_offsets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of Spark's own connector, which keeps the start of a query where no source in Python can see it."""
+    """Spark's own connector stores the start of a query in a file that Python sources cannot read."""
     checkpoint = tmp_path / "orders"
     shutil.copytree(Path(__file__).parent / "driver" / "checkpoints" / "connector" / "checkpoint", checkpoint)
     check = block("migrating.md", "sources/*/0").with_names({'"/checkpoints/orders"': repr(str(checkpoint))})
@@ -84,7 +84,7 @@ def test_second_action_reads_offsets_of_first_until_new_load(
     rows.createOrReplaceTempView("planned_once")
     assert rows.count() == 3
     produce(3, 5)
-    # As long as Spark keeps the plan: the page says so.
+    # The docs say so: a table has the offsets of its first plan.
     assert (rows.count(), spark.table("planned_once").count()) == (3, 3)
     assert names["orders"]().count() == 5
     exec(block("migrating.md", "def enrich(").text, names)

@@ -1,4 +1,4 @@
-"""The notebooks, run cell by cell in a separate kernel, from their folder."""
+"""Run the notebooks cell by cell in a separate kernel, from their folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from tests.spark_home import BRIEF_LIFE
 
-# Records that the query has read, and earlier ones.
+# Print the records that the query has read in all, and those of earlier starts.
 _READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), sum(p.committed for p in lag_of_query(etl)))"
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -33,8 +33,8 @@ def test_notebook_is_stored_without_outputs(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, list[str]]:
-    """The outputs of each notebook. One kernel runs them in turn, since its Spark starts slowly."""
-    # A busy machine keeps up with these, too; more batches only make a better picture.
+    """Return the outputs by notebook. One kernel runs all notebooks, because Spark starts slowly."""
+    # Fewer rows and batches, for a busy machine; the original numbers only give better plots.
     fewer = {
         "spark.range(30_000)": "spark.range(12_000)",
         '"rowsPerSecond", 1000': '"rowsPerSecond", 100',
@@ -101,18 +101,19 @@ Run = Callable[[str, Mapping[str, str]], list[str]]
 
 @contextmanager
 def kernel() -> Iterator[Run]:
-    """`run(name, instead)` gives what the notebook's cells put out: texts, and the kinds of pictures.
+    """Return `run(name, instead)`, which runs a notebook and returns its outputs: texts, and the MIME types of plots.
 
-    An error in a cell is raised. `instead` replaces texts of the cells. Names of earlier notebooks are gone.
+    Raises the error of a cell. `instead` maps texts of cells to their replacements. Variables are reset between
+    notebooks.
     """
     manager = AsyncKernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable  # whatever other kernel is installed under this name
+    manager.kernel_spec.argv[0] = sys.executable  # the installed kernel of this name may use another Python
     folder = NOTEBOOKS[0].parent
     assert (folder / "../conf/spark-defaults.conf").is_file()
 
     def run(name: str, instead: Mapping[str, str]) -> list[str]:
         notebook = read(name)
-        # The same settings, in a way that lets Spark's JVM map its class archive.
+        # The folder of the tests has the same settings, and lets Spark's JVM map its class archive.
         for words, others in {'"../conf"': repr(os.environ["SPARK_CONF_DIR"]), **instead}.items():
             (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and words in cell.source)
             cell.source = cell.source.replace(words, others)
@@ -126,7 +127,7 @@ def kernel() -> Iterator[Run]:
     try:
         yield run
     finally:
-        run_sync(manager.shutdown_kernel)(now=True)  # it is ours, not a client's: its Spark and Kafka end with it
+        run_sync(manager.shutdown_kernel)(now=True)  # clients do not stop a kernel that they did not start
 
 
 def read(name: str) -> nbformat.NotebookNode:

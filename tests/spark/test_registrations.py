@@ -8,7 +8,10 @@ from spark_kafka_source.source import KafkaGroupDataSource, register
 
 
 def test_registrations_have_separate_environments(spark: SparkSession) -> None:
-    """Two first queries break one that they share, and sessions share that of a source that Spark has found itself."""
+    """Two first queries at the same time break an environment that they share.
+
+    Sessions share the environment of a discovered format; `register` gives each session a new one.
+    """
 
     def environment(session: SparkSession) -> int:
         manager = session._jsparkSession.sessionState().dataSourceManager()

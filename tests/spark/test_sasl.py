@@ -1,4 +1,4 @@
-"""SASL in Spark: by the same options its own JVM connector and this source read the same rows; and a whole query."""
+"""SASL in Spark: with the same options, the JVM connector and this source read the same rows. Also a whole query."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def topic(secured: SecuredKafka) -> str:
     return TOPIC
 
 
-# Each without TLS: tests/protocol/sasl.
+# Mechanisms without TLS: tests/protocol/sasl.
 @variants("listener", ["SASL_PLAINTEXT", "SASL_SSL"], "SASL_SSL")
 @pytest.mark.parametrize("way", WAYS)
 def test_sasl_options_read_same_rows_as_jvm_connector(

@@ -1,7 +1,7 @@
-"""Secrets among the options are nowhere to be seen: logs, plans, progress, errors, files and UI of Spark, processes.
+"""Secrets in options are hidden in logs, plans, progress, errors, files, Spark's UI and process lists.
 
-One password of each kind, a key and a token, for queries that succeed and for such as fail in each way there is. What
-references and a provider lead to does not get into Spark's JVM at all.
+A password of each kind, a key and a token, in queries that succeed and in queries that fail in every possible way.
+Secrets behind references and config providers never enter Spark's JVM.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BEARER = {
 }
 
 _NO_PASSWORD = "SASL PLAIN authentication failed: the broker replied SASL_AUTHENTICATION_FAILED"
-# How each case ends, by the way it is used.
+# (query, case) -> outcome: "done", or text in the error.
 OUTCOMES = {
     ("stream write", "by a token"): "done",
     ("copy", "by references"): "done",
@@ -64,7 +64,7 @@ OUTCOMES |= _OTHER_WAYS if SOAK else {}
 
 
 class Secrets:
-    """Files with secrets, and options with some, for clients of one cluster."""
+    """Files with secrets, and client options that contain secrets or refer to them, for one cluster."""
 
     def __init__(self, secured: SecuredKafka, folder: Path) -> None:
         self._secured = secured
@@ -95,7 +95,7 @@ class Secrets:
         return options({name: text for part in (where, *parts) for name, text in part.items()})
 
     def cases(self) -> dict[str, dict[str, str]]:
-        """Options by the names in `OUTCOMES`, what leads elsewhere first."""
+        """Return client options by the case names in `OUTCOMES`; cases with references come first."""
         carol, stored = signed_in("PLAIN", "carol", PASSWORD), {**self._in_store, **self._signed}
         idle = {"sasl_plain_password": PASSWORD, "my.token": PASSWORD}
         other_ca = {"ssl.truststore.location": str(self._secured.authority.certificate), **self._signed}
@@ -130,7 +130,7 @@ class Secrets:
         return f"${{file:{self.folder}/passwords.properties:{name}}}"
 
     def to_hide(self) -> dict[str, str]:
-        """Also what would give one away: a line of a key, the claims of a token."""
+        """Return the secrets by description. Of a key one line, of a token its claims: parts would leak, too."""
         return {
             **{f"password of {name}": USERS[name] for name in ("bob", "carol", "dave")},
             "password of a key": KEY_PASSWORD,
@@ -141,7 +141,7 @@ class Secrets:
 
 
 def divided(pem: str) -> tuple[str, str]:
-    """The key, and its certificate."""
+    """Split PEM text into the key and its certificate."""
     key, begin, certificate = pem.partition("-----BEGIN CERTIFICATE")
     return key, begin + certificate
 
@@ -155,7 +155,7 @@ def trust_store(certificate: Path, store: Path) -> Path:
 
 @contextmanager
 def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
-    """Command line and environment, by each other, of all processes in a session: what `ps` may tell of them."""
+    """Collect command line and environment of all processes of a session, as `ps` shows them to other users."""
     seen: dict[str, str] = {}
     ended = threading.Event()
 
@@ -171,7 +171,7 @@ def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
                     line = (folder / "cmdline").read_text().replace("\0", " ")
                     seen[line] = (folder / "environ").read_text(errors="replace")
                 except OSError:
-                    pass  # it has ended
+                    pass  # the process has ended
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -218,9 +218,9 @@ def test_secrets_appear_in_no_log_plan_error_or_process(secured: SecuredKafka, t
     everything |= {str(path.relative_to(folder)): data.decode("utf-8", "replace") for path, data in files.items()}
     everything |= {f"process {line}": f"{line} {environment}" for line, environment in processes.items()}
     assert_all_is_there(everything)
-    # Refused logins of the driver and the tasks: too few to lock an account.
+    # Refused logins of driver and tasks are few, so that brokers do not lock accounts.
     assert failed_logins(secured.kafka) - before <= 3 * 3
-    # Of references and a provider the JVM knows where they lead to; it was looked into before it was given more.
+    # The JVM has the references. The heap dump precedes the cases that give it real secrets.
     assert all(words.encode() in in_jvm for words in (PROVIDER, "passwords.properties:dave"))
     for name, secret in secrets.to_hide().items():
         assert [where for where, text in everything.items() if secret in text] == [], name
@@ -228,7 +228,7 @@ def test_secrets_appear_in_no_log_plan_error_or_process(secured: SecuredKafka, t
 
 
 def assert_all_is_there(everything: dict[str, str]) -> None:
-    """Texts that could contain a secret."""
+    """Check that all texts that could contain a secret were collected."""
     output, logs = everything["standard output"], everything["logs"]
     assert output.count("UI: ") == 7
     assert "planDescription" in output

@@ -1,6 +1,6 @@
-"""Queries over connections whose sign-ins or certificates end: an exactly-once copy goes on, and has every row once.
+"""Queries whose SASL sessions or certificates expire: an exactly-once copy continues and has every row once.
 
-One of them for four seconds; in `make soak` each for a minute.
+One case runs for four seconds; in `make soak`, all cases run for a minute.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def test_exactly_once_copy_continues_over_expiring_credentials(
 
 
 def renew(store: Path, secured: SecuredKafka, ended: threading.Event) -> None:
-    """Every second there is another certificate, by another key."""
+    """Replace key and certificate every second until `ended`."""
     while not ended.wait(1):
         store.write_bytes(secured.client_certificate().read_bytes())
 
 
 def write_numbers(secured: SecuredKafka, topic: str) -> int:
-    """Some rows ten times a second; how many in the end."""
+    """Write rows ten times a second for `RUN_S`; return their number."""
     count, until_s = 0, time.monotonic() + RUN_S
     with Producer({"bootstrap.servers": secured.kafka.bootstrap_servers}, linger_ms=0) as producer:
         while time.monotonic() < until_s:

@@ -1,6 +1,6 @@
 """Source and sink on a Spark cluster: a master and two workers, with executors in separate processes.
 
-With Spark Connect, where the session is only a client of the server that has the driver's JVM, and without.
+With a classic session, and with Spark Connect, where the session is a client of the driver's server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.topic_copies import copy_and_check
 
 pytestmark = pytest.mark.soak
 
-# Spark's own standalone cluster. Master and workers are in the driver's JVM: none of them ever has a row.
+# Spark's standalone cluster. Master and workers run in the driver's JVM; they handle no rows.
 CLUSTER = "local-cluster[2,1,512]"
 
 
@@ -41,11 +41,11 @@ def test_source_and_sink_work_on_cluster_of_two_workers(
 
 
 def submit_arguments(*more: str, **settings: str) -> str:
-    """`more` are arguments of spark-submit; `settings` have underscores for dots."""
+    """Return PYSPARK_SUBMIT_ARGS. `more` are spark-submit arguments; `settings` have underscores for dots."""
     given = {
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": shlex.join(JVM_OPTIONS),
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task before both executors are there
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # wait for both executors before the first task
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
     confs = [word for key, value in given.items() for word in ("--conf", f"{key}={value}")]
@@ -54,7 +54,7 @@ def submit_arguments(*more: str, **settings: str) -> str:
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
-    """A Python with all packages of this one, but for the checkout: a path file within a path file is not read."""
+    """Return a Python with all installed packages except this checkout. Nested .pth files are not read."""
     folder = tmp_path / "bare"
     venv.create(folder, with_pip=False)
     site_packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -73,11 +73,11 @@ def test_executors_import_package_from_archive(
     bare_python: Path,
     archive: str,
 ) -> None:
-    """As in docs/installing.md, "The package alone"."""
-    # Spark runs data sources by the driver's Python if that is set, on executors, too.
+    """Follow docs/installing.md, "The package alone"."""
+    # If PYSPARK_DRIVER_PYTHON is set, Spark also uses it for data sources on executors.
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", str(bare_python))
-    # Spark hands the driver's PYTHONPATH on to the tasks. In the folder of an executor this one has nothing.
+    # Spark passes the driver's PYTHONPATH to tasks. This relative path is empty in an executor's folder.
     monkeypatch.setenv("PYTHONPATH", ".")
     monkeypatch.chdir(ROOT)
     if archive == "none":

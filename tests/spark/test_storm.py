@@ -1,7 +1,7 @@
-"""Twelve members of one group join, leave, are suspended and killed: two queries, this project's consumers, others.
+"""Twelve members of one group join, leave, are suspended and killed: two queries, our consumers, other clients.
 
-`make soak` runs it for five minutes with each protocol. The members report their partitions with the generation, and
-the coordinator is queried.
+`make soak` runs it for five minutes with each protocol. Members print their partitions with the generation; the test
+also asks the coordinator.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COOPERATIVE_IN_JAVA = "org.apache.kafka.clients.consumer.CooperativeStickyAssign
 
 
 class Member(Protocol):
-    """`up`: it runs, if only it is not `still`."""
+    """A group member that can be started, stopped, suspended and killed. `up`: started; `still`: suspended."""
 
     still: bool
 
@@ -63,14 +63,14 @@ class Member(Protocol):
     def come(self) -> None: ...
     def leave(self) -> None: ...
     def signal(self, number: int) -> None:
-        """SIGSTOP, SIGCONT or SIGKILL."""
+        """Send SIGSTOP, SIGCONT or SIGKILL."""
 
 
 class ProcessMember:
-    """`said`: where all that it prints goes, in all its lives."""
+    """A member in its own process. All runs of the process append their output to the file `said`."""
 
     def __init__(self, command: list[str], said: Path, leaves_by: int | None = None) -> None:
-        """`leaves_by`: a signal; None: it leaves when its standard input ends."""
+        """`leaves_by` is the signal that stops the program; None: it stops at the end of its standard input."""
         self.said, self.still = said, False
         self._command = command
         self._leaves_by = leaves_by
@@ -82,7 +82,7 @@ class ProcessMember:
         return self._process is not None
 
     def come(self) -> None:
-        # Half a line: the process was killed while writing it, before the commit.
+        # Drop a partial line: the process was killed while printing, which is before the commit.
         self.said.write_text("".join(f"{line}\n" for line in self.lines()))
         with self.said.open("ab") as out, self.said.with_suffix(".err").open("ab") as errors:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out, stderr=errors)
@@ -104,12 +104,12 @@ class ProcessMember:
                 self._process = None
 
     def lines(self) -> list[str]:
-        """Without the last one, which may be half of one, if it was killed in it."""
+        """Return the complete lines. The last one may be partial if the process was killed."""
         return self.said.read_text().split("\n")[:-1] if self.said.exists() else []
 
 
 class QueryMember(Run):
-    """A query of one checkpoint in all its lives. Its driver's source process is stopped and killed."""
+    """A query with one checkpoint over all starts. Signals go to the source's Python process on the driver."""
 
     def __init__(self, start: Callable[[QueryMember], None]) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class QueryMember(Run):
         self._start(self)
         wait_until(lambda: drivers() - others, timeout_s=60)
         (self._driver,) = drivers() - others
-        # Spark allows ten seconds for its start, and others wait for its first batch: no member joins meanwhile.
+        # Spark allows its Python process ten seconds to start: let no other member join until the first batch.
         self.await_(lambda: self.query.lastProgress)
 
     def leave(self) -> None:
@@ -143,7 +143,7 @@ class QueryMember(Run):
 
 
 class Source:
-    """Numbers for all partitions, until `ended`."""
+    """Writes numbers to all partitions until `ended`."""
 
     def __init__(self, kafka: LocalKafka, topic: str) -> None:
         self.ended = threading.Event()
@@ -161,7 +161,7 @@ class Source:
 
 
 def one_change(members: list[Member], dice: random.Random, counts: Counter[str]) -> None:
-    """To one of them; most are up at any time."""
+    """Change the state of a random member. At most `MOST_DOWN` are down or suspended."""
     absent = [member for member in members if member.still or not member.up]
     member = dice.choice(absent if len(absent) > MOST_DOWN else members)
     if member.still:
@@ -191,7 +191,7 @@ def all_come(members: list[Member]) -> None:
 
 
 def owned_by_generation(processes: list[ProcessMember]) -> dict[tuple[int, int], set[str]]:
-    """(generation, partition) -> ids of the members that say that they have it."""
+    """Return the member ids that reported ownership, by (generation, partition)."""
     owners: dict[tuple[int, int], set[str]] = {}
     for process in processes:
         for line in process.lines():
@@ -203,17 +203,17 @@ def owned_by_generation(processes: list[ProcessMember]) -> dict[tuple[int, int],
 
 
 def handled(processes: list[ProcessMember], queries: list[QueryMember]) -> Counter[Key]:
-    """(partition, offset) -> how often."""
+    """Count how often each (partition, offset) was handled."""
     rows: Counter[Key] = Counter(key for query in queries for key in query.rows)
     for process in processes:
         for line in process.lines():
             if line.startswith("["):
                 partition, first, last = json.loads(line)
                 rows.update((partition, offset) for offset in range(first, last + 1))
-            elif line.startswith('{"partition"'):  # sarama's
+            elif line.startswith('{"partition"'):  # printed by sarama
                 row = json.loads(line)
                 rows[row["partition"], row["offset"]] += 1
-            elif line[:1].isdigit():  # the console consumer's values
+            elif line[:1].isdigit():  # values, printed by the console consumer
                 partition, offset = line.rstrip(".").split(":")
                 rows[int(partition), int(offset)] += 1
     return rows
@@ -248,7 +248,7 @@ def twelve(
 
 
 class Look:
-    """Looks at the group until `ended`."""
+    """Polls the group's members and assignment until `ended`."""
 
     def __init__(self, watch: Watch) -> None:
         self.ended = threading.Event()
@@ -260,7 +260,7 @@ class Look:
             self._owned = self._watch.owned()
 
     def wait_until_settled(self, members: list[Member], timeout_s: float) -> float:
-        """Until they are all there is in the group, and have all partitions; seconds that it took."""
+        """Wait until the group has exactly these members and they own all partitions; return the seconds."""
         since_s = time.monotonic()
 
         def settled() -> bool:

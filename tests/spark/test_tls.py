@@ -1,4 +1,4 @@
-"""TLS in Spark: the same options for its own JVM connector and for this source, and the same rows."""
+"""TLS in Spark: with the same options, the JVM connector and this source read the same rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def topic(secured: SecuredKafka) -> str:
 
 
 class Stores:
-    """One CA, and one key with its certificate, in each form that Java has for them."""
+    """One CA, and one key with its certificate, in each of Java's store formats."""
 
     def __init__(self, secured: SecuredKafka, folder: Path) -> None:
         self.ca = Path(secured.properties("SSL")["ssl.truststore.location"])
@@ -52,7 +52,7 @@ class Stores:
             "key.p12",
             pkcs12.serialize_key_and_certificates(b"me", key, certificate, None, encryption),  # type: ignore[arg-type]
         )
-        # In the only way that Java reads: others came with Java 19.
+        # The only key encryption that Java before 19 reads.
         encrypt = ["openssl", "pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-passout", f"pass:{PASSWORD}"]
         said = subprocess.run([*encrypt, "-in", self.mine], check=True, capture_output=True, text=True)
         self.encrypted_key = said.stdout
@@ -61,7 +61,7 @@ class Stores:
 
     @property
     def key_jks(self) -> Path:
-        """Its key has a password that is not the store's."""
+        """Create a JKS store whose key has another password than the store."""
         store = self._folder / "key.jks"
         if not store.exists():
             source = ["-srckeystore", str(self.key_p12), "-srcstorepass", PASSWORD]
@@ -154,7 +154,7 @@ VARIANTS: dict[str, tuple[str, Callable[[Stores], Options]]] = {
 }
 
 
-# That they can be read is seen in tests/protocol/security.
+# tests/protocol/security tests that these stores can be read.
 _ONLY_IN_SOAK = {
     "PEM, inline",
     "PEM, on one line",

@@ -1,7 +1,7 @@
-"""Random scripts of interleaved transactions: every row as librdkafka and Java (Spark's JVM connector) read it.
+"""Random scripts of interleaved transactions: this client, librdkafka and Java (Spark's JVM connector) read equal rows.
 
-A script writes one partition: up to four transactional producers and one plain one take turns, with all codecs, half of
-the transactions aborted, tombstones, headers; some partitions are compacted afterwards. `make soak` runs a thousand.
+A script writes to one partition with up to four transactional producers and one plain producer. Half of the
+transactions are aborted; some partitions are compacted afterwards. `make soak` runs a thousand scripts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = scaled("SCRIPTS", 12, 1_000)
 SCRIPTS_AT_ONCE = 100
-# The rest is compacted.
+# Share of the partitions that are not compacted.
 PLAIN_SHARE = 0.75
 
 VALUE_BYTES = (0, 1, 12, 300, 3_000)
@@ -43,12 +43,12 @@ _COMPACTED = {
     "min.cleanable.dirty.ratio": "0.0001",
     "max.compaction.lag.ms": "500",
 }
-_ROLL_MS = 10_000  # a record this much younger than a segment's first begins a new segment
+_ROLL_MS = 10_000  # a record this much later than the first of a segment rolls the segment
 
 
 @pytest.fixture(scope="module")
 def writers(kafka1: LocalKafka) -> list[Producer]:
-    """Transactional producers of every codec, with small and large record batches."""
+    """Transactional producers, two per codec: with small and with large record batches."""
     made = []
     for number in range(2 * len(CODECS)):
         settings = {
@@ -90,7 +90,7 @@ def test_random_transaction_scripts_give_rows_of_librdkafka_and_java(
 
 
 def compare(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partition], isolation_level: str) -> int:
-    """Reads with all three; how many rows each has read."""
+    """Read with all three clients and compare; return the number of rows."""
     ours = rows_of_ours(kafka, partitions, isolation_level)
     for who, expected in (
         ("librdkafka", rows_of_librdkafka(kafka, partitions, isolation_level)),
@@ -126,11 +126,11 @@ def write_some(draw: random.Random, writer: Producer, topic: str, partition: int
     now_ms = time.time_ns() // 1_000_000
     for _ in range(draw.choice((1, 2, 5, 20))):
         value = None if draw.random() < 0.2 else draw.randbytes(draw.choice(VALUE_BYTES))
-        # A compacted topic takes no null keys.
+        # Compacted topics refuse null keys.
         key = b"key %d" % draw.randrange(8)
         timestamp_ms = now_ms - draw.randrange(1_000)
         writer.produce(topic, value, key, partition, headers=draw.choice(HEADERS), timestamp=timestamp_ms)
-    # So that they are in the log before the next writer's.
+    # Append these records before the next writer's.
     assert writer.flush(30) == 0
 
 
@@ -142,10 +142,10 @@ def end(draw: random.Random, writer: Producer) -> None:
 
 
 def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Producer) -> None:
-    """Lets the cleaner work on every partition, and stops it, so that all readers see the same log."""
+    """Wait until every partition is compacted, then stop the cleaner: all readers must see the same log."""
     folder = kafka.data_folder(1)
     now_ms = time.time_ns() // 1_000_000
-    # The last record of each partition begins a new segment, and the cleaner takes all before it.
+    # This record begins a new segment in each partition; the cleaner compacts the segments before it.
     last: dict[Partition, int] = {}
     for number in range(partitions):
         plain.produce(
@@ -159,7 +159,7 @@ def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Prod
     assert plain.flush(30) == 0
     cleaned = partial(cleaned_to, folder)
     wait_until(lambda: all(cleaned().get(key, 0) >= offset for key, offset in last.items()), cleaned, 120, 0.2)
-    # As many offsets were given out, to records and markers.
+    # Offsets include those of removed records and of markers.
     assert records_stored(folder, topic, partitions) < sum(last.values())
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     entry = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
@@ -173,14 +173,14 @@ def records_stored(folder: Path, topic: str, partitions: int) -> int:
 
 
 def cleaned_to(folder: Path) -> dict[Partition, int]:
-    """Up to which offset the broker's cleaner has been, by its own note: a version, a count, and a line for each."""
+    """Return the first offset not compacted, by partition, from the broker's checkpoint file of the cleaner."""
     lines = (folder / "cleaner-offset-checkpoint").read_text().splitlines()[2:]
     fields = (line.rsplit(" ", 2) for line in lines)
     return {(topic, int(partition)): int(offset) for topic, partition, offset in fields}
 
 
 def wait_until_still(look: Callable[[], object]) -> None:
-    """Longer than the cleaner rests between two rounds."""
+    """Wait until `look` returns the same for 1.5 s, which is longer than the cleaner's pause between rounds."""
     seen, since_s = look(), time.monotonic()
     while time.monotonic() - since_s < 1.5:
         time.sleep(0.2)
