@@ -1,4 +1,4 @@
-"""`pykafka groups` on a real broker: the same rows, offsets and words as Kafka's own ConsumerGroupCommand."""
+"""`pykafka groups` on a real broker: the same rows, offsets and columns as Kafka's ConsumerGroupCommand."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.conftest import topic_factory
 from tests.consumer_groups import describe, move_group
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-# Between two records. Two looks at what is so and so old are seconds apart, also on a busy machine.
+# Age difference of two records: ours and Kafka's command may run seconds apart and still find the same record.
 APART_MINUTES = 10
 APART_MS = APART_MINUTES * 60_000
-# The members are not polled while commands run.
+# Nothing polls the members while commands run.
 AT_REST = {"max.poll.interval.ms": 3_600_000}
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Names:
-    """Make groups: `idle` with offsets only, `classic` with two members and an unread topic, `consumer` with one."""
+    """Names of groups and topics: `idle` has offsets only, `classic` two members, `consumer` one member."""
 
     orders: str
     paid: str
@@ -66,7 +66,7 @@ def names(kafka1: LocalKafka) -> Iterator[Names]:
 
 
 def write(kafka: LocalKafka, topic: str, counts: dict[int, int]) -> None:
-    """Records `APART_MINUTES` apart, the newest one half of that old."""
+    """Write records with ages of 0.5, 1.5, 2.5, … times `APART_MINUTES`; the newest is the last."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     now_ms = time.time_ns() // 1_000_000
     for partition, count in counts.items():
@@ -86,7 +86,7 @@ def join(kafka: LocalKafka, group: str, topic: str, protocol: str, client_id: st
 
 
 def wait_until_assigned(members: list[Consumer], timeout_s: float = 60) -> None:
-    """The two classic ones share three partitions, the other one has them all."""
+    """Wait until the two classic members share three partitions and the consumer member has three."""
     give_up_s = time.monotonic() + timeout_s
     while sorted(len(member.assignment()) for member in members) != [1, 2, 3]:
         assert time.monotonic() < give_up_s
@@ -116,7 +116,7 @@ def of_groups(*names: str) -> list[str]:
 
 
 def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
-    """The tables that Kafka's tool prints, one for each group."""
+    """Return the rows of the tables that Kafka's tool prints, one table per group."""
     found, header = [], []
     for words in filter(None, map(str.split, tool(kafka, *arguments).splitlines())):
         if words[0] == "GROUP":
@@ -131,7 +131,7 @@ def as_text(value: object) -> str:
 
 
 def compare(ours: list[Row], expected: list[dict[str, str]], columns: dict[str, str]) -> None:
-    """`columns`: ours -> expected."""
+    """Compare rows without their order. `columns` maps our column names to Kafka's."""
     assert expected
     assert sorted(tuple(as_text(row[mine]) for mine in columns) for row in ours) == sorted(
         tuple(row.get(other, "-") for other in columns.values()) for row in expected
@@ -198,7 +198,7 @@ def test_described_states_equal_kafka_consumer_groups(kafka1: LocalKafka, names:
 
 def test_listed_groups_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     columns = {"group": "GROUP", "type": "TYPE", "state": "STATE"}
-    mine = {names.idle, names.classic, names.consumer}  # of others something may be going on
+    mine = {names.idle, names.classic, names.consumer}  # other tests change other groups
     told = tool_rows(kafka1, "--list", "--state", "--type")
     expected = [{**row, "TYPE": row["TYPE"].lower()} for row in told if row["GROUP"] in mine]
     compare([row for row in rows(kafka1, "list") if row["group"] in mine], expected, columns)
@@ -242,7 +242,7 @@ def ago(minutes: float) -> str:
 def test_reset_dry_run_offsets_equal_kafka_consumer_groups(
     kafka1: LocalKafka, names: Names, way: tuple[str, ...]
 ) -> None:
-    """One log starts after 0, one is empty, and one ends before the offset."""
+    """The logs: one starts after 0, one is empty, one ends before the committed offset."""
     which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
     before = describe(kafka1, names.idle)
     ours = rows(kafka1, "reset", names.idle, *which, *way)
@@ -309,14 +309,14 @@ def test_delete_asks_for_confirmation_and_continues_after_unknown_group(kafka1: 
 
 
 def test_groups_commands_of_help_succeed(kafka1: LocalKafka, names: Names) -> None:
-    """Those of cli.md are run by tests/cli/test_group_commands.py."""
+    """Commands of cli.md are run by tests/cli/test_group_commands.py."""
     helps = [CliRunner().invoke(pykafka, ["groups", each, "--help"]).stdout for each in ("list", "describe", "reset")]
     examples = [line.strip() for text in helps for line in text.splitlines() if "  pykafka groups" in line]
     assert len(examples) >= 5
     renamed = {"broker-1:9092": kafka1.bootstrap_servers, "orders": names.orders, "orders:0,1": f"{names.orders}:0,1"}
     groups = {name: f"{name}-{uuid.uuid4().hex[:8]}" for name in ("orders-etl", "payments-etl", "orders-test")}
     for example in examples:
-        for group in groups.values():  # what was deleted is there again
+        for group in groups.values():  # recreate groups that an example has deleted
             move_group(kafka1, group, {(names.orders, 0): 10, (names.orders, 1): 15})
         _, _, *arguments = (renamed.get(word) or groups.get(word) or word for word in example.split())
         result = run(kafka1, *arguments, input="y\n")

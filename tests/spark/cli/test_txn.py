@@ -1,4 +1,4 @@
-"""`pykafka txn` on a real broker: the same rows as Kafka's own TransactionsCommand, and what it aborts is aborted."""
+"""`pykafka txn` on a real broker: the same rows as Kafka's TransactionsCommand, and transactions are aborted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def client(kafka1: LocalKafka) -> Iterator[Client]:
 
 @dataclass(frozen=True)
 class Open:
-    """Transactional ids `PREFIX-open` and `PREFIX-done`; the first holds two partitions of `topic` up."""
+    """Transactional ids `PREFIX-open`, with an open transaction on two partitions of `topic`, and `PREFIX-done`."""
 
     prefix: str
     topic: str
@@ -79,7 +79,7 @@ def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
 
 
 def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
-    """The table that Kafka's tool prints; its columns are named as ours."""
+    """Return the table that Kafka's tool prints, with our column names."""
     lines = kafka.run_tool(TOOL, "--bootstrap-server", kafka.bootstrap_servers, *arguments).splitlines()
     header, *others = [re.split(r"\s+", line.strip()) for line in lines if line.strip()]
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in header]
@@ -87,7 +87,7 @@ def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
 
 
 def test_listed_transactions_equal_kafka_transactions(kafka1: LocalKafka, open_: Open) -> None:
-    names = {f"{open_.prefix}-open", f"{open_.prefix}-done"}  # of others something may be going on
+    names = {f"{open_.prefix}-open", f"{open_.prefix}-done"}  # other tests have other transactions
     expected = {row["transactional_id"]: row for row in tool_rows(kafka1, "list")}
     ours = {row["transactional_id"]: row for row in rows(kafka1, "list")}
     assert names <= ours.keys() & expected.keys()
@@ -143,7 +143,7 @@ def test_unknown_transactional_id_fails_and_prints_other_ids(kafka1: LocalKafka,
 
 @pytest.fixture
 def unverified(kafka1: LocalKafka) -> Iterator[None]:
-    """Leaders take records of transactions that their coordinator has not heard of, as before Kafka 3.6."""
+    """Let leaders accept records of transactions unknown to the coordinator, as before Kafka 3.6."""
     for value in ("false", "true"):
         entry = ConfigEntry(
             "transaction.partition.verification.enable", value, incremental_operation=AlterConfigOpType.SET
@@ -202,7 +202,7 @@ def test_abort_with_wrong_arguments_fails_before_any_request(arguments: tuple[st
 
 
 def test_txn_commands_of_docs_and_help_succeed(kafka1: LocalKafka, open_: Open) -> None:
-    """And those of the help."""
+    """Run the examples of cli.md and of `--help`."""
     subjects = ("list", "describe", "hanging", "abort")
     helps = [CliRunner().invoke(pykafka, ["txn", each, "--help"]).stdout for each in subjects]
     examples = [command for command in sorted(commands()) if command.startswith("pykafka txn")]
