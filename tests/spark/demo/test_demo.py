@@ -1,4 +1,4 @@
-"""`make demo`, as its user sees it: a short run from the command line, and what it says when Java is missing."""
+"""`make demo` from the command line: a short run, and the error without Java."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_demo_without_java_fails_with_one_line(tmp_path: Path) -> None:
 
 
 def batch_rows(output: str) -> list[dict[str, int]]:
-    """The table of batches, by the names of its columns."""
+    """Parse the table of batches into rows by column name."""
     lines = output.splitlines()
     header = next(line for line in lines if line.split()[:1] == ["batch"])
     names = re.split(r"  +", header.strip())
