@@ -1,4 +1,4 @@
-"""Lag of queries and groups: the figures are those of Spark's own connector and of Kafka's own tool."""
+"""Lag of queries equals that of Spark's own connector, lag of groups that of Kafka's command-line tool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MINUTE_MS = 60_000
 def produce(
     kafka: LocalKafka, topic: str, counts: dict[int, int], age_ms: int = 0, step_ms: int = 1000, **settings: Any
 ) -> None:
-    """`counts[partition]` records each, the first as old as that, the next ones younger by `step_ms`."""
+    """Write `counts[partition]` records per partition: the first is `age_ms` old, each next one `step_ms` younger."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **settings})
     now_ms = time.time_ns() // 1_000_000
     for partition, count in counts.items():
@@ -113,7 +113,7 @@ def test_lag_with_read_committed_ends_at_last_stable_offset(kafka1: LocalKafka, 
     assert lag_of_group(committed, group).offsets_behind == 2
     producer.abort_transaction(30)
     wait_until_decided(kafka1, [(name, 0)])
-    # Nothing but an aborted record and its marker: offsets, but no record that could be old.
+    # Only an aborted record and its marker are left: a lag in offsets, but no record with an age.
     commit(kafka1, group, name, {0: 2})
     (row,) = lag_of_group(committed, group)
     assert (row.offsets_behind, row.seconds_behind) == (2, None)
