@@ -1,4 +1,4 @@
-"""The local Kafka itself: it serves, what is done to a broker happens, and nothing of it outlives its owner."""
+"""A local Kafka: it serves clients, brokers can be stopped and restarted, and nothing is left after its owner ends."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_unknown_broker_id_fails_with_known_ids(kafka1: LocalKafka) -> None:
 
 @pytest.fixture(scope="module")
 def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
-    """One broker with all options. Its first free port is taken by another process meanwhile."""
+    """A broker with all options. Another process takes the first free port before the broker binds it."""
     taken = int(kafka1.address(1).rpartition(":")[2])
     free_ports, asked = local_kafka.free_ports, []
 
@@ -167,7 +167,7 @@ def test_refused_setting_fails_with_message_of_broker() -> None:
         LocalKafka(settings={"num.io.threads": 0})
 
 
-# Version 2.8, with its ZooKeeper, runs in tests/spark/task/test_legacy_messages.py, and `make matrix` has four of them.
+# tests/spark/task/test_legacy_messages.py runs 2.8 with ZooKeeper; `make matrix` runs four versions.
 @pytest.mark.skipif(not SOAK, reason="another version is run by another test; `make soak` runs this one, too")
 @pytest.mark.kafka
 def test_older_kafka_version_starts() -> None:
@@ -177,7 +177,7 @@ def test_older_kafka_version_starts() -> None:
 
 # -- the end ----------------------------------------------------------------------------------
 
-# Starts a Kafka, says what is running and where, and then waits to be ended.
+# Starts a Kafka, prints the broker's pid and the data folder, and ends in the way of its argument.
 OWNER = f"""
 import sys, time
 from spark_kafka_source.local_kafka import LocalKafka
@@ -191,7 +191,7 @@ time.sleep(600)
 
 
 @pytest.mark.kafka
-# The one that Python cannot end itself; SIGINT is what ends the command below. `make soak` tries all.
+# Python cannot handle SIGKILL; the test of the command covers SIGINT. `make soak` tries all.
 @pytest.mark.parametrize("how", ["SIGKILL", *(["return", "SIGINT", "SIGTERM"] if SOAK else [])])
 def test_brokers_and_data_are_removed_after_any_end_of_owner(how: str) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, how], stdout=subprocess.PIPE, text=True)
@@ -204,7 +204,7 @@ def test_brokers_and_data_are_removed_after_any_end_of_owner(how: str) -> None:
         owner.wait(30)
     finally:
         owner.kill()
-    if how in ("return", "SIGINT"):  # Python ended in its own order, so everything is gone before it is
+    if how in ("return", "SIGINT"):  # Python has shut down in order, so its cleanup has run
         assert not alive(int(pid))
         assert not Path(folder).exists()
     wait_until(lambda: not alive(int(pid)))
@@ -233,7 +233,7 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
         cluster = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10)
         assert cluster.brokers.keys() == {1}
         assert {name: len(cluster.topics[name].partitions) for name in cluster.topics} == {"orders": 3, "payments": 1}
-        # What clients of the other listener need.
+        # The properties for clients of the TLS listener follow.
         names = [running.stdout.readline().partition("=")[0] for _ in range(4)]
         assert names == ["bootstrap.servers", "security.protocol", "ssl.truststore.type", "ssl.truststore.location"]
         (broker,) = (each for each in psutil.Process(running.pid).children(recursive=True) if each.name() == "java")

@@ -1,4 +1,4 @@
-"""A local Kafka of three: its brokers know each other, and one that is stopped comes back as it was."""
+"""A local Kafka of three brokers: they form one cluster, and a restarted broker keeps its address and data."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_internal_topics_have_replica_on_every_broker(kafka: LocalKafka) -> None
 
 
 def made_by(reader: Consumer) -> dict[str, object]:
-    """Asks for a group's offsets, which makes the topic they live in."""
+    """Fetch a group's offsets, which creates `__consumer_offsets`; return the topics."""
     with contextlib.suppress(KafkaException):
         reader.committed([TopicPartition("none", 0)], timeout=5)
     return dict(reader.list_topics(timeout=10).topics)
 
 
-# Queries see one killed in tests/spark/test_broker_outage.py.
+# tests/spark/test_broker_outage.py kills brokers under a query.
 @pytest.mark.parametrize("end", [LocalKafka.stop, LocalKafka.kill] if SOAK else [LocalKafka.stop])
 def test_restarted_broker_keeps_address_and_data(
     kafka: LocalKafka, topic: Callable[..., str], end: Callable[[LocalKafka, int], None]
