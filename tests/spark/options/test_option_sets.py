@@ -1,4 +1,4 @@
-"""With options of public notebooks the rows are those of the JVM connector."""
+"""Options of public notebooks and blogs: the same rows as with the JVM connector."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.soak import SOAK
 pytestmark = pytest.mark.soak
 
 OURS, JVM = "pykafka-group", "kafka"
-# What the others say has no effect on which rows there are; that they are taken is seen in tests/options.
+# The other sets do not change the rows; tests/options tests that they are accepted.
 COMPARED = [one for one in READS if SOAK or one in PLAIN]
 COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType")
-# Enough for streams, each of which has a separate Python process.
+# Only two sets as streams, since each stream starts a Python process.
 STREAMED = ("a group", "of files")
 
 
@@ -45,7 +45,7 @@ def names(kafka1: LocalKafka, topic1: TopicFactory) -> dict[str, str]:
 
 
 def from_the_beginning(options: Mapping[str, str]) -> dict[str, str]:
-    """Start before the end, to have rows to compare, and shorten the wait of empty fetches."""
+    """Replace `startingOffsets=latest` by `earliest`, to have rows to compare, and shorten empty fetches."""
     options = {
         key: "earliest" if value == "latest" and key == "startingOffsets" else value for key, value in options.items()
     }
@@ -58,7 +58,7 @@ def tagged(frames: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def test_batch_with_public_option_sets_reads_rows_of_jvm_connector(spark: SparkSession, names: dict[str, str]) -> None:
-    """Options of streams are given to a batch: it takes them all."""
+    """A batch read accepts all options of streams."""
     found = {}
     for format in (OURS, JVM):
         frames = {
@@ -100,7 +100,7 @@ def test_written_records_equal_those_of_the_jvm_connector(
         for one in SINKS:
             tag, number = sf.lit(one.name), sf.col("id").cast("string")
             rows = spark.range(5).coalesce(1).select(sf.concat(tag, number).alias("key"), number.alias("value"))
-            # Spark refuses a source in Python without a mode.
+            # Python data sources need a save mode.
             rows.write.format(format).options(**filled(one, places)).mode("append").save()
         records = read_back(kafka1, places[TOPIC])
         written[format] = sorted((record.partition, record.key, record.value) for record in records)
@@ -112,7 +112,7 @@ def test_written_records_equal_those_of_the_jvm_connector(
 
 
 def last_line_of_python(error: BaseException) -> str:
-    """The last line of the first Python traceback in an error of Spark's."""
+    """Return the last line of the first Python traceback in Spark's error."""
     _, _, traceback = str(error).partition("Traceback (most recent call last):\n")
     ends = [line for line in traceback.splitlines() if line and not line.startswith(" ")]
     return ends[0]
@@ -138,7 +138,7 @@ def test_load_with_wrong_option_fails_with_configuration_error(
 
 
 def test_stream_with_batch_option_fails_with_configuration_error(spark: SparkSession, tmp_path: Path) -> None:
-    """PySpark's runner replaces an error that comes before there is a reader."""
+    """PySpark's runner hides an error raised before a reader exists, so `RefusedStreamReader` raises it later."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "endingOffsets": "latest"}
     rows = spark.readStream.format(OURS).options(**options).load()
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
