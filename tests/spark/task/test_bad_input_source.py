@@ -1,4 +1,4 @@
-"""Mistakes of the source's users: each error names cause and remedy."""
+"""Wrong options and schemas of a source: each error names cause and remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.soak
 
 
 def run_stream(reader: DataStreamReader, checkpoint: Path) -> str:
-    """Runs the query to its end, which must be a failure; returns the failure's text."""
+    """Run a query that must fail; return the text of its error."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  (Spark's exception types differ by where it fails)
         start(reader, checkpoint).awaitTermination(120)
     return str(caught.value)
@@ -101,7 +101,7 @@ def test_wrong_option_is_refused_by_parsing(options: dict[str, str], words: str)
         parse_source_options(given, streaming=True)
 
 
-# All end in the same way: `make soak` lets Spark tell each of them.
+# All errors take the same path through Spark; `make soak` tests each.
 @pytest.mark.parametrize(("options", "words"), WRONG if SOAK else WRONG[:1])
 def test_wrong_option_is_reported_through_spark(
     spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Four clients and five codecs: what one of them writes all of them read, every row byte for byte."""
+"""Four clients and five codecs: each client reads the others' rows, byte for byte."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class Clients:
-    """How each of the four writes (partition n with codec n) and reads."""
+    """Write and read with each of the four clients. Partition n is written with codec n."""
 
     kafka: LocalKafka
     spark: SparkSession
@@ -64,14 +64,14 @@ class Clients:
     def _write_librdkafka(self, topic: str, partition: int, rows: list[Row]) -> None:
         settings = {"bootstrap.servers": self.kafka.bootstrap_servers, "compression.codec": CODECS[partition]}
         producer = Producer({**settings, "linger.ms": 1_000})
-        # One that learns of a topic while it flushes makes small batches, which it may not compress.
+        # librdkafka makes small, uncompressed batches if it first looks up the topic during a flush.
         producer.list_topics(topic, timeout=30)
         for _, key, value, headers, timestamp_ms, _ in rows:
             producer.produce(topic, value, key, partition, headers=list(headers or ()), timestamp=timestamp_ms)
         assert producer.flush(30) == 0
 
     def _write_java(self, topic: str, partition: int, rows: list[Row]) -> None:
-        """Without timestamps, which Spark's JVM connector does not write."""
+        """Write without timestamps: Spark's JVM connector has no such column in the sink."""
         columns = arrow(rows).drop_columns("timestamp_ms")
         partitions = pa.array([partition] * len(rows), pa.int32())
         frame = self.spark.createDataFrame(pa.table(columns).append_column("partition", partitions)).coalesce(1)
@@ -88,7 +88,7 @@ def clients(kafka1: LocalKafka, spark: SparkSession) -> Clients:
 
 @pytest.fixture(scope="module", params=CLIENTS)
 def written(request: pytest.FixtureRequest, clients: Clients) -> Iterator[Rows]:
-    """A topic written by one of the clients."""
+    """Return a topic written by one client, and the rows by partition."""
     with contextmanager(topic_factory)(clients.kafka) as topic:
         name = topic(len(CODECS), prefix=f"written-by-{request.param}")
         rows = {(name, partition): some_rows(partition) for partition in range(len(CODECS))}
@@ -110,7 +110,7 @@ def test_topic_of_each_client_is_read_by_all_clients(clients: Clients, written: 
 
 
 def some_rows(seed: int) -> list[Row]:
-    """Keys, values and headers in all combinations of present, empty and null."""
+    """Return rows with all combinations of present, empty and null keys, values and headers."""
     draw = random.Random(seed)
     now_ms = time.time_ns() // 1_000_000
     return [

@@ -1,4 +1,4 @@
-"""Record batches that no honest broker sends: the task fails with words that help, and the checkpoint stays."""
+"""Corrupt record batches: the task fails with a helpful error, and the checkpoint is unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bad_crc() -> bytes:
 
 
 def cut_inside() -> bytes:
-    """The batch is whole, but says that it has one record more than it has."""
+    """Return a complete batch whose header counts one record too many."""
     batch = bytearray(encode(rows(b"abc", b"def")))
     batch[57:61] = (3).to_bytes(4, "big")
     batch[23:27] = (2).to_bytes(4, "big")

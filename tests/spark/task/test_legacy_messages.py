@@ -1,5 +1,7 @@
-"""Logs in the formats of Kafka 0.9 and 0.10, as a real broker of version 2.8 keeps them: the rows are those that
-Spark's JVM connector and librdkafka read."""
+"""Logs in the message formats of Kafka 0.9 and 0.10, on a broker of version 2.8.
+
+The rows equal those of Spark's JVM connector and of librdkafka.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LARGE_BYTES = 300_000
 
 @pytest.fixture(scope="module")
 def old_kafka() -> Iterator[LocalKafka]:
-    """Kafka 2.8 with the topics of `FORMATS`, each with every codec of its time."""
+    """Run Kafka 2.8 with the topics of `FORMATS`, each written with every codec of its message format."""
     with LocalKafka(version="2.8.2", jvm_options=BRIEF_LIFE) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         topics = []
@@ -44,7 +46,7 @@ def old_kafka() -> Iterator[LocalKafka]:
             write(kafka, name)
         for version, magic in (("0.10.0", 1), ("2.8", 2), ("0.10.0", 1)):
             set_format(admin, "legacy-mixed", version)
-            # The broker takes its new setting a moment later.
+            # The broker applies the new setting with a delay.
             write_until(kafka, "legacy-mixed", lambda magics, magic=magic: magics[-1] == magic)  # type: ignore[misc]
         yield kafka
 
@@ -60,7 +62,7 @@ def write(kafka: LocalKafka, topic: str, codecs: tuple[str, ...] = CODECS) -> No
             producer.produce(topic, value, key, timestamp=1_500_000_000_000 + nth * 1_000 + i)
         assert producer.flush(30) == 0
         if nth == 0:
-            # A separate message, larger than a reader's first fetch.
+            # One message that is larger than the first fetch of a reader.
             producer.produce(topic, bytes(range(250)) * (LARGE_BYTES // 250), timestamp=1_500_000_000_000)
             assert producer.flush(30) == 0
 
@@ -105,7 +107,7 @@ def test_logs_contain_all_legacy_formats_and_codecs(old_kafka: LocalKafka) -> No
 
 
 def rows_of(kafka: LocalKafka, spark: SparkSession, source: str, **options: str) -> list[Row]:
-    """All topics, read by one of Spark's sources."""
+    """Return the rows of all topics, read by a format of Spark."""
     reader = spark.read.format(source).option("kafka.bootstrap.servers", kafka.bootstrap_servers)
     rows = reader.options(subscribe=",".join(FORMATS), startingOffsets="earliest", **options).load()
     return sorted(rows.collect(), key=lambda row: (row.topic, row.offset))
@@ -136,7 +138,7 @@ def test_legacy_rows_equal_librdkafka(old_kafka: LocalKafka, spark: SparkSession
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 ended += 1
                 continue
-            # librdkafka counts no timestamp as 0, the producer's as 1, the broker's as 2.
+            # librdkafka's timestamp types: 0 none, 1 CreateTime, 2 LogAppendTime.
             kind = message.timestamp()[0] - 1
             expected.append((message.topic(), message.offset(), message.key(), message.value(), kind))
     finally:
@@ -149,7 +151,7 @@ def bytes_of(value: bytearray | None) -> bytes | None:
 
 
 def test_local_kafka_of_old_version_serves_after_restart(old_kafka: LocalKafka) -> None:
-    """Only once ZooKeeper has let the old broker's id go."""
+    """The broker can only restart after ZooKeeper has expired its session."""
     use(old_kafka)
     old_kafka.kill(1)
     old_kafka.start(1)

@@ -1,4 +1,4 @@
-"""The first fetch of a task after an earlier task of the same process."""
+"""First Fetch requests of tasks that run one after the other in one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_fetch_of_known_topic_is_limited_to_range_of_task(
 
     monkeypatch.setattr(bounded_reader, "send_fetch", noted)
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
-    # The first Fetches of a range are small whatever is known.
+    # Lift the limit of first fetches, so that only known record sizes bound them.
     monkeypatch.setattr(range_reader, "_FIRST_FETCH_BYTES", 1 << 30)
     # A new client without record sizes from other tests.
     known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
@@ -44,7 +44,7 @@ def test_fetch_of_known_topic_is_limited_to_range_of_task(
 
 
 def test_first_fetch_of_task_is_1_mib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first rows go to Spark while the next ones are on their way."""
+    """A small first fetch gives Spark the first rows while the next ones are fetched."""
     made: list[Any] = []
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
     monkeypatch.setattr(range_reader, "BoundedReader", lambda *_, **options: made.append(options) or ())
