@@ -1,4 +1,4 @@
-"""Streams that are read in runs, with Spark and without."""
+"""Streams that stop and resume, with Spark and without: each `run` continues where the last one ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
 from tests.soak import scaled
 
-# `make soak` asks for 20.
+# 20 in `make soak`.
 REPEATS = scaled("REPEATS", 1, 20)
 READ = 10
 
@@ -27,7 +27,7 @@ Row = tuple[int, str]
 
 
 class Stream:
-    """Without Spark, for many repeats: calls a reader as micro-batches do, each `run` a new one."""
+    """A stream without Spark, which is fast to repeat. Each `run` makes the calls of a query on a new reader."""
 
     def __init__(self, kafka: LocalKafka, topic: str) -> None:
         self.kafka, self.topic, self.group = kafka, topic, new_group()
@@ -57,7 +57,7 @@ class Stream:
         return found
 
     def plan(self) -> None:
-        """The next batch's end, as if the query stopped before it was read."""
+        """Plan the next batch and stop before it is read; the next `run` replays it."""
         with self._reader({}) as reader:
             self._planned = self._next_end(reader)
 
@@ -67,7 +67,7 @@ class Stream:
         try:
             yield reader
         finally:
-            # A run of Spark's gives its last commit ten seconds, this one as much as a slow machine needs.
+            # With Spark the last commit has ten seconds; a slow machine may need more.
             if (manager := reader._query.commits._manager) is not None:
                 manager.flush(Deadline.after_ms(30_000))
             reader.stop()
@@ -93,7 +93,7 @@ class Stream:
 
 
 class Batches:
-    """The rows of a query by batch; a repeated batch replaces its rows."""
+    """Collects the rows of a query by batch id. A replayed batch replaces its rows."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, list[tuple[int, int, str]]] = {}
@@ -115,7 +115,7 @@ def query_of(
 
 
 class SparkStream:
-    """The same with Spark: each `run` is a query."""
+    """A stream like `Stream` with Spark: each `run` starts a query on the same checkpoint."""
 
     def __init__(self, spark: SparkSession, kafka: LocalKafka, topic: str, folder: Path) -> None:
         self.kafka, self.topic, self.group = kafka, topic, new_group()

@@ -1,8 +1,8 @@
-"""Records that are gone are never passed over silently.
+"""Lost records are never skipped silently.
 
-A query has read `READ` records of a partition, and then the log loses some. It must fail, with the partition and the
-offsets named and the group left where it was; with failOnDataLoss=false it reads all that is there, once, and says how
-many offsets are missing. `make soak` repeats everything (`SPARK_KAFKA_SOURCE_REPEATS`).
+A query has read `READ` records of a partition; then the log loses records. The query must fail with the partition and
+the offsets, and leave the group's offsets unchanged. With failOnDataLoss=false it reads the remaining records once, and
+logs the number of missing offsets. `make soak` repeats everything (`SPARK_KAFKA_SOURCE_REPEATS`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ UNREADABLE = "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE"
 
 @dataclass(frozen=True)
 class Loss:
-    """`spoil` takes records away, and writes others. Then the query fails with `said`, a pattern.
+    """A way to lose records, and the expected results.
 
-    `left` is what is there to be read, (offset, value); `logged` is the pattern of the warning when the query may go
-    on without the rest, and `skipped` how many offsets it counts as left out.
+    `spoil` removes records and writes others. Then the query fails with an error that matches `said`. With
+    failOnDataLoss=false it reads `left` (offset, value), logs a warning that matches `logged`, and counts `skipped`
+    offsets.
     """
 
     spoil: Callable[[LocalKafka, str], None]
@@ -82,7 +83,7 @@ def let_retention_take_some(kafka: LocalKafka, topic: str) -> None:
     set_topic(kafka, topic, {"retention.ms": "1"})
     wait_for(lambda: offset_at(kafka, topic, OffsetSpec.earliest()) == 20)
     set_topic(kafka, topic, {"retention.ms": "-1"})
-    # The leader learns of that later. Till then it takes what is older than now, not what is of a time to come.
+    # The leader applies this with a delay and until then deletes old records, but none with a future timestamp.
     produce(kafka, topic, "new", 5, timestamp_ms=int(time.time() * 1000) + 600_000)
 
 
@@ -97,7 +98,7 @@ def recreate_longer(kafka: LocalKafka, topic: str) -> None:
 
 
 def rows(value: str, offsets: range) -> list[Row]:
-    """What `produce` writes."""
+    """Return the rows that `produce` writes."""
     return [(offset, f"{value}{number}") for number, offset in enumerate(offsets)]
 
 
@@ -122,14 +123,14 @@ LOSSES = {
 
 
 def check_loss(stream: Stream | SparkStream, loss: Loss) -> None:
-    """The log of a stream that has read `READ` records has lost some."""
+    """Check a stream that has read `READ` records and whose log then lost records."""
     with pytest.raises(Exception, match=rf"\[{loss.error_class}\]") as caught:
         stream.run()
     said = str(caught.value)
     assert re.search(loss.said, said)
     assert stream.topic in said
     assert "failOnDataLoss=false" in said
-    # with a topic the broker forgets what groups have committed for it, and nothing is committed for another one
+    # The broker deletes a topic's committed offsets with the topic; the query commits none for a recreated topic.
     left = NOTHING if loss.said.startswith(ANEW) or loss.error_class == DELETED else READ
     wait_for(lambda: committed(stream.kafka, stream.group, stream.topic) == left)
     assert stream.run(failOnDataLoss="false") == loss.left
@@ -156,7 +157,7 @@ def test_data_loss_is_logged_and_skips_only_missing_offsets(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # a topic that is missing for good need not be waited for; one recreated must be known to all brokers by then
+    # Shorter, since a deleted topic does not return; long enough for all brokers to learn of a recreated topic.
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
     for _ in range(REPEATS):
         stream = Stream(kafka, topic(1))
@@ -170,7 +171,7 @@ def test_data_loss_is_logged_and_skips_only_missing_offsets(
 def test_topic_deleted_after_planning_fails_batch_on_each_replay(
     kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch fails each time it is tried again; with failOnDataLoss=false it is what is there, and others follow."""
+    """Each replay of the batch fails. With failOnDataLoss=false it has the other topic's rows; the query continues."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 300)
     for _ in range(REPEATS):
         kept, gone = topic(1), topic(1)
@@ -194,7 +195,7 @@ def test_topic_deleted_after_planning_fails_batch_on_each_replay(
 def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
     option: str, kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With fewer records than were read, as many as were planned, and more. The next batch has them all."""
+    """The new topics have fewer records than were read, as many as were planned, or more."""
     names, lengths = [topic(1) for _ in range(3)], [4, READ + 3, READ + 10]
     stream = Stream(kafka, ",".join(names))
     for name in names:
@@ -221,13 +222,13 @@ def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
 
 @dataclass(frozen=True)
 class Truncation:
-    """Half of what was read is gone; then others are written in its place until the log is `new` records long again."""
+    """The log loses the second half of the records that were read; then `new` other records are appended."""
 
     new: int
     error_class: str
     said: str
     grows_unnoticed: bool = False
-    """First only to where it ended before, while the other partition goes on; then by three records more."""
+    """The log first grows to its former end, unnoticed by a batch of another partition, then by three records."""
 
     @property
     def left(self) -> list[Row]:
@@ -249,7 +250,7 @@ TRUNCATIONS = [
 def test_truncated_log_is_detected_after_it_has_grown_again(
     spark: SparkSession, kafka: LocalKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Replicas without the second half of what was read take over: one election for all cases."""
+    """Replicas that lack the second half of the read records become leaders, in one election for all cases."""
     for _ in range(REPEATS):
         leader, follower, other = random.sample(kafka.broker_ids, 3)
         topics = [replicated(kafka, [leader, follower], [other, leader]) for _ in range(len(TRUNCATIONS) + 1)]
@@ -281,7 +282,7 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
         admin(kafka).delete_topics(topics)
 
 
-# Without Spark they are all above.
+# All losses are tested without Spark above.
 @variants("what", list(LOSSES), "some records are deleted", "recreated, shorter")
 def test_data_loss_fails_query(
     what: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
@@ -293,4 +294,4 @@ def test_data_loss_fails_query(
     check_loss(stream, LOSSES[what])
 
 
-# -- trouble that passes --------------------------------------------------------------------------
+# -- transient errors -----------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_topic_deleted_within_batch_read_delays_other_topics_by_seconds(
 def test_query_of_pattern_survives_topic_deleted_within_batch(
     fail: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """With failOnDataLoss=true it fails with the topic, the cause and the option."""
+    """With failOnDataLoss=true the error names the topic, the cause and the option."""
     prefix, kept, gone = two_topics(topic)
     for name in (kept, gone):
         produce(kafka, name, "first", 3)

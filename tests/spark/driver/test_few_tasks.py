@@ -1,4 +1,4 @@
-"""Tasks of several ranges: they read what many would, and each of few leaders, which the checkpoint names."""
+"""`maxInputPartitions`: tasks of several ranges read the same rows, each from few leaders, also in a replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
     name = topic(PARTITIONS)
     fill(kafka, name)
     common = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": name, "startingOffsets": "earliest"}
-    # The JVM connector's consumers wait that long once or twice in each task.
+    # The JVM connector waits this long once or twice per task.
     expected = content(spark.read.format("kafka").options(**common, **{"kafka.fetch.max.wait.ms": "20"}).load())
     assert len(expected) == ROWS
     for more, tasks in (
@@ -52,7 +52,7 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
     leaders = leaders_of(kafka, name)
     assert end["@leaders"] == {name: {str(n): leader for n, leader in leaders.items()}}
     given = parse_source_options(options, streaming=True)
-    # The tasks of a replay.
+    # A replay has the same tasks.
     first, second = ([task.ranges for task in KafkaStreamReader(given).partitions(start, end)] for _ in range(2))
     assert first == second
     assert len(first) == 3
@@ -64,7 +64,7 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
 
 
 def fill(kafka: LocalKafka, topic: str) -> None:
-    """100 records into the first partition, 200 into the second, …"""
+    """Write 100 records to the first partition, 200 to the second, …"""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, "linger.ms": 20})
     for partition in range(PARTITIONS):
         for n in range(100 * (partition + 1)):

@@ -1,6 +1,6 @@
-"""A query's first batch, whose start is in no checkpoint: read again after a failure, and in a run that ends.
+"""A query's first batch, whose start is not in Spark's checkpoint: its replay after a failure, and `availableNow`.
 
-Without Spark: a reader is called as micro-batches do. `test_first_batch_scripts` does it with Spark.
+Without Spark: the tests call a reader as a query does. `test_first_batch_scripts` uses Spark.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.consumer_groups import move_group
 from tests.protocol.consumer.consuming import client_of
 from tests.wait_for_brokers import wait_until_known
 
-# So that retention takes no record of 1970, whose times tests know.
+# The records' timestamps are in 1970.
 FOR_EVER = {"retention.ms": "-1"}
 Rows = list[tuple[int, int]]
 
 
 @dataclass
 class Query:
-    """One query on one topic, with its group; every reader is one start of it. Rows are (partition, offset)."""
+    """A query on one topic with its own group. Each reader is one start of it. Rows are (partition, offset)."""
 
     kafka: LocalKafka
     topic: str
@@ -51,7 +51,7 @@ class Query:
         return reader.latestOffset(start, reader.getDefaultReadLimit()) if self.newest_spark else reader.latestOffset()
 
     def plan(self, meanwhile: Callable[[], None] = lambda: None) -> JsonDict:
-        """The end of the first batch, as it goes into the checkpoint; then the query fails."""
+        """Plan the first batch and stop before it is read; return its end, as in the checkpoint."""
         reader = self.reader()
         start = reader.initialOffset()
         meanwhile()
@@ -61,7 +61,7 @@ class Query:
         return end
 
     def resume(self, end: JsonDict, **others: str) -> Rows:
-        """The rows of the first batch again, and of those after it, until nothing is new."""
+        """Replay the first batch and read all later ones; return the rows."""
         reader = self.reader(**others)
         start, rows = reader.initialOffset(), []
         while end != start:
@@ -72,7 +72,7 @@ class Query:
         return sorted((partition.as_py(), offset.as_py()) for partition, offset in rows)
 
     def produce(self, offsets: range, partition: int = 0) -> None:
-        """The record at an offset is that many seconds after 1970."""
+        """Write records whose timestamps are as many seconds after 1970 as their offsets."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
         for offset in offsets:
             producer.produce(self.topic, b"%d" % offset, partition=partition, timestamp=1000 * offset or 1)
@@ -105,9 +105,9 @@ def rows(begin: int, end: int, partition: int = 0) -> Rows:
 
 @dataclass(frozen=True)
 class Start:
-    """Ten records are there, and five more at the replay. `options` mean `begins` now, maybe not then.
+    """A query with `options`: at the plan, when the log has ten records, they resolve to the offset `begins`.
 
-    The group's offset is 4, unless `group` is False.
+    At the replay the log has 15 records. The group's offset is 4, unless `group` is False.
     """
 
     begins: int
@@ -164,7 +164,7 @@ def test_failed_first_batch_is_replayed_from_its_start(
 def test_checkpoint_without_start_of_first_batch_begins_at_starting_offsets(
     kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older version's, or that of Spark's own connector: from where startingOffsets is now."""
+    """Such checkpoints come from older versions and from Spark's own connector."""
     query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": '{"TOPIC": {"0": 4}}'})
     query.produce(range(15))
     assert query.resume({query.topic: {"0": 10}}) == rows(4, 15)
@@ -174,7 +174,7 @@ def test_checkpoint_without_start_of_first_batch_begins_at_starting_offsets(
 def test_checkpoint_without_start_fails_if_starting_offsets_exceed_its_end(
     kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
-    """Check that no log has lost records: the remedies differ from those for a truncated log."""
+    """The error does not report a truncated log, whose remedies differ."""
     query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": "latest"})
     query.produce(range(15))
     end = {query.topic: {"0": 10}}
@@ -189,7 +189,7 @@ def test_checkpoint_without_start_fails_if_starting_offsets_exceed_its_end(
 def test_available_now_starting_after_its_prepared_end_is_empty(
     kafka1: LocalKafka, topic1: TopicFactory, options: dict[str, str]
 ) -> None:
-    """`prepareForTriggerAvailableNow` comes first; a busy topic has gone on when the query looks where it begins."""
+    """`prepareForTriggerAvailableNow` fixes the end first; a busy topic has grown when the start is resolved."""
     query = Query(kafka1, topic1(config=FOR_EVER), options)
     query.produce(range(10))
     reader = query.reader()

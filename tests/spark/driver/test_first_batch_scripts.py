@@ -1,8 +1,8 @@
-"""Random scripts of failures in a query's first batch: the rows, and no others, are those of Spark's own connector.
+"""Random scripts of failures in a query's first batch: the rows equal those of Spark's own connector.
 
-A script says where two queries begin, this source's and the JVM connector's, on one topic; how their first batch fails,
-once or more often; and what happens meanwhile: records, new partitions, a group that is moved. The last run reads all.
-With SPARK_KAFKA_SOURCE_SCRIPTS=24 every kind of start comes three times.
+A script runs two queries on one topic, with this source and with the JVM connector. It draws their starting offsets,
+how often and how the first batch fails, and the events in between: new records or partitions, a moved group. The last
+run reads all. With SPARK_KAFKA_SOURCE_SCRIPTS=24 each kind of start occurs three times.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AT_ONCE = 2
 
 OURS, JVM = "pykafka-group", "kafka"
 FAILURE = "the script lets this batch fail"
-# Spark gives a Python process ten seconds to begin; where tests share few cores that is the machine's failure.
+# Spark allows a Python process ten seconds to start. On a busy machine this error is no failure of the query.
 SLOW = "Python worker failed to connect back"
 STARTS = (
     "latest",
@@ -56,9 +56,9 @@ STARTS = (
     "times by partition",
     "group without offsets, earliest",
 )
-# The first ones begin on a busy topic, where a run is to end before it begins.
+# The first scripts have a writer during the runs: `availableNow` may then end before its start offset.
 ALWAYS_BUSY = 2
-# And the reset of those that begin at a group's offsets.
+# Starts from a group, with their `auto.offset.reset`.
 GROUPS = {"group": "earliest", "group without offsets": "latest", "group without offsets, earliest": "earliest"}
 ENDS, GOES_ON = {"availableNow": True}, {"processingTime": "100 milliseconds"}
 FAILURES = ("at once", "when it is read", "stopped")
@@ -70,7 +70,7 @@ Row = tuple[Any, ...]
 
 @dataclass
 class Side:
-    """One of the two queries: what it has delivered, by batch."""
+    """One of the two queries, and the rows that it has delivered by batch."""
 
     source: str
     options: dict[str, str]
@@ -79,7 +79,7 @@ class Side:
     failed: dict[int, list[list[Row]]] = field(default_factory=lambda: defaultdict(list))
 
     def begins(self) -> Ends:
-        """Offsets of the first batch in the checkpoint."""
+        """Return the start offsets of the first batch, from the checkpoint."""
         if self.source == OURS:
             text = (self.checkpoint / "offsets" / "0").read_text().splitlines()[-1]
             (found,) = json.loads(text)["@joined"].values()
@@ -91,7 +91,7 @@ class Side:
     def run(
         self, spark: SparkSession, servers: str, how: str | None, trigger: dict[str, Any], limit: int | None
     ) -> None:
-        """To its end, which is a failure unless `how` is None."""
+        """Run the query until it ends. `how` is the way in which its first batch fails; None: it succeeds."""
         entered, stopping = threading.Event(), threading.Event()
 
         def keep(batch: DataFrame, batch_id: int) -> None:
@@ -134,7 +134,7 @@ class Side:
 
 
 def end_of(query: StreamingQuery) -> str | None:
-    """The error of the query."""
+    """Wait for the end of the query; return its error."""
     try:
         ended = query.awaitTermination(240)
     except StreamingQueryException as error:
@@ -145,7 +145,7 @@ def end_of(query: StreamingQuery) -> str | None:
 
 @dataclass
 class Script:
-    """What happens to one topic, drawn from a number."""
+    """One script: the events on one topic, drawn with the seed `number`."""
 
     number: int
     kafka: LocalKafka
@@ -165,7 +165,7 @@ class Script:
         self.said: list[str] = []
 
     def play(self, spark: SparkSession) -> str:
-        """Returns what it was about."""
+        """Run the script; return its description."""
         for partition in self.ends:
             self.write(self.draw.randrange(12), partition)
         begins, ours, jvm = self.starts()
@@ -174,7 +174,7 @@ class Script:
         self.fail(spark, sides)
         for each in sides:
             for partition, begin in each.begins().items():
-                # Where that is not certain it is one of the log's ends while it was written.
+                # On a busy topic, the start is any end of the log during the run.
                 first, last = (
                     [begins[partition]] * 2 if partition in begins else (before[partition], self.ends[partition])
                 )
@@ -189,7 +189,7 @@ class Script:
         return f"{self}: {self.compare(sides, ends)} rows"
 
     def fail(self, spark: SparkSession, sides: list[Side]) -> None:
-        """Runs in which the first batch fails, and what happens after each."""
+        """Let the first batch fail once or twice, with random events after each failure."""
         untouched = self.start in GROUPS
         for attempt in range(self.draw.randint(1, 2)):
             trigger = ENDS if self.number < ALWAYS_BUSY else self.draw.choice((ENDS, GOES_ON))
@@ -204,7 +204,7 @@ class Script:
             untouched = not self.happen() and untouched
 
     def compare(self, sides: list[Side], ends: Ends) -> int:
-        """Whole rows up to `ends`; on a busy topic each side has begun at its own `latest`."""
+        """Compare the rows up to `ends`. On a busy topic each side has its own `latest`, so start at the later one."""
         begins = [each.begins() for each in sides]
         both = {partition: max(begin.get(partition, 0) for begin in begins) for partition in ends}
         common = []
@@ -219,14 +219,14 @@ class Script:
         return len(common[0])
 
     def starts(self) -> tuple[Ends, dict[str, str], dict[str, str]]:
-        """Return the certain start offsets of the first batch, and each side's options for them."""
+        """Return the start offsets, as far as they are certain, and the options of both sides."""
         ends = {} if self.busy else dict(self.ends)
         some = {partition: self.draw.randint(0, end) for partition, end in self.ends.items()}
         words = {partition: self.draw.choice((-1, -2, offset)) for partition, offset in some.items()}
         first = self.draw.randrange(10)
 
         def records(wanted: Ends) -> Ends:
-            """Return these offsets; the log end offset if there is none."""
+            """Return these offsets; the log end offset for partitions without such a record."""
             return ends | {partition: offset for partition, offset in wanted.items() if offset < self.ends[partition]}
 
         latest = (ends, {"startingOffsets": "latest"})
@@ -263,14 +263,14 @@ class Script:
         return begins, subscribe | ours, subscribe | options
 
     def time_ms(self, offset: int) -> int:
-        """Each record is a second younger than the one before."""
+        """Return the timestamp of a record: one second later per offset."""
         return self.began_ms + 1_000 * offset
 
     def as_json(self, numbers: Ends) -> str:
         return json.dumps({self.topic: {str(partition): number for partition, number in numbers.items()}})
 
     def happen(self) -> bool:
-        """What happens between two runs; whether the group was moved."""
+        """Do random things between two runs; return True if the group was moved."""
         moved = False
         for what in self.draw.sample(("records", "partition", "group"), 2):
             self.said.append(what)
@@ -308,7 +308,7 @@ class Script:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """All the time, on a busy topic."""
+        """Write during the block if the topic is busy."""
         if not self.busy:
             yield
             return
@@ -340,7 +340,7 @@ def test_random_failures_of_first_batch_give_rows_of_jvm_connector(
         scripts.append(Script(number, kafka1, topic, partitions, tmp_path / str(number)))
 
     def play(script: Script) -> str:
-        # First queries at the same time need a registration each (docs/decisions/0019-python-workers.md).
+        # Concurrent first queries need a registration each (docs/decisions/0019-python-workers.md).
         session = spark.newSession()
         register(session)
         try:

@@ -1,4 +1,4 @@
-"""The group's offsets, as Kafka's own tool prints them: complete, in time, and never ahead of the checkpoint."""
+"""Committed offsets of a query's group, read by Kafka's tool: complete, in time, never ahead of the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soak
 
 
 def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
-    """`records` each into the first `partitions` partitions."""
+    """Write `records` records to each of the first `partitions` partitions."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
     for partition in range(partitions):
         for n in range(records):
@@ -165,7 +165,7 @@ def test_restart_resumes_at_checkpoint_and_corrects_committed_offset(
         assert query.awaitTermination(120)
         read = sum(progress.numInputRows for progress in query.recentProgress)
         assert read == 10
-        # A member leaves when the query has ended; until then no other client may commit.
+        # The member leaves after the query has ended; until then no other client may commit.
         wait_until(lambda: not members_of(kafka1, group), timeout_s=60, every_s=0.05)
         move_group(kafka1, group, {(name, 0): 0})
         assert [row.current_offset for row in describe(kafka1, group)] == [0]

@@ -28,7 +28,7 @@ GROUP = {"startingOffsets": "group"}
 
 @contextmanager
 def open_transaction(kafka: LocalKafka, topic: str, records: int) -> Iterator[Producer]:
-    """With values "open0", "open1", …"""
+    """Write the values "open0", "open1", … in a transaction that is open during the block, then aborted."""
     settings = {"transactional.id": uuid.uuid4().hex, "log_level": 0}
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **settings})
     producer.init_transactions(30)
@@ -55,7 +55,7 @@ def batch_offsets(stream: Stream, **options: str) -> list[int]:
 
 
 def test_start_after_begin_of_open_transaction_waits_for_its_end(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    """Its offset is there, and so is that of a checkpoint: what comes next waits until the transaction has ended."""
+    """A group offset or checkpoint after the begin of a transaction is no loss: reading waits for its end."""
     stream = Stream(kafka1, topic1(1))
     name = stream.topic
     produce(kafka1, name, "first", 5)
@@ -68,9 +68,9 @@ def test_start_after_begin_of_open_transaction_waits_for_its_end(kafka1: LocalKa
         assert stream.run(**GROUP, **COMMITTED_ONLY) == []
         assert batch_offsets(stream, **COMMITTED_ONLY) == []
         assert switched.run(**COMMITTED_ONLY) == []
-        # An offset that the user names is as good.
+        # The same holds for an offset in startingOffsets.
         assert named.run(startingOffsets=f'{{"{name}": {{"0": 13}}}}', **COMMITTED_ONLY) == []
-        # A batch that was planned to read more has to wait in its tasks.
+        # Tasks of a batch planned with read_uncommitted wait for the transaction.
         planned.plan()
         with pytest.raises(DeadlineExceeded, match="a transaction that is open since offset 5 holds them back"):
             planned.run(**COMMITTED_ONLY, **{"kafkaConsumer.pollTimeoutMs": "100", "kafka.fetch.max.wait.ms": "100"})

@@ -1,6 +1,6 @@
-"""A query is killed in a batch in which it has gained partitions: restarted, it reads what the checkpoint has of it.
+"""A query killed in a batch that gained partitions: after the restart it replays the batch of the checkpoint.
 
-For `make soak`. `test_membership` has one that fails in such a batch, `test_killed_query` one that is killed in others.
+For `make soak`. In `test_membership` a query fails in such a batch; `test_killed_query` kills a query in other batches.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def job_of(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def next_batch(job: subprocess.Popen[str]) -> tuple[int, list[Key]]:
-    """The job's next line of JSON; the JVM may say something, too."""
+    """Return the job's next batch: number and rows. Lines of the JVM are skipped."""
     assert job.stdout is not None
     number, rows = json.loads(next(line for line in job.stdout if line.startswith("[")))
     return number, [(partition, offset) for partition, offset in rows]
 
 
 def planned(checkpoint: Path, batch: int, topic: str) -> list[Key]:
-    """The rows of a batch by the offsets in the checkpoint: from the end of the one before, or where it has joined."""
+    """Return the rows of a batch by its offsets in the checkpoint: from the previous end or `@joined` to the end."""
 
     def logged(number: int) -> dict[str, dict[str, dict[str, int]]]:
         return dict(json.loads((checkpoint / "offsets" / str(number)).read_text().splitlines()[-1]))
@@ -74,14 +74,14 @@ def test_query_killed_in_batch_with_gained_partitions_replays_it(
     arguments = (kafka1.bootstrap_servers, name, group, protocol, str(tmp_path))
     config = parse_consumer({"group.id": group, "group.protocol": protocol})
     with client_of(kafka1) as client, job_of(*arguments) as job:
-        # It has two partitions, and reads nothing.
+        # The other member owns two partitions and reads nothing.
         with Membership(client, config, TopicSubscription(frozenset({name}))) as idle:
 
             def shared() -> bool:
                 idle.poll_rebalance(client.deadline(50))
                 return len(idle.owned) == 2 and len(members_of(kafka1, group)) == 2
 
-            wait_until(shared, timeout_s=180)  # until another Spark has started
+            wait_until(shared, timeout_s=180)  # starting another Spark takes long
             own = next_batch(job)[1]
         assert job.stdin is not None
         print(file=job.stdin, flush=True)

@@ -1,4 +1,4 @@
-"""A query whose ACL for a topic is removed: an authorisation error, never a deleted topic, and no row read twice."""
+"""A query whose ACL for a topic is removed reports an authorisation error, not a deleted topic; no row is repeated."""
 
 from __future__ import annotations
 

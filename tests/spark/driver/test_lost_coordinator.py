@@ -1,6 +1,6 @@
-"""The group's coordinator is lost under load. Commits go on, none is early, and nothing is lost.
+"""The group's coordinator fails under load: commits resume, none is early, and no record is lost.
 
-Its host goes dark (no reset, no answer), or its process is killed under a query that is a member.
+Its host becomes unreachable (no reset, no reply), or its process is killed while the query is a group member.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.wait_for_brokers import wait_until_known
 
 pytestmark = pytest.mark.soak
 
-# `make soak` stops it under a query, so many times.
+# In `make soak`, the coordinator fails this many times.
 KILLS = scaled("KILLS", 0, 5)
 PARTITIONS = 3
-# The cluster itself takes nine seconds to notice that a broker is gone.
+# The controller takes nine seconds to fence a silent broker.
 DARK = ("none", LocalKafka.pause, LocalKafka.resume, 30.0)
 KILLED = (LocalKafka.kill, LocalKafka.start, 15.0)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> float:
-    """Seconds until it was so."""
+    """Wait for the condition; return the seconds that it took."""
     started_s = time.monotonic()
     while not condition():
         assert time.monotonic() - started_s < timeout_s, f"it did not happen in {timeout_s:.0f} s"
@@ -57,12 +57,12 @@ def wait_until_in_sync(kafka: LocalKafka, topic: str) -> None:
 
 
 class Load:
-    """Records for all partitions, until the end of the block."""
+    """Writes records to all partitions until `ended`."""
 
     def __init__(self, kafka: LocalKafka, topic: str) -> None:
         self.ended = threading.Event()
         self._topic = topic
-        # A dark broker must not hold up what is for others.
+        # Short timeouts: a paused broker must not delay records for the others.
         patience = {"socket.timeout.ms": 3_000, "request.timeout.ms": 3_000}
         self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, **patience})
 
@@ -120,7 +120,7 @@ def test_commits_continue_after_repeated_loss_of_coordinator(
                 lose(kafka, lost)
                 lost_since_s = time.monotonic()
                 try:
-                    # What was on its way may come once; the next one is of afterwards.
+                    # A commit in flight may still succeed; the second one was sent after the failure.
                     for _ in range(2):
                         wait_for(lambda: committed(client, group) > seen, 120)  # noqa: B023
                         seen = max(seen, committed(client, group))
@@ -144,7 +144,7 @@ def test_commits_continue_after_repeated_loss_of_coordinator(
 
 
 def committed(client: Client, group: str) -> int:
-    """All offsets of the group together; 0 while its coordinator does not say."""
+    """Return the sum of the group's offsets; 0 while the coordinator is unavailable."""
     try:
         offsets = fetch_offsets(client, group, None, client.deadline(3_000), require_stable=False)
     except KafkaError:

@@ -1,4 +1,4 @@
-"""`maxBytesPerTrigger` on a real Kafka: micro-batches are measured by the record batches on the broker's disk."""
+"""`maxBytesPerTrigger` on a real Kafka: sizes of micro-batches by the record batches on the broker's disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_BYTES = 1_000_000
 
 @pytest.fixture
 def uneven(kafka1: LocalKafka, topic1: TopicFactory) -> str:
-    """Small records in partition 0, 0.9 MB of them; records a hundred times as large in partition 1, 4 MB of them."""
+    """Create a topic with 0.9 MB of small records in partition 0, and 4 MB of records 100 times as large in 1."""
     name = topic1(2)
     settings = {"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0, "batch.size": 16_384, "linger.ms": 20}
     producer = Producer(settings)
@@ -44,7 +44,7 @@ def given(kafka1: LocalKafka, name: str, **options: object) -> dict[str, str]:
 
 
 def plan(kafka1: LocalKafka, name: str, **options: object) -> list[dict[str, int]]:
-    """The offsets where micro-batches begin and end, until everything is read."""
+    """Plan micro-batches to the end of the log; return the first start offsets and all end offsets."""
     reader = KafkaStreamReader(parse_source_options(given(kafka1, name, **options), streaming=True))
     places = [reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())]
     while (end := reader.latestOffset(places[-1], reader.getDefaultReadLimit())) != places[-1]:
@@ -53,7 +53,7 @@ def plan(kafka1: LocalKafka, name: str, **options: object) -> list[dict[str, int
 
 
 def bytes_between(kafka1: LocalKafka, name: str, begin: dict[str, int], end: dict[str, int]) -> float:
-    """In the log, of these offsets; a part of a record batch has that part of its bytes."""
+    """Return the bytes of an offset range in the log. Partly covered record batches count in proportion."""
     total = 0.0
     for partition in begin:
         for batch in stored_batches(kafka1.data_folder(1), name, int(partition)):
@@ -64,7 +64,7 @@ def bytes_between(kafka1: LocalKafka, name: str, begin: dict[str, int], end: dic
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the broker is, the size of records is not guessed."""
+    """Raise the time limit for measuring record sizes, so that a slow broker does not lead to assumed sizes."""
     monkeypatch.setattr(trigger, "_RECORD_SIZES_MS", 20_000)
 
 
@@ -76,7 +76,7 @@ def test_micro_batch_sizes_are_close_to_max_bytes_per_trigger(kafka1: LocalKafka
     assert sum(sizes) > 4 * LIMIT_BYTES
     assert all(LIMIT_BYTES / 1.5 < size < 1.5 * LIMIT_BYTES for size in sizes[:-1]), sizes
     assert sizes[-1] < 1.5 * LIMIT_BYTES
-    # Both partitions come to their ends together, as with maxOffsetsPerTrigger.
+    # The limit is shared in proportion, as maxOffsetsPerTrigger: both partitions reach their ends together.
     assert all(after["0"] > before["0"] and after["1"] > before["1"] for before, after in pairwise(places))
 
 
@@ -96,7 +96,7 @@ def test_limit_below_one_record_reads_one_record_per_partition(kafka1: LocalKafk
     two = reader.latestOffset(one, reader.getDefaultReadLimit())
     assert (one[uneven], two[uneven]) == ({"0": 1, "1": 1}, {"0": 2, "1": 2})
     assert reader.latestOffset(two, ReadAllAvailable())[uneven] == {"0": SMALL, "1": LARGE}, "as for the trigger once"
-    # PySpark before 4.2 hands over no limit.
+    # PySpark before 4.2 passes no limit.
     assert reader.latestOffset(two)[uneven] == {"0": 3, "1": 3}
 
 

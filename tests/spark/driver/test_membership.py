@@ -1,6 +1,6 @@
-"""A streaming query as a member of its group: it shares partitions with other members, and what it reads is committed.
+"""A streaming query as a group member: it shares partitions with other members, and commits its rows.
 
-Other members are queries, and consumers of librdkafka, in both protocols.
+The other members are queries and librdkafka consumers, in both protocols.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CLASSIC, CONSUMER = "classic", pytest.param("consumer", marks=NEEDS_KIP_848)
 
 
 def protocols(*some: object) -> pytest.MarkDecorator:
-    """Spark's side is one for both: what a member does by each is seen in tests/contract and tests/protocol/group."""
+    """Run with `some` protocols; in `make soak` with both. tests/protocol/group tests the protocols themselves."""
     return variants("protocol", [CLASSIC, CONSUMER], *some)
 
 
 class Librdkafka:
-    """A consumer in a thread. `rows`: what it has handled, and committed one by one."""
+    """A librdkafka consumer in a thread. `rows` are (partition, offset), each committed after it is added."""
 
     def __init__(self, kafka: LocalKafka, topic: str, group: str, protocol: str) -> None:
         settings: dict[str, Any] = {
@@ -65,7 +65,7 @@ class Librdkafka:
             if message is None or message.error():
                 continue
             self.rows.append((message.partition(), message.offset()))
-            with contextlib.suppress(KafkaException):  # its claims may have ended just now
+            with contextlib.suppress(KafkaException):  # the partition may have been revoked meanwhile
                 self._consumer.commit(message, asynchronous=False)
         self._consumer.close()
 
@@ -78,7 +78,7 @@ class Librdkafka:
 
 
 def shares(kafka: LocalKafka, group: str) -> list[int]:
-    """How many partitions each member has, as the coordinator says."""
+    """Return the sorted numbers of partitions per member, from the coordinator."""
     return sorted(len(each.assignment) for each in members_of(kafka, group))
 
 
@@ -88,7 +88,7 @@ def test_two_queries_of_one_group_read_each_row_once(
 ) -> None:
     name, group = topic1(4), new_group()
     fill(kafka1, name, 4, 10)
-    # Longer than batches take on a busy machine.
+    # A session timeout longer than a batch on a busy machine.
     long = {"kafka_session_timeout_ms": "40000"} if protocol == "classic" else {}
     if protocol == "consumer":
         set_session_timeout(kafka1, group, 40_000)
@@ -144,7 +144,7 @@ def test_query_without_partitions_stays_active_and_takes_over(
         first.await_(lambda: len(first.rows) == 10)
         with query_of(spark, kafka1, name, group, protocol, tmp_path / "b") as second:
             second.await_(lambda: len(members_of(kafka1, group)) == 2)
-            # Whichever of the two has it.
+            # Either query may own the only partition.
             fill(kafka1, name, 1, 10)
             second.await_(lambda: len(first.rows) + len(second.rows) == 20)
             wait_for_lag_zero(kafka1, group, 1)
@@ -158,7 +158,7 @@ def test_query_without_partitions_stays_active_and_takes_over(
 def test_batch_with_gained_partitions_is_replayed_as_planned(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
-    """The query fails in it; meanwhile another member reads on, and the restarted query is assigned something else."""
+    """The query fails in that batch. Before its restart another member reads further, so the assignment differs."""
     name, group = topic1(2), new_group()
     with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as other:
         fill(kafka1, name, 2, 5)
@@ -174,7 +174,7 @@ def test_batch_with_gained_partitions_is_replayed_as_planned(
         failed = list(ours.rows)
         assert failed
         assert min(offset for _, offset in failed) >= 5, "it began at the group's offset"
-        wait_for_lag_zero(kafka1, group, 2)  # the other one has read on
+        wait_for_lag_zero(kafka1, group, 2)  # the other member has read the rows of the failed batch
         with query_of(spark, kafka1, name, group, protocol, tmp_path / "ours") as again:
             again.await_(lambda: len(again.rows) >= len(failed))
             assert again.rows[: len(failed)] == failed

@@ -1,10 +1,10 @@
-"""Checkpoints that an older version has written: a query goes on as that version would have, with no row lost or twice.
+"""Checkpoints of an older version: a query resumes as that version would have, and no row is lost or repeated.
 
-`checkpoints/` has, for each of `CASES`, what its query left behind, byte for byte, and in `next.json` what the same
-version delivered when it went on itself. Topics have the same names, records and offsets here; only the id of a topic
-is another one in each cluster, and takes the place of the old one.
+For each of `CASES`, `checkpoints/` has the checkpoint of a query, byte for byte, and in `next.json` the rows that the
+older version delivered after it. The tests create topics with the same names, records and offsets. Topic ids differ
+between clusters, so the tests replace them in the checkpoint.
 
-To write those of this version: `python -m tests.spark.driver.test_older_checkpoints FOLDER`.
+To write checkpoints with this version: `python -m tests.spark.driver.test_older_checkpoints FOLDER`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ OURS, JVM = "pykafka-group", "kafka"
 FIRST_TIME_MS = 1_700_000_000_000
 GROUP = "older-readers"
 
-# By batch: topic-partition, offset and value of each row.
+# Batch id -> topic-partition, offset and value of each row.
 Batches = dict[str, list[str]]
 
 
 @dataclass
 class Stage:
-    """A cluster on which a case is played. Its query runs only when the checkpoint is written, and after that."""
+    """A cluster for one case. The query of the case only runs if `writes`; tests start from the stored checkpoint."""
 
     kafka: LocalKafka
     spark: SparkSession
@@ -65,12 +65,12 @@ class Stage:
         wait_until_known(self.kafka, topic, partitions)
 
     def recreate(self, topic: str) -> None:
-        """With one partition. The values of its records go on where those of the old one ended."""
+        """Recreate a topic with one partition. The numbering of its values continues."""
         delete_topics(self.kafka, topic)
         self.create(topic)
 
     def produce(self, topic: str, partition: int, records: int) -> None:
-        """Each says which one of its partition it is, and is a second younger than the one before."""
+        """Write records whose values are numbered per partition, with timestamps one second apart."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
         for _ in range(records):
             number = self.records[topic, partition]
@@ -87,7 +87,7 @@ class Stage:
         move_group(self.kafka, GROUP, {(topic, partition): offset for partition, offset in enumerate(offsets)})
 
     def run(self, *, fails_in: int | None = None, format: str = OURS) -> None:
-        """The query's run, in the version that writes: until what is there is read, or it fails in that batch."""
+        """If `writes`, run the query to the end of the logs, or let it fail in the batch `fails_in`."""
         if self.writes and fails_in is None:
             self.resume(format=format)
         elif self.writes:
@@ -110,7 +110,7 @@ class Stage:
         return batches
 
     def last_offsets(self) -> str:
-        """Return this source's offsets in the newest batch's file."""
+        """Return the JSON of this source's offsets in the newest file of the offset log."""
         newest = max((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
         return newest.read_text().splitlines()[-1]
 
@@ -123,7 +123,7 @@ class Stage:
 
 
 def two_partitions(stage: Stage) -> None:
-    """Batch 0 is complete, batch 1 is planned."""
+    """Leave a checkpoint with batch 0 complete and batch 1 planned."""
     stage.create("older-subscribe", 2)
     stage.produce("older-subscribe", 0, 10)
     stage.produce("older-subscribe", 1, 5)
@@ -131,7 +131,7 @@ def two_partitions(stage: Stage) -> None:
 
 
 def group_moved_since(stage: Stage) -> None:
-    """The first batch is planned from the group's offsets; then another client moves them."""
+    """Plan the first batch from the group's offsets; then another client moves them."""
     stage.create("older-group", 2)
     stage.produce("older-group", 0, 10)
     stage.produce("older-group", 1, 5)
@@ -141,14 +141,14 @@ def group_moved_since(stage: Stage) -> None:
 
 
 def time_of_the_fifth(stage: Stage) -> None:
-    """The first batch is planned, and has three of the six records since that time."""
+    """Plan the first batch from a timestamp, with three of the six records since that time."""
     stage.create("older-time")
     stage.produce("older-time", 0, 10)
     stage.run(fails_in=0)
 
 
 def partitions_that_came_later(stage: Stage) -> None:
-    """A topic and a partition more: the batch that begins them is planned."""
+    """Plan the batch that begins a new topic and a new partition."""
     stage.create("older-pattern-a")
     stage.produce("older-pattern-a", 0, 5)
     stage.run()
@@ -166,7 +166,7 @@ def all_read(stage: Stage) -> None:
 
 
 def three_gone(stage: Stage) -> None:
-    """The batch behind what is gone is planned, and counts it."""
+    """Plan a batch after deleted records, which it counts as skipped."""
     stage.create("older-skipped")
     stage.produce("older-skipped", 0, 5)
     stage.run()
@@ -176,7 +176,7 @@ def three_gone(stage: Stage) -> None:
 
 
 def recreated(stage: Stage) -> None:
-    """The first batch of the new topic is planned."""
+    """Plan the first batch of a recreated topic."""
     stage.create("older-recreated")
     stage.produce("older-recreated", 0, 6)
     stage.run()
@@ -186,7 +186,7 @@ def recreated(stage: Stage) -> None:
 
 
 def begun_by_the_connector(stage: Stage) -> None:
-    """Batch 0 is of Spark's own connector, batch 1 is planned by the older version."""
+    """Complete batch 0 with Spark's own connector; plan batch 1 with this source."""
     stage.create("older-connector", 2)
     stage.produce("older-connector", 0, 5)
     stage.run(format=JVM)
@@ -228,7 +228,7 @@ def produce_more(stage: Stage) -> None:
 
 
 def put_back(case: str, stage: Stage) -> None:
-    """The checkpoint as it was left, but for the ids of the topics that are there."""
+    """Copy the stored checkpoint of a case, with the topic ids of this cluster."""
     shutil.copytree(CHECKPOINTS / case / "checkpoint", stage.checkpoint)
     old_ids, new_ids = json.loads(stage.last_offsets())["@ids"], stage.topic_ids()
     assert old_ids.keys() == new_ids.keys()
@@ -261,7 +261,7 @@ def test_checkpoint_of_older_version_resumes_with_same_batches(case: str, stage:
 
 @pytest.mark.parametrize("stage", ["ended"], indirect=True)
 def test_checkpoint_of_older_version_refuses_recreated_topic(stage: Stage) -> None:
-    """The checkpoint with the id that it was written with."""
+    """Keep the stored topic id, which differs from that of the new topic."""
     shutil.copytree(CHECKPOINTS / "ended" / "checkpoint", stage.checkpoint)
     produce_more(stage)
     old_id = json.loads(stage.last_offsets())["@ids"]["older-ended"]
@@ -285,7 +285,7 @@ def write(folder: Path) -> None:
         for name, case in CASES.items():
             stage = Stage(kafka, spark, Path(scratch) / name, case.options, writes=True)
             case.play(stage)
-            # Checksums and locks are Spark's own affair: without one a file may be changed.
+            # Without Spark's hidden checksum files, the tests can edit files of the checkpoint.
             left_out = shutil.ignore_patterns(".*")
             shutil.copytree(stage.checkpoint, folder / name / "checkpoint", ignore=left_out, dirs_exist_ok=True)
             produce_more(stage)

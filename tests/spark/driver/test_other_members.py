@@ -1,6 +1,6 @@
-"""A query and sarama, or Kafka's console consumer, in one group: each row is of the one that owns its partition.
+"""A query shares a group with sarama or Kafka's console consumer: only a partition's owner reads its rows.
 
-Queries and librdkafka's consumers in one group: test_membership.py.
+test_membership.py has queries and librdkafka consumers in one group.
 """
 
 from __future__ import annotations

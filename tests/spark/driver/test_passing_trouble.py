@@ -1,4 +1,4 @@
-"""Trouble that passes never moves a position: single replies are lost, late or replaced by errors under a query.
+"""Transient errors never move a query's position: single replies are lost, late, or replaced by errors.
 
 `make soak` repeats everything (`SPARK_KAFKA_SOURCE_REPEATS`).
 """
@@ -40,7 +40,7 @@ REQUEST_TIMEOUT_S = 1.0
 
 
 class Once:
-    """Lets the rule decide about one frame that it has something to say of, and all others go on."""
+    """Apply a rule of the proxy once: to the first frame for which it returns a fate. Other frames pass."""
 
     def __init__(self, rule: Callable[[Exchange], Fate | float | bytes | None]) -> None:
         self._rule = rule
@@ -59,7 +59,7 @@ def lost(_: Exchange) -> Fate:
 
 
 def late(_: Exchange) -> float:
-    """Longer than the client waits: a timeout."""
+    """Delay the reply beyond the request timeout."""
     return REQUEST_TIMEOUT_S * 1.5
 
 
@@ -75,7 +75,7 @@ NOTHING_KNOWN = {
 
 
 def refused(code: ErrorCode, *path: str) -> Callable[[Exchange], bytes | None]:
-    """The rows at `path` carry an error code instead of what they said; None where the reply has none."""
+    """Return a rule that replaces the rows at `path` of a reply by an error code. No fate for replies without rows."""
 
     def rule(exchange: Exchange) -> bytes | None:
         body = exchange.reply()
@@ -140,7 +140,7 @@ STARTING: dict[str, Trouble] = {
 
 @dataclass
 class Commits:
-    """The offsets of every OffsetCommit that passes, by partition."""
+    """Records the offsets of each OffsetCommit that passes the proxy, by partition."""
 
     of: dict[int, list[int]] = field(default_factory=dict)
 
@@ -201,7 +201,7 @@ def test_transient_errors_never_move_position_of_running_query(
 def test_transient_errors_never_move_position_of_starting_query(
     what: str, kafka: LocalKafka, topic: TopicFactory
 ) -> None:
-    """It begins where the group is, at 4: not at the beginning, not at the end; also after a restart."""
+    """The query starts at the group's offset 4, not at the start or end of the log; the restart resumes."""
     for _ in range(REPEATS):
         name, commits = topic(1), Commits()
         produce(kafka, name, "first", READ)

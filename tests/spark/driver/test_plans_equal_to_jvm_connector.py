@@ -1,6 +1,6 @@
-"""The arithmetic of batches against the JVM connector's own: the same backlog and options, the same ends and ranges.
+"""Plans equal those of the JVM connector: the same backlog and options give the same end offsets and ranges.
 
-Its classes are called in the session's JVM, without any broker: `rateLimit` and `delayBatch` of its stream, and the
+The tests call its classes in the session's JVM, without a broker: `rateLimit` and `delayBatch` of its stream, and the
 ranges of its offset reader.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Ends = Mapping[TopicPartition, int]
-# Each takes one call of the JVM.
+# Each backlog takes one call to the JVM.
 BACKLOGS = 200 if SOAK else 60
 
 
@@ -95,7 +95,7 @@ def test_random_backlogs_give_end_offsets_and_ranges_of_jvm_connector(spark: Spa
         if by.random() < 0.6:
             options["minPartitions"] = by.randint(1, 30)
         if by.random() < 0.6:
-            # No more than some dozen pieces.
+            # At most about 40 ranges.
             options["maxRecordsPerPartition"] = max(1, total // by.randint(1, 40))
         connector = Connector(spark, **options)
         case = (starts, available, limit, options)
@@ -122,7 +122,7 @@ def test_triggers_below_min_offsets_wait_as_jvm_connector(spark: SparkSession) -
     for _ in range(10):
         max_delay_ms = by.choice([1, 500, 5_000])
         connector = Connector(spark, _mockSystemTime="")
-        # The connector compares with 1970 at first, where a real clock is far beyond any delay.
+        # The connector's last trigger is initially at 0 ms, so start the manual clock beyond every delay.
         now_ms = 10_000
         clock.reset()
         clock.advanceCurrentSystemTime(now_ms)

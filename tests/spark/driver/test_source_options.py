@@ -1,4 +1,4 @@
-"""Options of the source on a real Kafka: times, waiting for more, columns and filters.
+"""Options of the source on a real Kafka: timestamps, `minOffsetsPerTrigger`, columns and filters.
 
 Batch reads are compared with Spark's JVM connector if it has the option, otherwise with the written records.
 """
@@ -33,7 +33,7 @@ T0 = "2023-11-14T22:13:20"
 
 
 def produce(kafka: LocalKafka, topic: str, partition: int, timestamps_ms: list[int]) -> None:
-    """One record for each timestamp, its value the place in the list."""
+    """Write one record per timestamp; values are numbered."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     for n, timestamp_ms in enumerate(timestamps_ms):
         producer.produce(topic, value=f"v{n}", key=f"k{n % 3}", partition=partition, timestamp=timestamp_ms)
@@ -49,7 +49,7 @@ def stream(spark: SparkSession, kafka: LocalKafka, **options: object) -> DataFra
 
 
 def load(reader: Any, kafka: LocalKafka, name: str, options: dict[str, object]) -> DataFrame:
-    # The JVM connector's consumers wait that long once or twice in each task.
+    # The JVM connector waits this long once or twice per task.
     reader = reader.format(name).option("kafka.fetch.max.wait.ms", 20)
     reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap_servers)
     rows: DataFrame = reader.options(**{key: str(value) for key, value in options.items()}).load()
@@ -97,17 +97,17 @@ def reader_of(kafka: LocalKafka, **options: object) -> KafkaStreamReader:
 
 
 def read_again(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> int:
-    """How many rows a replay has."""
+    """Replay a batch; return the number of rows."""
     reader = reader_of(kafka, **options)
     return sum(batch.num_rows for task in reader.partitions(start_json, end_json) for batch in reader.read(task))
 
 
-# -- places in time -------------------------------------------------------------------------------
+# -- timestamps -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def timed(kafka1: LocalKafka, topic1: TopicFactory) -> str:
-    """Times that rise, times that do not, the same time often, and none at all."""
+    """Create a topic with rising, unordered and equal timestamps, and an empty partition."""
     name = topic1(4, config=FOR_EVER)
     produce(kafka1, name, 0, [T0_MS + 10 * n for n in range(100)])
     produce(kafka1, name, 1, [T0_MS + ms for ms in (500, 100, 700, 300, 900, 200)])
@@ -205,14 +205,14 @@ def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
         wait_until(lambda: seen() == 7, timeout_s=60)
         assert rows_of_batches(query) == [3]
         produce(kafka1, name, 1, [T0_MS])
-        wait_until(lambda: rows_of_batches(query) == [3, 5], timeout_s=60)  # five are enough
+        wait_until(lambda: rows_of_batches(query) == [3, 5], timeout_s=60)  # minOffsetsPerTrigger is reached
         query.stop()
 
         options = {**options, "maxTriggerDelay": "1s"}
         query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
         wait_until(lambda: seen() == 8, timeout_s=60)
         produce(kafka1, name, 0, [T0_MS])
-        wait_until(lambda: rows_of_batches(query) == [1], timeout_s=60)  # after the delay one is enough
+        wait_until(lambda: rows_of_batches(query) == [1], timeout_s=60)  # maxTriggerDelay has passed
         query.stop()
 
 
@@ -251,7 +251,7 @@ def test_option_columns_selects_columns_of_source(
 def test_dataframe_with_filter_pushdown_has_all_rows_without_filter(
     spark: SparkSession, kafka1: LocalKafka, timed: str
 ) -> None:
-    """PySpark keeps one plan for all queries of a `load()`, whatever filters it was made with."""
+    """PySpark reuses one plan for all queries of a `load()`, so pushed filters of one would apply to all."""
     with setting(spark, "spark.sql.python.filterPushdown.enabled", "true"):
         rows = batch(spark, kafka1, subscribe=timed, startingOffsets="earliest").select("partition", "offset")
         every = content(rows)

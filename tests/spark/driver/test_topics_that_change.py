@@ -1,4 +1,4 @@
-"""Topics that change under a query: partitions or topics added, a topic gone. For records see `test_data_loss`."""
+"""Topics that change while a query runs: added partitions or topics, deleted topics. Records: `test_data_loss`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stream(spark: SparkSession, kafka: LocalKafka, **options: str) -> DataFrame:
 
 
 def run_once(rows: DataFrame, checkpoint: Path) -> int:
-    """Reads what there is; how many rows that was."""
+    """Read all available records; return the number of rows."""
     query = (
         rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     )
@@ -67,7 +67,7 @@ def test_new_partitions_of_running_query_are_read_from_beginning(
     wait_for_lag_zero(kafka, group, partitions=1)
     produce(kafka, name, 0, 1)
     assert busy.wait(60)
-    # The query is in a batch: it does not see them before they have records.
+    # The query is busy with a batch, so it finds the new partitions when they already have records.
     client = admin(kafka)
     client.create_partitions([NewPartitions(name, 3)])[name].result(30)
     wait_until_known(kafka, name, 3)
@@ -102,7 +102,7 @@ def test_deleted_topic_fails_query_with_its_name(
     options = {"subscribe": f"{kept},{gone}", "startingOffsets": "earliest"}
     assert run_once(stream(spark, kafka, **options), tmp_path) == 4
     delete_topics(kafka, gone)
-    # One long back-off would outlast the time in which brokers must say so again and again.
+    # One back-off is longer than the time for which brokers must repeatedly report the topic as unknown.
     options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
     with pytest.raises(Exception, match=f"{gone}-0 no longer exists: the topic was deleted"):
         run_once(stream(spark, kafka, **options), tmp_path)
@@ -116,7 +116,7 @@ def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
     assert run_once(stream(spark, kafka, subscribe=name, startingOffsets="earliest"), tmp_path) == 7
     offsets = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
     assert offsets[name] == {"0": 0, "1": 7}
-    # Only the first batch says where all partitions begin.
+    # Only the first batch has `@joined` for all partitions.
     assert set(offsets) == {name, "@ids", "@epochs", "@joined"}
     assert list(offsets["@ids"]) == [name]
     assert offsets["@joined"] == {name: {"0": 0, "1": 0}}

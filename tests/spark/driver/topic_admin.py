@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.wait_until import wait_until
 
-# Each check sends requests.
+# A longer interval, because each check sends requests.
 wait_for = partial(wait_until, timeout_s=60, every_s=0.05)
 
 _NO_COORDINATOR = {
@@ -29,14 +29,14 @@ def admin(kafka: LocalKafka) -> AdminClient:
 
 @lru_cache(maxsize=1)
 def _admin(servers: str) -> AdminClient:
-    # kept: a collected client would never complete its futures
+    # cached: the futures of a garbage-collected client never complete
     return AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
 
 def produce(
     kafka: LocalKafka, topic: str, value: str, records: int, *, partition: int = 0, timestamp_ms: int = 0
 ) -> None:
-    """`records` of the values `value`0, `value`1, …; without a time that of now."""
+    """Write records with the values `value`0, `value`1, …; without `timestamp_ms` the time is now."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, "linger.ms": 0})
     for number in range(records):
         producer.produce(topic, f"{value}{number}", partition=partition, timestamp=timestamp_ms)
@@ -57,7 +57,7 @@ def set_topic(kafka: LocalKafka, topic: str, settings: Mapping[str, str]) -> Non
 
 
 def replicated(kafka: LocalKafka, *replicas: list[int]) -> str:
-    """A topic with these replicas for each partition, the first being the leader, and unclean elections."""
+    """Create a topic with these replicas per partition, preferred leaders first, and unclean elections."""
     name = f"truncated-{uuid.uuid4().hex[:8]}"
     settings = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
     admin(kafka).create_topics([NewTopic(name, len(replicas), replica_assignment=list(replicas), config=settings)])[
@@ -94,7 +94,7 @@ def committed(kafka: LocalKafka, group: str, topic: str, partition: int = 0) -> 
 
 
 def commit(kafka: LocalKafka, group: str, topic: str, offset: int) -> None:
-    """Until it is taken: a coordinator that does not know a new topic yet refuses the row, not the call."""
+    """Commit until it succeeds: a coordinator that does not know a new topic yet refuses the row, not the call."""
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offset)])
 
     def taken() -> bool:
