@@ -27,7 +27,7 @@ def test_exactly_once_sink_needs_exactly_four_acls(spark: SparkSession, secured:
         Acl("Write", "TransactionalId", f"{PREFIX}-", prefix=True),
         Acl("Read", "Group", f"{PREFIX}-", prefix=True),
         Acl("Write", "Topic", topic),
-        Acl("Read", "Topic", topic),  # its first partition is the one that the ledger's offsets are of
+        Acl("Read", "Topic", topic),  # the ledger's offsets are of its first partition
     ]
 
     def write(checkpoint: str) -> None:

@@ -1,6 +1,6 @@
-"""A broker is killed while a query writes: nothing is lost, nothing is there twice, and every partition keeps order.
+"""A broker is killed while a query writes: no row is lost or duplicated, and every partition keeps its order.
 
-Confirmations get lost as well, all the time: a death alone seldom makes a producer write what is there already.
+A proxy also drops replies to Produce: a killed broker alone seldom makes a producer repeat a written batch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _PAUSE_S = 0.1
 
 @pytest.fixture
 def restarted(tmp_path: Path) -> Path:
-    """The last rows wait until this file is there."""
+    """Return the file whose creation releases the last rows."""
     return tmp_path / "restarted"
 
 
 @pytest.fixture
 def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
-    """At a pace that lets a broker die and come back in between; the second half slower."""
+    """Return rows at a pace that lets a broker be killed and restarted meanwhile; the second half is slower."""
     there = str(restarted)
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -60,7 +60,7 @@ def test_rows_are_written_once_in_order_while_broker_restarts(
     rows = slow_rows.selectExpr("concat('k', id % 1000) AS key", "cast(id AS string) AS value")
     with KafkaProxy.of(kafka) as proxy, ThreadPoolExecutor(1) as other_thread:
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 50 == 0 else Fate.PASS
-        # Small record batches, so that many are under way when the broker dies.
+        # Small record batches, so that many are in flight when the broker is killed.
         options = {"kafka.bootstrap.servers": proxy.servers, "kafka.batch.size": "4096", "topic": name}
         killing = other_thread.submit(kill_and_restart, kafka, name, restarted)
         rows.write.format("pykafka-group").options(**options).mode("append").save()
@@ -77,7 +77,7 @@ def test_rows_are_written_once_in_order_while_broker_restarts(
 
 
 def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
-    """Kills a broker when the topic has some records, starts it when it has half of them; how many it has then."""
+    """Kill a broker at 5 % of the records and restart it at half; return the number of records at the restart."""
     victim = kafka.broker_ids[1]
     try:
         wait_until_written(kafka, topic, ROWS // 20)
@@ -91,7 +91,7 @@ def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
 
 
 def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
-    """Waits until the topic holds at least this many records; how many it holds."""
+    """Wait until the topic has at least this many records; return their number."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "watch", "log_level": 0})
     give_up_s = time.monotonic() + 120
     held = 0
@@ -99,7 +99,7 @@ def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
         while held < records:
             assert time.monotonic() < give_up_s, f"{topic} holds {held} of {records} records"
             time.sleep(0.1)
-            # Unknown during a leader election.
+            # Fails during a leader election.
             with suppress(KafkaException):
                 partitions = consumer.list_topics(topic, timeout=1).topics[topic].partitions
                 ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=1) for each in partitions]

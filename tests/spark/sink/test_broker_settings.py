@@ -1,5 +1,7 @@
-"""Settings of a broker that the sink meets elsewhere: topics are created when they are written to, and never when they
-are read; producers whose records are old are forgotten, and unused transactional ids."""
+"""The sink with other broker settings: auto-created topics, and expiring producer and transactional ids.
+
+Topics are created by writes, never by reads.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ from tests.wait_for_brokers import wait_until_decided, wait_until_gone, wait_unt
 SETTINGS = {
     "auto.create.topics.enable": "true",
     "num.partitions": "3",
-    # Ten minutes by default.
+    # Default: ten minutes.
     "producer.id.expiration.check.interval.ms": "100",
-    # A week, looked at once an hour.
+    # Defaults: a week, checked once an hour.
     "transactional.id.expiration.ms": "5000",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
 }
@@ -43,7 +45,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def other_kafka() -> Iterator[LocalKafka]:
-    """One broker. It reads these settings at its start only."""
+    """Start a broker with `SETTINGS`, which brokers read at their start only."""
     with LocalKafka(1, KAFKA_VERSION, settings=SETTINGS, jvm_options=BRIEF_LIFE) as running:
         yield running
 
@@ -63,7 +65,7 @@ def test_concurrent_tasks_write_to_auto_created_topic(spark: SparkSession, other
 
 
 def test_topic_deleted_while_written_is_auto_created_again(other_kafka: LocalKafka) -> None:
-    """As Java's producer does."""
+    """Java's producer does the same."""
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     with producer_of(other_kafka.bootstrap_servers) as producer:
         send_numbered(producer, name, 0, 30, 3)
@@ -88,7 +90,7 @@ def test_metadata_request_does_not_create_topic(other_kafka: LocalKafka) -> None
     ("hours", "timestamp_type", "written"),
     [
         (23, "CreateTime", [0, 1, 2, 3]),
-        # docs/decisions/0015-expired-producer-ids.md: a broker that forgets a producer, and the remedy.
+        # The broker forgets the producer id: docs/decisions/0015-expired-producer-ids.md.
         (25, "CreateTime", [0, 1, 1, 2, 3]),
         (25, "LogAppendTime", [0, 1, 2, 3]),
     ],
@@ -101,7 +103,7 @@ def test_lost_reply_duplicates_only_records_of_expired_producer_state(
     admin.create_topics([NewTopic(name, 1, 1, config=config)])[name].result(30)
     times = to_arrow(np.full(1, int(time.time() * 1000) - hours * 3_600_000))
     cut_at = -1
-    # A broker that is to forget the producer has the time to.
+    # Long enough for the broker to expire the producer id, if the case needs that.
     backoff_ms = 3_000 if len(written) > 4 else 1_500
     with KafkaProxy.of(other_kafka) as proxy:
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number == cut_at else Fate.PASS

@@ -1,4 +1,4 @@
-"""The exactly-once sink: what a reader of committed transactions sees, whatever is killed and restarted."""
+"""The exactly-once sink: a `read_committed` reader sees each row once, whichever process is killed and restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 
-# The soak run (`make soak`) asks for more.
+# More in `make soak`.
 KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 3
 ROWS = 9_000
@@ -71,8 +71,8 @@ SMALL_BATCHES = {
 }
 
 
-# One in each part of a batch: tasks write, the driver decides, commits, Spark records. `make soak` takes all, and
-# `test_random_deaths` dies at any request, without Spark.
+# One point per phase of a batch: tasks write, the driver decides and commits, Spark writes its commit log. `make soak`
+# tests all points; `test_random_deaths` fails at any request, without Spark.
 SOME_POINTS = [
     "while a task writes",
     "when the decision is written, and not committed",
@@ -81,7 +81,7 @@ SOME_POINTS = [
 ]
 
 
-# Rows that are the same in every attempt have an order to be kept; of others, those of two attempts must not be mixed.
+# Deterministic rows must keep their order; of other rows, those of two attempts must not be mixed.
 @pytest.mark.timeout(120 + 120 * KILLS)
 @pytest.mark.parametrize(
     ("options", "points"),
@@ -126,7 +126,7 @@ def test_timed_out_transaction_of_decided_batch_is_written_again(copy: CopyFacto
     with copied.client() as client:
         left = list_open_transactions(client, "copy-", client.deadline())
         assert left
-        for each in left:  # as its coordinator does when its time is over
+        for each in left:  # as the coordinator does after the transaction timeout
             init_producer_id(client, each.transactional_id, 60_000, client.deadline())
     assert copied.run()[0] == 0, "it was to be replayed"
     copied.check()

@@ -41,7 +41,7 @@ pytestmark = [
 
 
 class Reader:
-    """Reads committed transactions all the while; `values` by partition, in the order in which they came."""
+    """Reads committed transactions in a thread. `values` are by partition, in their order."""
 
     def __init__(self, kafka: LocalKafka, topic: str) -> None:
         self.values: dict[int, list[int]] = defaultdict(list)
@@ -77,7 +77,7 @@ class Reader:
 
 @contextmanager
 def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) -> Iterator[Copy]:
-    """Some two batches for each kill. The reader beside must have seen what there is in the end, in order."""
+    """Copy with about two batches per kill; then check the rows and those of a concurrent reader, in order."""
     source = write_numbers(kafka, f"numbers-{uuid.uuid4().hex[:8]}", PARTITIONS, ROWS, len(kafka.broker_ids))
     options = {"maxOffsetsPerTrigger": str(ROWS // (2 * max(KILLS, 5))), "kafka.batch.size": "2000"}
     reader = Reader(kafka, target)
@@ -95,7 +95,7 @@ def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) ->
 
 
 def run_through(copy: Copy, kill: Callable[[], bool], kills: int) -> int:
-    """The query, started again whenever it fails, while `kill` is called now and then; how often it has killed."""
+    """Run the query to its end, calling `kill` at random times; restart it after failures. Return the kills."""
     dice, done = random.Random(5), 0
     while True:
         query = copy.start()
@@ -116,8 +116,8 @@ def kill_a_process() -> bool:
 
 
 def _is_daemon(process: psutil.Process) -> bool:
-    """By its command line, which those that it has forked have as well."""
-    with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+    """Return True for PySpark's daemon and the workers that it has forked, which have the same command line."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # the process may have ended
         return "daemon" in " ".join(process.cmdline())
     return False
 
@@ -133,7 +133,7 @@ def test_exactly_once_copy_survives_random_process_kills(
 def test_exactly_once_copy_survives_broker_kills(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """The leader of a partition, a coordinator of transactions, the coordinator of the ledger's group, in turn."""
+    """Kill in turn a partition's leader, a transaction coordinator and the coordinator of the ledger's group."""
     target = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
     deaths = 0
 
@@ -150,7 +150,7 @@ def test_exactly_once_copy_survives_broker_kills(
             victim = client.retrying("whom to kill", victims[deaths % 3], deadline, topics=[target]).node_id
         deaths += 1
         kafka.kill(victim)
-        time.sleep(2)  # long enough for others to notice, or not
+        time.sleep(2)  # clients may or may not notice within this time
         kafka.start(victim)
         return True
 

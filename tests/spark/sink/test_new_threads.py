@@ -1,4 +1,4 @@
-"""Writes from Python threads that have not made the session."""
+"""Writes from Python threads other than the one that created the session."""
 
 from __future__ import annotations
 

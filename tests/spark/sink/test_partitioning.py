@@ -1,4 +1,4 @@
-"""Which partition a row goes to: the one a Java producer, under Spark's own connector, or librdkafka gives its key."""
+"""Partitions of rows equal those that Java's producer (in Spark's own connector) or librdkafka chooses for the key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTITIONS = 13
 
 
 def some_keys(count: int) -> list[bytes]:
-    """Different keys of 0 to 40 and, rarely, some thousand bytes, text and any bytes; the empty one among them."""
+    """Return distinct keys of 0 to 40 bytes, rarely some thousand, of text and of random bytes."""
     chosen = random.Random(7)
     keys = {b"", b"\x00", b"\xff" * 4, "schlüssel".encode()}
     while len(keys) < count:
@@ -52,7 +52,7 @@ def write(rows: DataFrame, kafka: LocalKafka, topic: str, **options: object) -> 
 
 
 class TestPartitionerClass:
-    """`kafka.partitioner.class`."""
+    """The option `kafka.partitioner.class`."""
 
     @pytest.mark.parametrize(
         ("ours", "theirs"),
@@ -123,7 +123,7 @@ def test_rows_without_key_are_spread_and_keyed_rows_stay_together(
 def test_small_rows_of_few_tasks_fill_record_batches_of_all_partitions(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
-    """As Java's producer does with its own `batch.size`; ours is 1 MiB, as much as one of these tasks writes."""
+    """Java's producer does so with its smaller `batch.size`. With ours, 1 MiB, a task here writes about one batch."""
     name = topic1(7)
     write(spark.range(0, 70_000, 1, 2).selectExpr("lpad(cast(id AS string), 20, '0') AS value"), kafka1, name)
     found = read_back(kafka1, name)

@@ -1,7 +1,7 @@
-"""A query whose processes die at any request, whose replies get lost at random, and whose rows differ in every attempt.
+"""An exactly-once query whose processes die at random requests and lose random replies; rows differ per attempt.
 
-The tests make Spark's calls, on a real broker: a death needs no restart, so many can be tried. A reader of committed
-transactions must see each batch as written by one attempt, complete and once.
+The tests make Spark's calls on a real broker, so that a death needs no restart of Spark. A `read_committed` reader must
+see each batch once, complete, and as one attempt wrote it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.transaction_version import transactions_before_kip_890
 
 pytestmark = pytest.mark.soak
 
-# The soak run (`make soak`) asks for more.
+# More in `make soak`.
 BATCHES = 10 * scaled("KILLS", 1, 20)
 TASKS = 3
 _DIES = 0.02
@@ -41,12 +41,12 @@ _WITH_REPLIES_TO_LOSE = (PRODUCE, INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT)
 
 
 class Died(BaseException):
-    """In place of SIGKILL: nothing that is sent by this process from now on gets out."""
+    """Simulates SIGKILL: from then on the process sends no request."""
 
 
 @contextmanager
 def mortal(dice: random.Random) -> Iterator[None]:
-    """A process that dies with one of its next requests, or lives."""
+    """Let the process die at a random request in the block, or survive."""
     send, dead = Client.send, False
 
     def send_or_die(self: Client, *arguments: Any, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def mortal(dice: random.Random) -> Iterator[None]:
 
 
 @pytest.mark.timeout(60 + 20 * BATCHES)
-@variants("version", [2, 1], 2)  # `test_two_starts` has both
+@variants("version", [2, 1], 2)  # `test_two_starts` tests both
 def test_random_process_deaths_leave_every_batch_complete_and_once(
     kafka1: LocalKafka, topic1: TopicFactory, version: int
 ) -> None:
@@ -89,7 +89,7 @@ def test_random_process_deaths_leave_every_batch_complete_and_once(
 
 
 def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: Any) -> int:
-    """Until all batches are complete; how many starts died."""
+    """Run until all batches are complete; return how many starts died."""
     for api in _WITH_REPLIES_TO_LOSE:
         proxy.replies[api] = lose
     start = batch = 0
@@ -101,11 +101,11 @@ def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: A
                 query.commit(*messages)
             batch += 1
         except (Died, KafkaError):
-            start += 1  # the query is started again, and the batch replayed
+            start += 1  # restart the query, which replays the batch
             PROCESS.reset()
             query = Query(proxy.servers, query.query_id)
             continue
-        if dice.random() < 0.1:  # Spark's commit log is lost
+        if dice.random() < 0.1:  # Spark has not written its commit log
             start, batch = start + 1, batch - 1
     assert query.left_open() == []
     return start

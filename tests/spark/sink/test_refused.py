@@ -1,4 +1,4 @@
-"""Rows that cannot be written: the error has cause and remedy, and nothing is committed."""
+"""Rows and DataFrames that cannot be written: the error has cause and remedy, and nothing is committed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topics_of(kafka: LocalKafka) -> set[str]:
 
 
 class TestPlan:
-    """Refused before any task runs."""
+    """Errors before any task runs."""
 
     def test_save_mode_overwrite_is_refused(self, spark: SparkSession, kafka1: LocalKafka) -> None:
         text = error_of_writing(spark.range(1).selectExpr("'v' AS value"), kafka1, mode="overwrite", topic="t")
@@ -49,7 +49,7 @@ class TestPlan:
 
 
 class TestTask:
-    """Refused in a task."""
+    """Errors in a task."""
 
     def test_missing_partition_fails_write(self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
         name = topic1(2)
@@ -86,7 +86,7 @@ class TestTask:
             topic=missing,
             **{"kafka.default.api.timeout.ms": "3500"},
         )
-        # On a busy machine the last request may have no reply in time.
+        # On a busy machine the last Metadata request may time out.
         assert f"topic {missing}: UNKNOWN_TOPIC_OR_PARTITION" in text or "no reply to Metadata" in text
         assert f"The brokers do not create it (auto.create.topics.enable=false). Create the topic {missing}" in text
         assert missing not in topics_of(kafka1)

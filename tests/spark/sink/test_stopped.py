@@ -1,4 +1,4 @@
-"""A stream to Kafka that ends in the middle of a micro-batch: it is stopped, or it fails."""
+"""A streaming query that is stopped or fails in the middle of a micro-batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST = f"{ROWS - 1:03}"
 
 
 class WatchedSink(DataSource):
-    """Our sink, which appends to the file of the option `log` what is logged in Spark's Python processes."""
+    """Our sink; log lines of Spark's Python processes are appended to the file of the option `log`."""
 
     @classmethod
     def name(cls) -> str:
@@ -58,13 +58,13 @@ def _log_to(path: str) -> None:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """The last row of the batch waits until this file is there."""
+    """Return the file whose creation releases the last row of the batch."""
     return tmp_path / "gate"
 
 
 @pytest.fixture
 def rows(spark: SparkSession, tmp_path: Path, gate: Path) -> Iterator[DataFrame]:
-    """A stream of one micro-batch with one task. Rows come in many Arrow batches, so that most are written before."""
+    """Return a stream of one micro-batch with one task. Many Arrow batches: most rows are written before the last."""
     folder, there = tmp_path / "lines", str(gate)
     folder.mkdir()
     (folder / "lines.txt").write_text("".join(f"{row:03}{'.' * 1000}\n" for row in range(ROWS)))
@@ -89,7 +89,7 @@ def start(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> Callable[[
         options = {
             "kafka.bootstrap.servers": kafka1.bootstrap_servers,
             "kafka.batch.size": "5000",
-            "kafka.default.api.timeout.ms": "15000",  # longer than a partition is looked for
+            "kafka.default.api.timeout.ms": "15000",  # longer than the wait for an unknown partition
             "topic": topic,
             "log": str(tmp_path / "log"),
             "checkpointLocation": str(tmp_path / "checkpoint"),
@@ -123,7 +123,7 @@ def test_stream_stopped_within_batch_logs_no_warning_and_resumes_it(
     query = start(rows, name)
     wait_for_some(kafka1, name, query)
     query.stop()
-    # Spark may cancel the job before it interrupts the query, and then fails it.
+    # Spark may cancel the job before it interrupts the query; then the query fails.
     assert query.exception() is None or "abort" in str(query.exception())
     assert LAST.encode() not in numbers(kafka1, name)
     log = (tmp_path / "log").read_text()

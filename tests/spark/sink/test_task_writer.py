@@ -1,4 +1,4 @@
-"""The error of a sink task that fails in the middle."""
+"""The error of a sink task that fails after some rows are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import TopicFactory
 from tests.read_back import read_back
 from tests.wait_until import wait_until
 
-# Of each partition.
+# Rows per partition.
 ROWS = 50
 
 
@@ -31,7 +31,7 @@ def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: Top
     plan = SinkPlan(name, frozenset({"value", "partition"}))
     task = TaskWriter(parse_client(known), parse_producer(known), plan)
     client = PROCESS.client(task.client)
-    client.topic(name, client.deadline(20_000))  # `default.api.timeout.ms` is for the partition that is not there
+    client.topic(name, client.deadline(20_000))  # `default.api.timeout.ms` limits the wait for the missing partition
 
     def rows() -> Iterator[pa.RecordBatch]:
         for partition in (0, 1, 2):

@@ -74,7 +74,7 @@ def running(job: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def process_tree(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The driver, its JVM, and the Python processes: who forks comes before whom he has forked."""
+    """Return the driver, its JVM and the Python processes, parents first."""
     try:
         driver = psutil.Process(job.pid)
         return [driver, *driver.children(recursive=True)]

@@ -45,7 +45,7 @@ def query(kafka1: LocalKafka) -> Query:
 
 @pytest.fixture
 def short_timeout(query: Query) -> Query:
-    """The same query; its coordinator aborts what is open for longer than a task takes."""
+    """Return the query with a transaction timeout that is only a little longer than a task."""
     return Query(query.bootstrap_servers, query.query_id, {"kafka.transaction.timeout.ms": "2500"})
 
 
@@ -100,7 +100,7 @@ def test_task_of_older_start_is_fenced(query: Query, name: str) -> None:
 
 
 def test_older_task_paused_after_ledger_read_leaves_no_open_transaction(query: Query, name: str) -> None:
-    """Between its look at the ledger and InitProducerId a newer start comes, and writes the batch."""
+    """A newer start writes the batch between the older task's read of the ledger and its InitProducerId."""
 
     def meanwhile() -> None:
         query.commit(query.task("B", 0, 0, (name, "B0")))
@@ -139,7 +139,7 @@ def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query,
 
 def test_reused_worker_reads_ledger_again_before_takeover(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
-    query.held["B"] = query.held.pop("A")  # tasks of B run in a process of A's, whose driver was another one
+    query.held["B"] = query.held.pop("A")  # executors of A are reused by the driver of B
     query.decide(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
     assert query.committed_values(name) == [b"A0", b"A1"]
@@ -152,7 +152,7 @@ def test_decided_batch_is_committed_when_no_task_has_rows(query: Query, name: st
 
 
 def time_out(query: Query, task: int) -> None:
-    """Ends its transaction as the coordinator does when its time is over."""
+    """End the task's transaction as the coordinator does after the transaction timeout."""
     init_producer_id(query.client, query.transactional_id(task), 60_000, query.client.deadline())
 
 
@@ -189,7 +189,7 @@ def test_rewritten_transaction_is_decided_again(query: Query, name: str) -> None
 def assert_only_task_1_is_written_again(
     query: Query, name: str, first: Sequence[PreparedWrite], end_task_1: Callable[[], None]
 ) -> None:
-    """The second task's transaction ends between the decision and its commit; the other one is committed."""
+    """Check a batch in which task 1's transaction ends between decision and commit, and task 0's is committed."""
     told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
     with pytest.raises(OutcomeUnknown, match=told), paused_at(batch_commit, "_commit", end_task_1):
         query.commit(*first)
@@ -226,7 +226,7 @@ def test_reset_checkpoint_is_refused_and_running_start_continues(query: Query, n
 
 
 def test_start_behind_running_older_start_fails_with_remedy(query: Query, name: str) -> None:
-    """It has read batch 1 as the last one in the checkpoint, and the older start has gone on to batch 2 meanwhile."""
+    """The newer start has read batch 1 from the checkpoint; meanwhile the older start has written batch 2."""
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (name, f"A{batch}")))
     with pytest.raises(UsageError, match=r"still runs, stop it there and start it again: every row is written once"):
@@ -263,7 +263,7 @@ def test_queries_with_one_prefix_are_independent(query: Query, name: str) -> Non
     other = Query(query.bootstrap_servers)
     other_tasks = [other.task("X", 0, task, (name, f"X{task}")) for task in (0, 1)]
     first = query.task("A", 0, 0, (name, "A0"))
-    query.abort(query.task("B", 0, 0, (name, "B0")), None)  # a newer start has aborted what A had left open
+    query.abort(query.task("B", 0, 0, (name, "B0")), None)  # the newer start B has aborted A's open transaction
     query.abort(first, None)
     assert other.left_open() == ["0", "1"]
     other.commit(*other_tasks)
@@ -317,11 +317,11 @@ def test_aborted_decision_is_retried_by_driver(query: Query, name: str) -> None:
         written = query.task("A", batch, 0, (name, f"A{batch}"))
         with paused_at(ledger_group, "end_transaction", end):
             query.commit(written)
-        end()  # nothing is open, and its producer is fenced all the same
+        end()  # fences the producer, although no transaction is open
     assert query.committed_values(name) == [b"A0", b"A1", b"A2"]
 
 
-# -- what is given up, and what is not like before -------------------------------------------------
+# -- aborted batches, and replays with other tasks -------------------------------------------------
 
 
 def test_abort_of_batch_keeps_decided_transactions_open(query: Query, name: str) -> None:
@@ -336,7 +336,7 @@ def test_abort_of_batch_keeps_decided_transactions_open(query: Query, name: str)
 
 
 def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, name: str) -> None:
-    """A late copy of an earlier stage attempt fences the transaction of the later one, and prepares another."""
+    """A late task of an earlier stage attempt fences the later attempt's transaction and prepares another one."""
     writer = query.writer(streaming=False)
     with spark_task(0):
         told, _ = (writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("told", "late"))
@@ -353,7 +353,7 @@ def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, n
 def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
     query: Query, name: str, call: str, others: int
 ) -> None:
-    """Spark kills the tasks beside one that fails, but seconds later."""
+    """Spark kills the other tasks of a failed job, but only seconds later."""
     writer = query.writer(streaming=False)
 
     def write(task: int) -> PreparedWrite:
@@ -404,7 +404,7 @@ def test_empty_tasks_and_several_topics_commit_every_row_once(query: Query, topi
 
 
 def test_failed_task_leaves_no_open_transaction(kafka1: LocalKafka, name: str) -> None:
-    query = Query(kafka1.bootstrap_servers, settings={"kafka.batch.size": "1"})  # so that the first row is on its way
+    query = Query(kafka1.bootstrap_servers, settings={"kafka.batch.size": "1"})  # send rows at once
     with pytest.raises(BrokerError, match="INVALID_TOPIC"):
         query.task("A", 0, 0, (name, "A0"), ("no topic of this name", "A1"))
     assert query.committed_values(name) == []

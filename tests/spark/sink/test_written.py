@@ -1,4 +1,4 @@
-"""Rows of the batch and the streaming sink, read by another client: all rows, with all columns."""
+"""Rows that the batch and the streaming sink have written, read by another client with all columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.soak import variants
 pytestmark = pytest.mark.soak
 
 HEADERS = "array<struct<key:string,value:binary>>"
-# Or records of past years would be gone before they are read back.
+# Without this, retention deletes records with timestamps of past years.
 KEEP_OLD = {"retention.ms": "-1"}
 
 
@@ -31,7 +31,7 @@ def write(rows: DataFrame, kafka: LocalKafka, **options: str) -> None:
 
 
 class TestBatch:
-    # What each codec makes of rows others read in tests/spark/task/test_codecs.py.
+    # tests/spark/task/test_codecs.py tests that other clients read each codec.
     @variants("codec", ["none", "gzip", "snappy", "lz4", "zstd"], "none", "zstd")
     def test_batch_write_keeps_key_and_value_of_every_row(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, codec: str
@@ -69,7 +69,7 @@ class TestBatch:
             for record in read_back(kafka1, name)
         }
         at_ms = int(moment.timestamp() * 1000)
-        # Kafka itself does not tell no headers from an empty list of them.
+        # Kafka's format does not distinguish null headers from an empty list.
         assert found == {
             3: (b"k", b"v", (("a", b"1"), ("a", None), ("ü", b"")), at_ms),
             2: (None, b"no key", None, at_ms),
@@ -145,7 +145,7 @@ class TestBatch:
 
 
 class RowSink(DataSource):
-    """The streaming sink as PySpark 4.0 has it: rows instead of Arrow batches."""
+    """The streaming sink as in PySpark 4.0, which passes rows instead of Arrow batches."""
 
     @classmethod
     def name(cls) -> str:
@@ -161,7 +161,7 @@ class RowSink(DataSource):
 class TestStream:
     @pytest.fixture
     def lines(self, spark: SparkSession, tmp_path: Path) -> DataFrame:
-        """A stream of three micro-batches: "0-0" to "2-99"."""
+        """Return a stream of three micro-batches with the values "0-0" to "2-99"."""
         folder = tmp_path / "lines"
         folder.mkdir()
         for file in range(3):
