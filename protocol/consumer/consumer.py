@@ -149,7 +149,9 @@ class Consumer:
 
     # -- one thread for all streams -----------------------------------------------------------
 
-    def poll(self, timeout_ms: float | None = None) -> tuple[PartitionConsumer, pa.RecordBatch] | None:
+    def poll(
+        self, timeout_ms: float | None = None, max_rows: int | None = None
+    ) -> tuple[PartitionConsumer, pa.RecordBatch] | None:
         """Return the next record batch of any stream, with its stream.
 
         Only one thread may call this, and no other thread may read a stream then.
@@ -158,6 +160,8 @@ class Consumer:
         ----------
         timeout_ms : float, optional
             None waits without limit.
+        max_rows : int, optional
+            A record batch with more rows is cut; the next read of the stream continues after it.
 
         Returns
         -------
@@ -172,7 +176,7 @@ class Consumer:
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._client.clock)
         while (stream := self._fetcher.next_arrived(deadline)) is not None:
             try:
-                if (batch := stream.poll_reply()) is not None:
+                if (batch := stream.poll_reply(max_rows)) is not None:
                     return stream, batch
             except KafkaError:
                 self._fetcher.end_turn(stream.buffer, told=True)

@@ -22,6 +22,23 @@ _REPLIES_AHEAD = 2
 Decode = Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]]
 
 
+class ReplyBatches:
+    """The record batches of a reply, cut to the rows that each read takes."""
+
+    def __init__(self, decoded: Iterator[pa.RecordBatch]) -> None:
+        self._decoded = decoded
+        self._rest: pa.RecordBatch | None = None
+
+    def next(self, max_rows: int | None = None) -> pa.RecordBatch | None:
+        """Return the next record batch, with at most `max_rows`; None at the end. The next call continues after it."""
+        batch, self._rest = self._rest, None
+        if batch is None:
+            batch = next(self._decoded, None)
+        if batch is not None and max_rows is not None and batch.num_rows > max_rows:
+            batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
+        return batch
+
+
 class FetchBuffer:
     """A queue of two undecoded replies, the reply being read, and what the reader and the brokers last did.
 
@@ -42,7 +59,7 @@ class FetchBuffer:
         Offset of the next record to deliver, and the leader epoch of the record before it.
     ahead : deque of CompletedFetch
         Replies behind the one being read.
-    batches : iterator or None
+    batches : ReplyBatches or None
         The rest of the reply being read.
     wanted : bool
         True if a read has returned nothing since the last reply.
@@ -57,7 +74,7 @@ class FetchBuffer:
         self.position = source.position
         self.last_epoch = source.last_epoch
         self.ahead: deque[CompletedFetch] = deque()
-        self.batches: Iterator[pa.RecordBatch] | None = None
+        self.batches: ReplyBatches | None = None
         self.unread_since_s = 0.0
         self.wanted = False
         self.paused = False
@@ -104,24 +121,24 @@ class FetchBuffer:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def begin_next(self) -> Iterator[pa.RecordBatch]:
+    def begin_next(self) -> ReplyBatches:
         """Start with the next reply of `ahead`."""
         batches = self._begin(self.ahead[0])
         # Last: Ctrl-C may interrupt anywhere, and the reply must always be in one of the two places.
         self.ahead.popleft()
         return batches
 
-    def _begin(self, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
+    def _begin(self, fetched: CompletedFetch) -> ReplyBatches:
         self.position = fetched.position
         self.unread_since_s = self._clock.now_s()
-        self._reading, self.batches = fetched, self._decode(fetched, self.name)
+        self._reading, self.batches = fetched, ReplyBatches(self._decode(fetched, self.name))
         return self.batches
 
-    def reads(self, batches: Iterator[pa.RecordBatch]) -> bool:
+    def reads(self, batches: ReplyBatches) -> bool:
         """Return True if `batches` is the reply being read: no seek or close came meanwhile."""
         return self.batches is batches and self._reading is not None
 
-    def advance(self, batches: Iterator[pa.RecordBatch], batch: pa.RecordBatch | None) -> bool:
+    def advance(self, batches: ReplyBatches, batch: pa.RecordBatch | None) -> bool:
         """Move behind a batch, or with None behind the reply. Return False if the batch must be dropped (`reads`)."""
         fetched = self._reading
         if self.batches is not batches or fetched is None:

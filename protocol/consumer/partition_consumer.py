@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
-from protocol.consumer.fetch_buffer import FetchBuffer
+from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
 from protocol.errors import KafkaError, UsageError
 
 # An unlimited wait still checks at this interval if brokers have failed for too long.
@@ -113,22 +113,25 @@ class PartitionConsumer:
                     break
                 yield message
 
-    def poll(self, timeout_ms: float | None = None) -> pa.RecordBatch | None:
-        """Return the next record batch; None after `timeout_ms` (None: no limit) or if the stream is closed."""
+    def poll(self, timeout_ms: float | None = None, max_rows: int | None = None) -> pa.RecordBatch | None:
+        """Return the next record batch; None after `timeout_ms` (None: no limit) or if the stream is closed.
+
+        A record batch with more than `max_rows` rows is cut; the next read continues after it.
+        """
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
         while (batches := self._take(deadline)) is not None:
-            if (batch := self._next_decoded(batches)) is not None:
+            if (batch := self._next_decoded(batches, max_rows)) is not None:
                 return batch
         return None
 
-    def poll_reply(self) -> pa.RecordBatch | None:
+    def poll_reply(self, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch of the current reply, without waiting; None at its end or without a reply."""
         with self._lock:
             batches = self._take_what_is_there()
-        return None if batches is None else self._next_decoded(batches)
+        return None if batches is None else self._next_decoded(batches, max_rows)
 
-    def _take(self, deadline: Deadline) -> Iterator[pa.RecordBatch] | None:
-        """Return the iterator over the current reply, or over the next one to arrive; None if none arrives in time."""
+    def _take(self, deadline: Deadline) -> ReplyBatches | None:
+        """Return the rest of the current reply, or the next one to arrive; None if none arrives in time."""
         buffer = self.buffer
         with self._lock:
             while (batches := self._take_what_is_there()) is None and not buffer.closed:
@@ -141,7 +144,7 @@ class PartitionConsumer:
                 self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
         return batches
 
-    def _take_what_is_there(self) -> Iterator[pa.RecordBatch] | None:
+    def _take_what_is_there(self) -> ReplyBatches | None:
         buffer = self.buffer
         if buffer.paused or buffer.closed:
             return None
@@ -159,11 +162,11 @@ class PartitionConsumer:
             raise error
         return None
 
-    def _next_decoded(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    def _next_decoded(self, batches: ReplyBatches, max_rows: int | None) -> pa.RecordBatch | None:
         buffer = self.buffer
         before = buffer.position
         try:
-            batch = next(batches, None)
+            batch = batches.next(max_rows)
             with self._lock:
                 if not buffer.advance(batches, batch):
                     return None  # another thread has called seek or close

@@ -223,13 +223,13 @@ class AssignedPartitions:
         """Record offsets that are being committed."""
         self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._consumers)
 
-    def poll(self, timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
+    def poll(self, timeout_ms: float, max_rows: int | None = None) -> tuple[TopicPartition, pa.RecordBatch] | None:
         """Return the next record batch of any partition, see `Consumer.poll`.
 
         None also means lost data: the next `start_added` finds the offset to continue at.
         """
         try:
-            read = self._reader.poll(timeout_ms)
+            read = self._reader.poll(timeout_ms, max_rows)
         except DataLoss as loss:
             key = self._check_reset(loss)
             if isinstance(loss, LogTruncated):

@@ -158,6 +158,7 @@ class ConsumerGroup:
                         shared = _Shared(
                             self._client,
                             self._config.consumer.max_poll_interval_ms,
+                            self._config.max_poll_records,
                             self._partitions,
                             self._commits,
                             membership,
@@ -271,6 +272,7 @@ class _Shared:
 
     client: Client
     max_poll_interval_ms: int
+    max_poll_records: int | None
     partitions: AssignedPartitions
     commits: Commits
     membership: Membership
@@ -352,7 +354,8 @@ class _SessionRun:
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
             self._session.set_start_offset(key, consumer.position)
-            claim = ConsumerGroupClaim(self._session, consumer, self._partitions.recover, self._on_error)
+            recover, most = self._partitions.recover, self._shared.max_poll_records
+            claim = ConsumerGroupClaim(self._session, consumer, recover, self._on_error, most)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
             self._threads[key] = thread
             thread.start()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from protocol.config import ConsumerConfig, OffsetReset, parse_consumer
-from protocol.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind, Role, applies
+from protocol.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind, Role, applies, integer
 from protocol.secret import hide_variables
 
 # The syntax of Java's Duration.parse.
@@ -53,12 +53,16 @@ class GroupConsumerConfig:
         Commit positions automatically.
     auto_commit_interval_ms : int
         Interval of automatic commits.
+    max_poll_records : int or None
+        Maximum number of records of a poll; None: whole record batches.
     """
 
     consumer: ConsumerConfig
     auto_offset_reset: OffsetReset | timedelta = "latest"
     enable_auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
+    # Java's 500 would cut columns of thousands of rows: docs/decisions/0031-max-poll-records.md.
+    max_poll_records: int | None = None
 
 
 GROUP_PROPERTIES = (
@@ -71,6 +75,13 @@ GROUP_PROPERTIES = (
     ),
     applies(Role.CONSUMER, "enable.auto.commit", BOOLEAN, "commit the positions of processed records at intervals"),
     applies(Role.CONSUMER, "auto.commit.interval.ms", POSITIVE_MILLISECONDS, "the interval of these commits"),
+    applies(
+        Role.CONSUMER,
+        "max.poll.records",
+        integer(1),
+        "the most records of one poll, or of one record batch of a claim. By default a poll returns whole record "
+        "batches, of a few thousand records; Java's default is 500",
+    ),
 )
 """Properties that mean something else to clients that commit on their own, such as a Spark query."""
 

@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 # Interval at which a waiting poll checks for rebalances, wake-ups and completed commits.
 _CHECK_INTERVAL_MS = 50
-_MAX_POLL_ROWS = 500
+# Without `max.poll.records`, a poll takes no further record batch from this number of records on.
+_ENOUGH_ROWS = 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -239,7 +240,8 @@ class KafkaConsumer:
         Returns
         -------
         ConsumerRecords
-            Record batches by partition, a few thousand records at most; empty after the timeout.
+            Record batches by partition, at most `max.poll.records` records; by default whole record batches, a few
+            thousand records. Empty after the timeout.
 
         Raises
         ------
@@ -317,10 +319,10 @@ class KafkaConsumer:
             raise raised
 
     def _read(self, batches: Batches, timeout_ms: float) -> None:
-        rows = 0
-        while rows < _MAX_POLL_ROWS:
+        rows, most = 0, self._config.max_poll_records
+        while rows < (most or _ENOUGH_ROWS):
             try:
-                read = self._partitions.poll(0 if rows else timeout_ms)
+                read = self._partitions.poll(0 if rows else timeout_ms, None if most is None else most - rows)
             except KafkaError as error:
                 if not rows:
                     raise

@@ -262,6 +262,7 @@ class ConsumerGroupClaim:
         consumer: PartitionConsumer,
         recover: Callable[[DataLoss], int],
         on_error: Callable[[KafkaError], None],
+        max_poll_records: int | None = None,
     ) -> None:
         self.topic = consumer.topic
         self.partition = consumer.partition
@@ -270,6 +271,7 @@ class ConsumerGroupClaim:
         self._consumer = consumer
         self._recover = recover
         self._on_error = on_error
+        self._max_rows = max_poll_records
         # A batch read while the assignment was unconfirmed.
         self._withheld: pa.RecordBatch | None = None
 
@@ -328,7 +330,7 @@ class ConsumerGroupClaim:
 
     def _read(self, timeout_ms: float) -> pa.RecordBatch | None:
         try:
-            return self._consumer.poll(timeout_ms)
+            return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
             offset = self._recover(loss)
             self._session.position_lost((self.topic, self.partition), offset)

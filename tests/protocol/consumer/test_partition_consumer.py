@@ -230,3 +230,40 @@ def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
     assert stream.buffer.wanted
     stream.buffer.put(fetched(0), 0)
     assert not stream.buffer.wanted
+
+
+# -- reads with a limit of rows -------------------------------------------------------------------
+
+
+def test_limited_reads_cut_batches_without_a_gap() -> None:
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    found = []
+    for most in (2, 2, 4, 100):
+        batch = stream.poll(0, most)
+        assert batch is not None
+        found.append(batch.column("offset").to_pylist())
+        assert stream.position == found[-1][-1] + 1
+    assert found == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
+
+
+def test_seek_drops_the_rest_of_a_cut_batch() -> None:
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    assert (cut := stream.poll(0, 2)) is not None
+    assert cut.num_rows == 2
+    stream.seek(40)
+    stream.buffer.put(fetched(40), 0)
+    assert read(stream) == [40, 41, 42, 43, 44]
+
+
+def test_rest_of_a_cut_batch_survives_a_pause() -> None:
+    """A pause copies the reply, and its rest is decoded again."""
+    stream = stream_of()
+    stream.buffer.put(fetched(0, before=1_000), 0)
+    assert (cut := stream.poll(0, 2)) is not None
+    assert cut.num_rows == 2
+    stream.pause()
+    assert stream.poll(0, 2) is None
+    stream.resume()
+    assert [*read(stream), *read(stream)] == [2, 3, 4, 5, 6, 7, 8, 9]

@@ -34,6 +34,7 @@ from tests.wait_until import wait_until
 
 COUNT = 20
 Read = tuple[TopicPartition, pa.RecordBatch] | None
+Poll = Callable[[float, "int | None"], Read]
 
 
 @pytest.fixture
@@ -106,13 +107,13 @@ def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
             assert ours.committed([key]) == {key: CommittedOffset(9)}
 
 
-def interrupted_after_a_batch(poll: Callable[[float], Read]) -> Callable[[float], Read]:
+def interrupted_after_a_batch(poll: Poll) -> Poll:
     before: list[Read] = []
 
-    def interrupted(timeout_ms: float) -> Read:
+    def interrupted(timeout_ms: float, max_rows: int | None) -> Read:
         if any(before):
             raise KeyboardInterrupt
-        before.append(poll(timeout_ms))
+        before.append(poll(timeout_ms, max_rows))
         return before[-1]
 
     return interrupted
@@ -144,8 +145,8 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
     """They would commit records that the poll has not returned, or close partitions that it starts to read."""
     ours, poll, told = new_consumer(), AssignedPartitions.poll, dict[str, str]()
 
-    def seen_by_another_thread(partitions: AssignedPartitions, timeout_ms: float) -> Read:
-        read = poll(partitions, timeout_ms)
+    def seen_by_another_thread(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
+        read = poll(partitions, timeout_ms, max_rows)
         for name, call in {**all_calls(ours, key), "close": ours.close}.items():
             with ThreadPoolExecutor() as threads:
                 told[name] = str(threads.submit(call).exception())

@@ -105,6 +105,24 @@ def consumer_group(client: Client, group: str, **properties: object) -> Consumer
     )
 
 
+def test_claim_yields_at_most_max_poll_records(client: Client, group: str, orders: str) -> None:
+    sizes: list[int] = []
+    offsets: dict[int, list[int]] = {}
+
+    class Sizes(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for batch in claim:
+                sizes.append(batch.num_rows)
+                offsets.setdefault(claim.partition, []).extend(batch["offset"].to_pylist())
+                if len(offsets[claim.partition]) == 100 and claim.partition == 3:
+                    return
+
+    with consumer_group(client, group, **{"max.poll.records": 3}) as members:
+        members.consume([orders], Sizes())
+    assert max(sizes) == 3
+    assert offsets[3] == list(range(100))
+
+
 def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
     class Failing(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
@@ -317,8 +335,8 @@ def test_claim_lost_during_a_long_sleep_yields_no_records(
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             poll = claim._consumer.poll
 
-            def asleep(timeout_ms: float) -> pa.RecordBatch | None:
-                batch = poll(timeout_ms)
+            def asleep(timeout_ms: float, max_rows: int | None) -> pa.RecordBatch | None:
+                batch = poll(timeout_ms, max_rows)
                 wait_until(lambda: not session._membership.member.keeps_assignment_of(session.member))
                 return batch
 

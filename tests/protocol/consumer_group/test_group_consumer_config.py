@@ -19,6 +19,14 @@ def test_group_id_alone_implies_membership_as_in_java() -> None:
     assert parse_group_consumer({}).consumer.group_protocol == "none"
 
 
+def test_max_poll_records_is_a_property_of_polls_only(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_group_consumer({}).max_poll_records is None
+    assert parse_group_consumer({"max.poll.records": "500"}).max_poll_records == 500
+    with pytest.raises(ConfigurationError, match=r"max\.poll\.records is '0'"):
+        parse_group_consumer({"max.poll.records": 0})
+    assert "max.poll.records" not in caplog.text
+
+
 def test_auto_commit_is_forbidden_for_a_plain_consumer() -> None:
     assert parse_group_consumer({"enable.auto.commit": "false"}).enable_auto_commit is False
     with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit is forbidden"):

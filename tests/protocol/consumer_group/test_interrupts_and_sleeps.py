@@ -94,8 +94,8 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
         if when == "before the poll":
             answer.append(sleep(fake, membership))
 
-        def asleep(partitions: AssignedPartitions, timeout_ms: float) -> Read:
-            read = poll(partitions, timeout_ms)
+        def asleep(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
+            read = poll(partitions, timeout_ms, max_rows)
             if read is not None and not answer:
                 answer.append(sleep(fake, membership))
             return read

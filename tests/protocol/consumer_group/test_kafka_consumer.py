@@ -166,6 +166,35 @@ def test_paused_partition_is_not_returned(orders: str, new_consumer: NewConsumer
     assert (ours.paused, read(ours, COUNT - DELETED)[0]) == (frozenset(), (0, DELETED))
 
 
+def test_poll_returns_at_most_max_poll_records(orders: str, new_consumer: NewConsumer) -> None:
+    """The rest of a record batch is returned by the next poll, and the position is between."""
+    ours, keys = new_consumer(**{"max.poll.records": 7}), [(orders, 0), (orders, 1)]
+    ours.assign(keys)
+    sizes: list[int] = []
+    found: list[tuple[int, int]] = []
+    while len(found) < 2 * COUNT - DELETED:
+        polled = [(each.partition, each.offset) for each in ours.poll(1_000).messages()]
+        sizes.append(len(polled))
+        found += polled
+        last = dict(found)
+        assert {number: ours.position((orders, number)) for number in last} == {n: last[n] + 1 for n in last}
+    assert max(sizes) == 7
+    assert [offset for number, offset in found if number == 0] == list(range(DELETED, COUNT))
+    assert [offset for number, offset in found if number == 1] == list(range(COUNT))
+
+
+def test_poll_without_max_poll_records_returns_whole_record_batches(
+    kafka1: LocalKafka, lasting_topic: TopicFactory, new_consumer: NewConsumer
+) -> None:
+    topic = lasting_topic()
+    produce(kafka1, topic, range(2_000), settings={"linger.ms": 1_000})
+    ours = new_consumer()
+    ours.assign([(topic, 0)])
+    polled: list[int] = []
+    wait_until(lambda: polled.append(ours.poll(1_000).num_rows) or sum(polled) == 2_000)
+    assert max(polled) > 500
+
+
 def test_wakeup_interrupts_a_waiting_poll(orders: str, new_consumer: NewConsumer) -> None:
     ours = new_consumer()
     ours.assign([(orders, 0)])
@@ -436,8 +465,8 @@ def test_records_fetched_before_a_long_sleep_are_dropped(
     partitions, slept = ours._partitions, threading.Event()
     poll = partitions.poll
 
-    def asleep(timeout_ms: float) -> tuple[TopicPartition, pa.RecordBatch] | None:
-        read = poll(timeout_ms)
+    def asleep(timeout_ms: float, max_rows: int | None) -> tuple[TopicPartition, pa.RecordBatch] | None:
+        read = poll(timeout_ms, max_rows)
         if read is not None and not slept.is_set():
             slept.set()
             membership = ours._membership
