@@ -9,12 +9,13 @@ def main() -> None:
     """Run the command, or exit with the name of a missing package."""
     try:
         from spark_kafka_source.cli.pykafka import pykafka
+
+        pykafka(prog_name="pykafka")
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in ("click", "rich", "tomli"):
             raise
         sys.exit(f"pykafka needs {package}: pip install 'spark-kafka-source[cli]'")
-    pykafka(prog_name="pykafka")
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def consume(
     span = spans[0] if spans else Span(default)
     if path is None:
         output.format = json_format() if as_json else text or text_format(r"%v\n")
-    with stop_request() as stop, ExitStack() as opened:
+    with stop_request(prints=path is None) as stop, ExitStack() as opened:
         if group is not None:
             properties = _group_properties(cluster, group, span, given=bool(spans))
             receiver = _open(opened, output, path, topic, None)

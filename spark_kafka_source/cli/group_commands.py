@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 import click
-from rich.live import Live
 
 from protocol.admin.admin import Admin
 from protocol.admin.groups import CLASSIC, describe_group
@@ -119,8 +118,10 @@ def lag(
     if not watch:
         print_rows(_LAG_COLUMNS, _lag_rows(cluster, names), output)
         return
-    with stop_request() as stop:
+    with stop_request(prints=True) as stop:
         if output == "table" and sys.stdout.isatty():
+            from rich.live import Live
+
             with Live(auto_refresh=False) as live:
                 for rows in _repeated(cluster, names, interval_ms, count, stop):
                     live.update(table_of(_LAG_COLUMNS, rows), refresh=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli.record_sources import Receiver
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class _Advancing:
@@ -46,6 +48,9 @@ def advancing(receiver: Receiver, total: int | None, name: str = "records") -> I
     if not sys.stderr.isatty():
         yield receiver
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield _Advancing(receiver, progress, total, name)

@@ -4,25 +4,59 @@ from __future__ import annotations
 
 import click
 
-from spark_kafka_source.cli.acls import acls
-from spark_kafka_source.cli.checkpoint import checkpoint
-from spark_kafka_source.cli.cluster import cluster_group
-from spark_kafka_source.cli.completion import completion
-from spark_kafka_source.cli.configs import configs
-from spark_kafka_source.cli.consume import consume
-from spark_kafka_source.cli.copying import copy, replay
-from spark_kafka_source.cli.doctor import doctor
-from spark_kafka_source.cli.groups import groups
-from spark_kafka_source.cli.perf import perf
-from spark_kafka_source.cli.produce import produce
-from spark_kafka_source.cli.profile import profile
-from spark_kafka_source.cli.quotas import quotas
-from spark_kafka_source.cli.topics import topics
-from spark_kafka_source.cli.txn import txn
-from spark_kafka_source.cli.users import users
+from spark_kafka_source.cli.lazy_group import LazyGroup
+
+# The summaries are the first sentences of the commands' docstrings.
+_COMMANDS = {
+    "acls": ("acls:acls", "List, create and delete ACLs."),
+    "checkpoint": (
+        "checkpoint:checkpoint",
+        "Inspect the checkpoint of a Spark query, and compare it with the group and the log.",
+    ),
+    "cluster": (
+        "cluster:cluster_group",
+        "Describe brokers, features, the metadata quorum and log directories; set feature levels.",
+    ),
+    "completion": (
+        "completion:completion",
+        "Print the script that completes commands, options, topics, groups and profiles in a shell.",
+    ),
+    "configs": (
+        "configs:configs",
+        "List, describe, set and delete settings of topics, brokers, broker loggers, groups and client metrics.",
+    ),
+    "consume": (
+        "consume:consume",
+        "Print the records of a topic until Ctrl-C, or write them to a Parquet or Arrow file.",
+    ),
+    "copy": (
+        "copying:copy",
+        "Copy records with keys, headers and timestamps to another topic, also of another cluster.",
+    ),
+    "doctor": ("doctor:doctor", "Check Python, network, TLS, SASL, API versions, ACLs, clocks and records."),
+    "groups": (
+        "groups:groups",
+        "List, describe, reset, clone and delete consumer groups; show their lag, remove their members.",
+    ),
+    "perf": ("perf:perf", "Measure producing and consuming, with the figures of Kafka's performance tools."),
+    "produce": (
+        "produce:produce",
+        "Write records from standard input or FILE to a topic, and show the offsets written.",
+    ),
+    "profile": ("profile:profile", "List, show and choose profiles: properties of clusters in a TOML file."),
+    "quotas": ("quotas:quotas", "List, set and delete quotas of users, client ids and addresses."),
+    "replay": ("copying:replay", "Write dead letters back to the topics in their headers."),
+    "topics": ("topics:topics", "List, describe, create, change, delete, trim and analyze topics."),
+    "txn": ("txn:txn", "List, describe and abort transactions."),
+    "users": ("users:users", "List, set and delete the SCRAM credentials of users."),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=LazyGroup,
+    lazy={name: (f"{__package__}.{place}", summary) for name, (place, summary) in _COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.version_option(package_name="spark-kafka-source")
 def pykafka() -> None:
     """Administer Kafka from a shell.
@@ -30,11 +64,3 @@ def pykafka() -> None:
     Set the brokers' addresses by --bootstrap-server, by KAFKA_BOOTSTRAP_SERVERS, by a profile (--profile, `pykafka
     profile use`), or in a properties file as for Kafka's own tools (--command-config).
     """
-
-
-_COMMANDS = (
-    *(acls, checkpoint, cluster_group, configs, consume, copy, doctor, groups, produce, quotas, replay, topics, txn),
-    *(users, profile, completion, perf),
-)
-for _command in _COMMANDS:
-    pykafka.add_command(_command)

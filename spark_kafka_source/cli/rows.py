@@ -6,13 +6,13 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+# Only a terminal needs rich, whose import takes as long as click's.
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Columns = Sequence[str]
 Rows = Sequence[Sequence[Any]]
@@ -34,6 +34,10 @@ def _texts(columns: Columns, rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 
 def _bordered(headings: list[str], lines: list[list[str]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=SIMPLE_HEAD)
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -53,6 +57,8 @@ def _print_table(columns: Columns, rows: Rows) -> None:
 
 
 def _print_on_terminal(headings: list[str], lines: list[list[str]]) -> None:
+    from rich.console import Console
+
     Console().print(_bordered(headings, lines))
 
 

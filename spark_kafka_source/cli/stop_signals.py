@@ -1,8 +1,11 @@
-"""Ctrl-C and SIGTERM as a request to finish: output is completed, offsets are committed."""
+"""Ctrl-C, SIGTERM and the end of the reader as a request to finish: output is completed, offsets are committed."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +16,23 @@ CHECK_MS = 200
 
 
 class StopRequest:
-    """True after the first signal. The second one raises `KeyboardInterrupt`."""
+    """True after the first signal. The second one raises `KeyboardInterrupt`.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    prints : bool
+        Also true if standard output is a pipe without a reader, as after `| head`.
+    """
+
+    def __init__(self, prints: bool = False) -> None:
         self._stopped = False
+        self._reader = select.poll() if prints else None
+        if self._reader is not None:
+            # Without events to wait for, poll reports only the errors of the descriptor.
+            self._reader.register(1, 0)
 
     def __bool__(self) -> bool:
-        return self._stopped
+        return self._stopped or (self._reader is not None and bool(self._reader.poll(0)))
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -29,9 +42,9 @@ class StopRequest:
 
 
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM in the block, if it runs in the main thread."""
-    request = StopRequest()
+def stop_request(prints: bool = False) -> Iterator[StopRequest]:
+    """Catch SIGINT and SIGTERM in the block, if it runs in the main thread. `prints` is that of `StopRequest`."""
+    request = StopRequest(prints)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -41,3 +54,14 @@ def stop_request() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ends_with_reader() -> Iterator[None]:
+    """Exit with 0, as Kafka's console consumer does, if the reader of standard output is gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What Python flushes at its end goes nowhere, instead of failing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

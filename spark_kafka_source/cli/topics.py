@@ -15,7 +15,6 @@ from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
-from spark_kafka_source.cli.topic_sample import COLUMNS, sample_partitions
 from spark_kafka_source.cli.values import TIME, TOPIC_PARTITIONS
 
 _CONFIG: dict[str, Any] = {"metavar": "NAME=VALUE", "multiple": True, "callback": pairs}
@@ -267,4 +266,6 @@ def analyze(cluster: Cluster, name: str, last: int, output: str) -> None:
       pykafka topics analyze orders
       pykafka topics analyze orders --last 100000 -o csv
     """
+    from spark_kafka_source.cli.topic_sample import COLUMNS, sample_partitions  # reads records
+
     print_rows(COLUMNS, sample_partitions(cluster, name, last), output)

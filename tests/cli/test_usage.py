@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -12,8 +13,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from protocol import Producer
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
+from tests.protocol.consumer.consuming import client_of
 
 NOWHERE = "127.0.0.1:1"
 ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
@@ -85,23 +89,56 @@ def test_unreachable_broker_is_one_error_line_within_timeout() -> None:
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_missing_package_error_names_the_extra(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from spark_kafka_source.cli.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+def test_missing_package_error_names_the_extra(missing: str, tmp_path: Path) -> None:
+    # Only a terminal needs rich.
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.stdout.isatty = lambda: True; "
+        "from spark_kafka_source.cli.__main__ import main; sys.argv[1:] = ['profile', 'list']; main()"
+    )
+    env = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=env)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == f"pykafka needs {missing}: pip install 'spark-kafka-source[cli]'\n"
 
 
-def test_import_loads_neither_pyspark_nor_pandas() -> None:
-    program = "import sys, spark_kafka_source.cli.pykafka; print({'pyspark', 'pandas'} & sys.modules.keys())"
+HEAVY = "sorted(each for each in sys.modules if each in ('numpy', 'pandas', 'pyarrow', 'pyspark', 'rich'))"
+
+
+@pytest.mark.parametrize(
+    ("command", "imported"), [("--help", "[]"), ("profile --help", "[]"), ("consume --help", "['numpy', 'pyarrow']")]
+)
+def test_help_imports_only_modules_of_its_command(command: str, imported: str) -> None:
+    program = (
+        f"import sys; sys.argv[1:] = {command.split()}; from spark_kafka_source.cli.pykafka import pykafka\n"
+        f"try: pykafka()\nexcept SystemExit: print({HEAVY}, 'protocol.cluster.client' in sys.modules)"
+    )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (ended.stdout, ended.stderr) == ("set()\n", "")
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines()[-1] == f"{imported} {imported != '[]'}"
+
+
+def test_summaries_of_commands_are_first_sentences_of_their_docstrings() -> None:
+    context = click.Context(pykafka, info_name="pykafka")
+    shown = {item.value: item.help for item in pykafka.shell_complete(context, "")}
+    names = pykafka.list_commands(context)
+    assert shown == {
+        name: found.get_short_help_str(1000) for name in names if (found := pykafka.get_command(context, name))
+    }
+    assert len(shown) == len(names) >= 17
+
+
+def test_unknown_command_is_wrong_usage() -> None:
+    result = CliRunner().invoke(pykafka, ["topic", "list"])
+    assert (result.exit_code, "No such command 'topic'" in result.stderr) == (2, True)
 
 
 def every_command(command: click.Command = pykafka, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
-        for name, each in command.commands.items():
-            yield from every_command(each, (*path, name))
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from every_command(found, (*path, name))
     else:
         yield " ".join(path), command
 
@@ -113,3 +150,40 @@ def test_help_of_every_command_has_two_examples_and_no_option_twice(path: str) -
     assert (result.exit_code, caught) == (0, [])
     examples = [line for line in result.stdout.splitlines() if f"pykafka {path}" in line and "Usage" not in line]
     assert len(examples) >= 2, result.stdout
+
+
+@pytest.fixture(scope="module")
+def records() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        kafka.create_topic("wide", 3000)
+        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+            for number in range(1000):
+                producer.send("orders", b"%d" % number * 100)
+        yield kafka
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("consume", "orders", "-o", "earliest", "-e"),
+        # Follows, and nothing arrives that could be written to the closed pipe.
+        ("consume", "orders", "-o", "-1"),
+        ("consume", "orders", "-o", "earliest", "-g", "orders-etl"),
+        ("groups", "lag", "orders-etl", "--watch", "--interval", "100ms"),
+        # More lines than a pipe holds.
+        ("topics", "describe", "wide"),
+        ("--help",),
+        ("topics", "create", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_closed_reader_ends_command_quietly_with_success(records: FakeKafka, command: tuple[str, ...]) -> None:
+    env = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": records.bootstrap_servers}
+    with client_of(records.bootstrap_servers) as client:
+        commit_offsets(client, "orders-etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "spark_kafka_source.cli", *command], env=env, **pipes) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (0, b"")

@@ -1,0 +1,61 @@
+"""A click group whose commands are imported when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from spark_kafka_source.cli.stop_signals import ends_with_reader
+
+
+class LazyGroup(click.Group):
+    """A group that needs no command's module for its own help and for the completion of a command's name.
+
+    Parameters
+    ----------
+    lazy : mapping of str to (str, str)
+        Place and summary of each command by its name. The place is a module and an attribute, `package.module:name`.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._lazy = lazy
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the arguments, as click requires. Exit with 0 if nothing reads the help."""
+        with ends_with_reader():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Exit with 0 if nothing reads its output any more."""
+        with ends_with_reader():
+            return super().invoke(ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, as click requires."""
+        return sorted({*super().list_commands(ctx), *self._lazy})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None for an unknown one."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their summaries, as click requires."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._lazy[name][1]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, or an option of the group."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=self._lazy[name][1]) for name in names]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
