@@ -113,3 +113,13 @@ def binary_column(data: Bytes, at: Positions, length: Integers) -> pa.Array:
         return taken
     validity = pa.py_buffer(np.packbits(length >= 0, bitorder="little"))
     return pa.Array.from_buffers(taken.type, rows, [validity, *taken.buffers()[1:]])
+
+
+def text_column(column: pa.Array) -> pa.Array:
+    """Return a binary column as text. As in the Java client, bytes that are not UTF-8 are replaced."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        values = [None if each is None else each.decode("utf-8", "replace").encode() for each in column.to_pylist()]
+        # UTF-8 by construction, so the cast, which imports no pandas, cannot fail.
+        return nullable_binaries(values).cast(pa.string())

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt
-from protocol.records.arrow_numpy import binaries, binary_column
+from protocol.records.arrow_numpy import binary_column, text_column
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 from protocol.wire.primitives import Reader
 
@@ -130,7 +130,7 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
         _one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)
     pairs = pa.StructArray.from_arrays(
         [
-            _text(binary_column(data, bounds.key_at, bounds.key_length)),
+            text_column(binary_column(data, bounds.key_at, bounds.key_length)),
             binary_column(data, bounds.value_at, bounds.value_length),
         ],
         fields=list(HEADERS_TYPE.value_type),
@@ -181,12 +181,3 @@ def _one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bounds)
             where[target], lengths[target] = reader.advance(max(0, length)), length
     if reader.left:
         raise Corrupt("the headers of a record do not fill it exactly")
-
-
-def _text(keys: pa.Array) -> pa.Array:
-    """Decode header keys. As in the Java client, bytes that are not UTF-8 are replaced: brokers do not check them."""
-    try:
-        return keys.cast(pa.string())
-    except pa.ArrowInvalid:
-        # UTF-8 by construction, so the cast, which imports no pandas, cannot fail.
-        return binaries([key.decode("utf-8", "replace").encode() for key in keys.to_pylist()]).cast(pa.string())

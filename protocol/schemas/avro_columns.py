@@ -1,0 +1,677 @@
+"""Read Avro values as Arrow columns: a cursor per record moves over all records at once, field by field.
+
+Each reader takes the bytes, the cursor and the end of each record, and returns a column and the next cursor. No reader
+trusts the bytes: it raises `InvalidRows` before it reads behind the end of a record or reserves memory for more than
+a record can hold. `avro_resolution` builds the tree of readers.
+
+Source: the Avro specification 1.12, "Binary Encoding".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import Corrupt
+from protocol.records.arrow_numpy import binary_column, text_column, to_arrow
+from protocol.records.varints import Bytes, Integers, Positions, read_varints
+
+# An array's items are read in rounds over all records, as far as the records have about as many.
+_MAX_ROUNDS = 64
+# For items without bytes, such as nulls.
+_MAX_EMPTY_ITEMS = 1 << 16
+_INT = (-(2**31), 2**31 - 1)
+_LONG = (-(2**63), 2**63 - 1)
+_DECIMAL_BYTES = 16
+
+
+class InvalidRows(Exception):
+    """Records that the schema cannot have written.
+
+    Attributes
+    ----------
+    rows : array of int
+        Their numbers among the cursors that were read.
+    reason : str
+    path : str
+        The field, such as `customer.address[].city`.
+    """
+
+    def __init__(self, rows: Positions, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.rows = rows
+        self.reason = reason
+        self.path = path
+
+    def inside(self, name: str, rows: Positions | None = None) -> InvalidRows:
+        """Return the error as seen from the enclosing type, whose numbers of the read rows are `rows`."""
+        path = f"{name}{'.' if name and self.path and self.path[0] != '[' else ''}{self.path}"
+        return InvalidRows(self.rows if rows is None else rows[self.rows], self.reason, path)
+
+
+def _refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:
+    if wrong.any():
+        raise InvalidRows(np.flatnonzero(wrong), reason)
+
+
+class ColumnReader(ABC):
+    """Reads one type of an Avro schema.
+
+    Attributes
+    ----------
+    type : pyarrow.DataType
+        Of the column.
+    smallest_bytes : int
+        The size of the smallest encoded value.
+    """
+
+    type: pa.DataType
+    smallest_bytes: int = 1
+
+    @abstractmethod
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read one value at each cursor. `at` ascends, and `data[at[i]:ends[i]]` do not overlap."""
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Return the cursors behind the values."""
+        return self.read(data, at, ends)[1]
+
+    @abstractmethod
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Return the position behind one value, for values that must be found one by one; IndexError at the end."""
+
+
+# -- numbers ----------------------------------------------------------------------------------
+
+
+def read_numbers(data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
+    """Read a varint at each cursor, and check that it ends within its record."""
+    try:
+        numbers, after = read_varints(data, at, bits=64)
+    except Corrupt as error:
+        raise InvalidRows(_too_long(data, at), str(error)) from None
+    if (after > ends).any():
+        _refuse(after > ends, "the value ends in the middle of the field")
+    return numbers, after
+
+
+def _too_long(data: Bytes, at: Positions) -> Positions:
+    """Return the rows whose varint is too long, by bisection."""
+    try:
+        read_varints(data, at, bits=64)
+    except Corrupt:
+        if len(at) == 1:
+            return np.zeros(1, np.int64)
+        half = len(at) // 2
+        return np.concatenate([_too_long(data, at[:half]), _too_long(data, at[half:]) + half])
+    return np.empty(0, np.int64)
+
+
+def _skip_number(data: Bytes, at: int, end: int) -> int:
+    while data[at] >= 0x80:
+        at += 1
+    return at + 1
+
+
+def _read_number(data: Bytes, at: int) -> tuple[int, int]:
+    raw = shift = 0
+    while True:
+        byte = int(data[at])
+        at += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (raw >> 1) ^ -(raw & 1), at
+        shift += 7
+
+
+class NullReader(ColumnReader):
+    """null: no bytes."""
+
+    smallest_bytes = 0
+
+    def __init__(self, type: pa.DataType | None = None) -> None:
+        self.type = pa.null() if type is None else type
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Return nulls."""
+        return pa.nulls(len(at), self.type), at
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Return `at`."""
+        return at
+
+
+class NumberReader(ColumnReader):
+    """int and long, also as float, double or a logical type.
+
+    Parameters
+    ----------
+    kind : {"int", "long"}
+    type : pyarrow.DataType
+    factor : int
+        Of the stored number, such as 1000 for milliseconds in a column of microseconds.
+    """
+
+    def __init__(self, kind: str, type: pa.DataType, factor: int = 1) -> None:
+        self.type = type
+        self._factor = factor
+        lowest, highest = _INT if kind == "int" else _LONG
+        self._range = -(highest // factor) if factor > 1 else lowest, highest // factor
+        self._checked = kind == "int" or factor > 1
+        self._what = f"a number too large for {'an int' if kind == 'int' else type}"
+        self._dtype = np.dtype("i8" if pa.types.is_timestamp(type) else "i4" if pa.types.is_date32(type) else
+                               type.to_pandas_dtype())  # fmt: skip
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read varints."""
+        numbers, after = read_numbers(data, at, ends)
+        if self._checked and numbers.dtype == np.int64:
+            lowest, highest = self._range
+            _refuse((numbers < lowest) | (numbers > highest), self._what)
+        made = numbers.astype(self._dtype)
+        if self._factor > 1:
+            made *= self._factor
+        return pa.Array.from_buffers(self.type, len(at), [None, pa.py_buffer(made)]), after
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Return the cursors behind the varints."""
+        return read_numbers(data, at, ends)[1]
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Return the position behind a varint."""
+        return _skip_number(data, at, end)
+
+
+class FixedWidthReader(ColumnReader):
+    """boolean, float, double: values of the same size.
+
+    Parameters
+    ----------
+    stored : numpy.dtype
+        How the value lies in the bytes.
+    type : pyarrow.DataType
+    """
+
+    def __init__(self, stored: npt.DTypeLike, type: pa.DataType) -> None:
+        self._stored = np.dtype(stored)
+        self.type = type
+        self.smallest_bytes = self._stored.itemsize
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read the bytes at each cursor."""
+        after = self.skip(data, at, ends)
+        if not len(at):
+            return pa.nulls(0, self.type), after
+        size = self._stored.itemsize
+        # A view with a value at each byte: NumPy reads unaligned values faster than it gathers bytes.
+        values = np.ndarray((len(data) - size + 1,), self._stored, np.ascontiguousarray(data), 0, (1,))[at]
+        if not pa.types.is_boolean(self.type):
+            return to_arrow(values.astype(self.type.to_pandas_dtype(), copy=False)), after
+        _refuse(values > 1, "a boolean that is neither 0 nor 1")
+        bits = pa.py_buffer(np.packbits(values.view(np.bool_), bitorder="little"))
+        return pa.Array.from_buffers(self.type, len(at), [None, bits]), after
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Return the cursors behind the values."""
+        after = at + self._stored.itemsize
+        _refuse(after > ends, "the value ends in the middle of the field")
+        return after
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Return the position behind a value."""
+        return at + self._stored.itemsize
+
+
+# -- bytes ------------------------------------------------------------------------------------
+
+# Makes the column from the bytes of all values: `make(data, at, length)`; length -1 is null.
+_Make = Callable[[Bytes, Positions, Integers], pa.Array]
+
+
+class BytesReader(ColumnReader):
+    """bytes, string and fixed, also as decimals.
+
+    Parameters
+    ----------
+    type : pyarrow.DataType
+        binary, string or decimal128.
+    size_bytes : int, optional
+        Of a fixed.
+    """
+
+    def __init__(self, type: pa.DataType, size_bytes: int | None = None) -> None:
+        self.type = type
+        self._size_bytes = size_bytes
+        self.smallest_bytes = 1 if size_bytes is None else size_bytes
+        self._make: _Make = binary_column
+        if pa.types.is_string(type):
+            self._make = _text
+        elif pa.types.is_decimal(type):
+            self._make = self._decimals
+
+    def bounds(self, data: Bytes, at: Positions, ends: Positions) -> tuple[Positions, Integers]:
+        """Return where the bytes of each value start, and how many they are."""
+        if self._size_bytes is not None:
+            lengths: Integers = np.full(len(at), self._size_bytes, np.int64)
+            _refuse(at + lengths > ends, "the value ends in the middle of the field")
+            return at, lengths
+        lengths, start = read_numbers(data, at, ends)
+        # Not `start + lengths > ends`, which a hostile length lets overflow.
+        _refuse((lengths < 0) | (lengths > ends - start), "a length that exceeds the value")
+        return start, lengths
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read the bytes at each cursor."""
+        start, lengths = self.bounds(data, at, ends)
+        return self._make(data, start, lengths), start + lengths
+
+    def read_some(self, data: Bytes, at: Positions, ends: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
+        """Read a value in these rows, and null in the others."""
+        try:
+            start, lengths = self.bounds(data, at[rows], ends[rows])
+        except InvalidRows as error:
+            raise error.inside("", rows) from None
+        all_lengths = np.full(len(at), -1, np.int64)
+        all_lengths[rows] = lengths
+        all_starts, after = at.copy(), at.copy()
+        all_starts[rows] = start
+        after[rows] = start + lengths
+        return self._make(data, all_starts, all_lengths), after
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Return the cursors behind the values."""
+        start, lengths = self.bounds(data, at, ends)
+        return start + lengths
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Return the position behind a value."""
+        if self._size_bytes is not None:
+            return at + self._size_bytes
+        length, at = _read_number(data, at)
+        if not 0 <= length <= end - at:
+            raise IndexError
+        return at + length
+
+    def _decimals(self, data: Bytes, at: Positions, lengths: Integers) -> pa.Array:
+        """Return decimals from big-endian two's complement numbers of any length."""
+        lengths = lengths.astype(np.int64, copy=False)
+        there = lengths >= 0
+        size = np.maximum(lengths, 0)
+        columns = np.arange(_DECIMAL_BYTES)
+        # Little-endian: byte `column` of the number is `column` bytes before its end.
+        raw = data.take((at + size)[:, None] - 1 - columns, mode="clip")
+        first = data.take(at, mode="clip")
+        sign = np.where((first >= 0x80) & (size > 0), np.uint8(0xFF), np.uint8(0))
+        raw = np.where(columns < size[:, None], raw, sign[:, None])
+        negative = raw[:, -1] >= 0x80
+        longer = size > _DECIMAL_BYTES
+        if longer.any():
+            for row in np.flatnonzero(longer).tolist():
+                head = data[at[row] : at[row] + size[row] - _DECIMAL_BYTES]
+                longer[row] = (head != sign[row]).any() or negative[row] != (sign[row] == 0xFF)
+            _refuse(longer, f"a number too large for {self.type}")
+        validity = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+        made = pa.Array.from_buffers(self.type, len(at), [validity, pa.py_buffer(np.ascontiguousarray(raw))])
+        try:
+            made.validate(full=True)
+        except pa.ArrowInvalid:
+            limit = 10**self.type.precision
+            numbers = [int.from_bytes(bytes(each), "little", signed=True) for each in raw]
+            _refuse(there & np.array([abs(each) >= limit for each in numbers]), f"a number too large for {self.type}")
+        return made
+
+
+def _text(data: Bytes, at: Positions, lengths: Integers) -> pa.Array:
+    return text_column(binary_column(data, at, lengths))
+
+
+class EnumReader(ColumnReader):
+    """enum, as text.
+
+    Parameters
+    ----------
+    symbols : sequence of str or None
+        The reader's symbol for each of the writer's; None: it has no such symbol.
+    names : sequence of str
+        The writer's symbols.
+    """
+
+    type = pa.string()
+
+    def __init__(self, symbols: Sequence[str | None], names: Sequence[str]) -> None:
+        self._names = names
+        self._missing = np.array([each is None for each in symbols])
+        encoded = [(each or "").encode() for each in symbols]
+        ends = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
+        self._symbols = pa.Array.from_buffers(
+            pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+        )
+
+    def _indices(self, data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
+        numbers, after = read_numbers(data, at, ends)
+        _refuse((numbers < 0) | (numbers >= len(self._names)), f"a symbol that is not in 0 to {len(self._names) - 1}")
+        return numbers, after
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read indices of symbols."""
+        numbers, after = self._indices(data, at, ends)
+        if self._missing.any() and (missing := self._missing[numbers]).any():
+            names = sorted({self._names[each] for each in numbers[missing].tolist()})
+            _refuse(missing, f"the reader's enum has neither the symbol {', '.join(names)} nor a default")
+        return self._symbols.take(to_arrow(numbers)), after
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Return the cursors behind the indices."""
+        return self._indices(data, at, ends)[1]
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Return the position behind an index."""
+        return _skip_number(data, at, end)
+
+
+# -- composite types --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FieldStep:
+    """A field in the writer's order; `column` is its number among the reader's fields, or None: skip it."""
+
+    name: str
+    reader: ColumnReader
+    column: int | None
+
+
+class RecordReader(ColumnReader):
+    """record, as a struct.
+
+    Parameters
+    ----------
+    type : pyarrow.StructType
+    steps : sequence of FieldStep
+        The writer's fields.
+    defaults : mapping of int to pyarrow.Array
+        For fields that the writer does not have: one value for the column number.
+    """
+
+    def __init__(self, type: pa.StructType, steps: Sequence[FieldStep], defaults: dict[int, pa.Array]) -> None:
+        self.type = type
+        self.smallest_bytes = sum(each.reader.smallest_bytes for each in steps)
+        self._steps = steps
+        self._defaults = defaults
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read the fields one after another."""
+        columns: list[pa.Array | None] = [None] * self.type.num_fields
+        for step in self._steps:
+            try:
+                if step.column is None:
+                    at = step.reader.skip(data, at, ends)
+                else:
+                    columns[step.column], at = step.reader.read(data, at, ends)
+            except InvalidRows as error:
+                raise error.inside(step.name) from None
+        rows = len(at)
+        if self._defaults:
+            same = to_arrow(np.zeros(rows, np.int32))
+            for number, value in self._defaults.items():
+                columns[number] = value.take(same)
+        return pa.Array.from_buffers(self.type, rows, [None], children=columns), at
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Skip the fields one after another."""
+        for step in self._steps:
+            try:
+                at = step.reader.skip(data, at, ends)
+            except InvalidRows as error:
+                raise error.inside(step.name) from None
+        return at
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Skip the fields one after another."""
+        for step in self._steps:
+            at = step.reader.skip_one(data, at, end)
+        return at
+
+
+class ArrayReader(ColumnReader):
+    """array and map: blocks of items.
+
+    Parameters
+    ----------
+    type : pyarrow.ListType or pyarrow.MapType
+    items : ColumnReader
+        Of a map: a `RecordReader` of key and value.
+    """
+
+    def __init__(self, type: pa.DataType, items: ColumnReader) -> None:
+        self.type = type
+        self._items = items
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read the items of all records in rounds: the first of each, then the second, and so on."""
+        rows, cursor = len(at), at.copy()
+        pieces: list[pa.Array] = []
+        owners: list[Positions] = []
+        open_rows = np.arange(rows)
+        while len(open_rows):
+            count, cursor[open_rows] = self._block(data, cursor, ends, open_rows)
+            open_rows, left = open_rows[count > 0], count[count > 0]
+            live, rounds = open_rows, 0
+            while len(live):
+                if rounds == _MAX_ROUNDS:
+                    self._read_rest(data, cursor, ends, live, left, pieces, owners)
+                    break
+                pieces.append(self._read_items(data, cursor, ends, live, live))
+                owners.append(live)
+                rounds += 1
+                left = left - 1
+                live, left = live[left > 0], left[left > 0]
+        return self._column(rows, pieces, owners), cursor
+
+    def _read_items(
+        self, data: Bytes, cursor: Positions, ends: Positions, live: Positions, owners: Positions
+    ) -> pa.Array:
+        try:
+            items, cursor[live] = self._items.read(data, cursor[live], ends[live])
+        except InvalidRows as error:
+            raise error.inside("[]", owners) from None
+        return items
+
+    def _block(
+        self, data: Bytes, cursor: Positions, ends: Positions, rows: Positions
+    ) -> tuple[npt.NDArray[np.int64], Positions]:
+        """Return how many items the next block of each row has, and where they begin."""
+        try:
+            numbers, after = read_numbers(data, cursor[rows], ends[rows])
+            count = numbers.astype(np.int64)
+            sized = np.flatnonzero(count < 0)
+            if len(sized):
+                # The size of the block in bytes follows, for readers that skip it.
+                _refuse(count == _LONG[0], "a block with too many items")
+                count[sized] = -count[sized]
+                try:
+                    _, after[sized] = read_numbers(data, after[sized], ends[rows][sized])
+                except InvalidRows as error:
+                    raise error.inside("", sized) from None
+            smallest = self._items.smallest_bytes
+            most = (ends[rows] - after) // smallest if smallest else np.int64(_MAX_EMPTY_ITEMS)
+            _refuse(count > most, "a block with more items than the value has bytes")
+        except InvalidRows as error:
+            raise error.inside("", rows) from None
+        return count, after
+
+    def _read_rest(
+        self,
+        data: Bytes,
+        cursor: Positions,
+        ends: Positions,
+        live: Positions,
+        left: Positions,
+        pieces: list[pa.Array],
+        owners: list[Positions],
+    ) -> None:
+        """Read what is left of long blocks: find where each item starts one by one, then read all items at once."""
+        starts: list[int] = []
+        for row, count in zip(live.tolist(), left.tolist(), strict=True):
+            at, end = int(cursor[row]), int(ends[row])
+            try:
+                for _ in range(count):
+                    starts.append(at)
+                    at = self._items.skip_one(data, at, end)
+                    if at > end:
+                        raise IndexError
+            except IndexError:
+                raise InvalidRows(np.array([row]), "the value ends in the middle of the field", "[]") from None
+            cursor[row] = at
+        owner = np.repeat(live, left)
+        try:
+            items, _ = self._items.read(data, np.array(starts, np.int64), ends[owner])
+        except InvalidRows as error:
+            raise error.inside("[]", owner) from None
+        pieces.append(items)
+        owners.append(owner)
+
+    def _column(self, rows: int, pieces: list[pa.Array], owners: list[Positions]) -> pa.Array:
+        offsets = np.zeros(rows + 1, np.int32)
+        if not pieces:
+            empty = pa.nulls(0, self._items.type)
+            return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[empty])
+        owner = np.concatenate(owners)
+        np.cumsum(np.bincount(owner, minlength=rows), out=offsets[1:])
+        items = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+        if len(pieces) > 1:
+            items = items.take(to_arrow(np.argsort(owner, kind="stable")))
+        return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items])
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Skip the blocks."""
+        while True:
+            count, at = _read_number(data, at)
+            if count == 0:
+                return at
+            if count < 0:
+                size, at = _read_number(data, at)
+                if not 0 <= size <= end - at:
+                    raise IndexError
+                at += size
+                continue
+            if count > (max(end - at, 0) if self._items.smallest_bytes else _MAX_EMPTY_ITEMS):
+                raise IndexError
+            for _ in range(count):
+                at = self._items.skip_one(data, at, end)
+
+
+class UnionReader(ColumnReader):
+    """union: the number of the branch, then its value.
+
+    Parameters
+    ----------
+    type : pyarrow.DataType
+    branches : sequence of ColumnReader or str
+        A reader with this type for each of the writer's branches; a text says why the reader has no such branch.
+    """
+
+    def __init__(self, type: pa.DataType, branches: Sequence[ColumnReader | str]) -> None:
+        self.type = type
+        self._branches = branches
+        readers = [each for each in branches if isinstance(each, ColumnReader)]
+        self.smallest_bytes = 1 + min((each.smallest_bytes for each in readers), default=0)
+        plain = [number for number, each in enumerate(branches) if isinstance(each, BytesReader)]
+        nulls = [number for number, each in enumerate(branches) if isinstance(each, NullReader)]
+        # Nullable bytes, the usual case, need no second copy.
+        self._bytes_branch = plain[0] if len(branches) == 2 and len(plain) == len(nulls) == 1 else None
+
+    def _numbers(self, data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
+        numbers, after = read_numbers(data, at, ends)
+        _refuse((numbers < 0) | (numbers >= len(self._branches)), "a union branch that the schema does not have")
+        return numbers, after
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read each branch in the rows that have it."""
+        numbers, at = self._numbers(data, at, ends)
+        if self._bytes_branch is not None:
+            reader = self._branches[self._bytes_branch]
+            assert isinstance(reader, BytesReader)
+            rows = np.flatnonzero(numbers == self._bytes_branch)
+            return reader.read_some(data, at, ends, rows)
+        pieces: list[pa.Array] = []
+        owners: list[Positions] = []
+        for branch, rows in self._rows_of_branches(numbers):
+            try:
+                column, at[rows] = branch.read(data, at[rows], ends[rows])
+            except InvalidRows as error:
+                raise error.inside("", rows) from None
+            pieces.append(column)
+            owners.append(rows)
+        if not pieces:
+            return pa.nulls(0, self.type), at
+        if len(pieces) == 1:
+            return pieces[0], at
+        order = np.empty(len(at), np.int64)
+        order[np.concatenate(owners)] = np.arange(len(at))
+        return pa.concat_arrays(pieces).take(to_arrow(order)), at
+
+    def _rows_of_branches(self, numbers: Integers) -> list[tuple[ColumnReader, Positions]]:
+        found = []
+        for number, branch in enumerate(self._branches):
+            rows = np.flatnonzero(numbers == number)
+            if not len(rows):
+                continue
+            if isinstance(branch, str):
+                raise InvalidRows(rows, branch)
+            found.append((branch, rows))
+        return found
+
+    def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
+        """Skip each branch in the rows that have it."""
+        numbers, at = self._numbers(data, at, ends)
+        for branch, rows in self._rows_of_branches(numbers):
+            try:
+                at[rows] = branch.skip(data, at[rows], ends[rows])
+            except InvalidRows as error:
+                raise error.inside("", rows) from None
+        return at
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Skip the branch."""
+        number, at = _read_number(data, at)
+        if not 0 <= number < len(self._branches):
+            raise IndexError
+        branch = self._branches[number]
+        if isinstance(branch, str):
+            raise IndexError
+        return branch.skip_one(data, at, end)
+
+
+class MemberReader(ColumnReader):
+    """A branch of a union that Spark reads as a struct of members.
+
+    Parameters
+    ----------
+    type : pyarrow.StructType
+    member : int
+        The field that has the value; the others are null.
+    reader : ColumnReader
+    """
+
+    def __init__(self, type: pa.StructType, member: int, reader: ColumnReader) -> None:
+        self.type = type
+        self.smallest_bytes = reader.smallest_bytes
+        self._member = member
+        self._reader = reader
+
+    def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read the member."""
+        column, at = self._reader.read(data, at, ends)
+        columns = [pa.nulls(len(at), self.type.field(each).type) for each in range(self.type.num_fields)]
+        columns[self._member] = column
+        return pa.Array.from_buffers(self.type, len(at), [None], children=columns), at
+
+    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+        """Skip the member."""
+        return self._reader.skip_one(data, at, end)

@@ -1,0 +1,275 @@
+"""Read records of one Avro schema with another: the writer's and the reader's schema give a tree of column readers.
+
+Source: the Avro specification 1.12, "Schema Resolution". Stricter in one point: a change that would give other values
+without an error, such as another scale of a decimal or another unit of a timestamp, is an incompatible change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+from protocol.records.varints import Bytes, Positions
+from protocol.schemas.avro_columns import (
+    ArrayReader,
+    BytesReader,
+    ColumnReader,
+    EnumReader,
+    FieldStep,
+    FixedWidthReader,
+    InvalidRows,
+    MemberReader,
+    NullReader,
+    NumberReader,
+    RecordReader,
+    UnionReader,
+)
+from protocol.schemas.avro_default import encode_default
+from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, arrow_type, widened_kind
+
+# The reader's types that may take the writer's values.
+_PROMOTIONS = {
+    "int": ("int", "long", "float", "double"),
+    "long": ("long", "float", "double"),
+    "float": ("float", "double"),
+    "double": ("double",),
+    "bytes": ("bytes", "string"),
+    "string": ("string", "bytes"),
+}
+_MILLIS = ("timestamp-millis", "local-timestamp-millis")
+
+
+class Incompatible(Exception):
+    """The reader's schema cannot read what the writer's schema writes; the text has the field's path."""
+
+
+def column_reader(writer: AvroType, reader: AvroType, path: str = "") -> ColumnReader:
+    """Return what reads the writer's bytes as a column of the reader's Arrow type.
+
+    Raises
+    ------
+    Incompatible
+        No value of the writer's schema can be read with the reader's.
+    """
+    if writer.kind == "union":
+        return _from_union(writer, reader, path)
+    if reader.kind == "union":
+        return _to_union(writer, reader, path)
+    if writer.kind == reader.kind == "record" and _same_name(writer, reader):
+        return _record(writer, reader, path)
+    if writer.kind == reader.kind and writer.kind in ("array", "map"):
+        return _items(writer, reader, path)
+    if writer.kind == reader.kind == "enum" and _same_name(writer, reader):
+        known = set(reader.symbols)
+        return EnumReader([each if each in known else reader.default for each in writer.symbols], writer.symbols)
+    if writer.kind == reader.kind == "fixed" and _same_name(writer, reader) and writer.size_bytes == reader.size_bytes:
+        _require_same_logical(writer, reader, path)
+        return BytesReader(arrow_type(reader), writer.size_bytes)
+    if writer.kind == reader.kind == "null":
+        return NullReader()
+    if writer.kind == reader.kind == "boolean":
+        return FixedWidthReader("u1", pa.bool_())
+    if reader.kind in _PROMOTIONS.get(writer.kind, ()):
+        return _primitive(writer, reader, path)
+    raise _incompatible(writer, reader, path)
+
+
+def _incompatible(writer: AvroType, reader: AvroType, path: str) -> Incompatible:
+    return Incompatible(f"{path or 'the value'} is {writer.text} in the writer's schema, {reader.text} in the reader's")
+
+
+def _same_name(writer: AvroType, reader: AvroType) -> bool:
+    """Compare names as Java does: without the namespace, or by the reader's aliases."""
+    short = writer.name.rpartition(".")[2]
+    return short == reader.name.rpartition(".")[2] or writer.name in reader.aliases
+
+
+def _require_same_logical(writer: AvroType, reader: AvroType, path: str) -> None:
+    if (writer.logical, writer.precision, writer.scale) == (reader.logical, reader.precision, reader.scale):
+        return
+    wider = writer.logical == reader.logical == "decimal" and writer.scale == reader.scale
+    if not (wider and writer.precision <= reader.precision):
+        raise _incompatible(writer, reader, path)
+
+
+def _primitive(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
+    if writer.logical is not None or reader.logical is not None:
+        # A plain number may become a date or a timestamp, and the reverse: the number stays the same.
+        if (writer.logical is not None and reader.logical is not None) or writer.kind in ("bytes", "string"):
+            _require_same_logical(writer, reader, path)
+        if reader.kind not in (writer.kind, "long"):
+            raise _incompatible(writer, reader, path)
+    target = arrow_type(reader)
+    if writer.kind in ("int", "long"):
+        return NumberReader(writer.kind, target, 1000 if reader.logical in _MILLIS else 1)
+    if writer.kind in ("float", "double"):
+        return FixedWidthReader("<f4" if writer.kind == "float" else "<f8", target)
+    return BytesReader(target)
+
+
+def _items(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
+    values = column_reader(writer.children[0], reader.children[0], f"{path}[]")
+    target = arrow_type(reader)
+    if reader.kind == "array":
+        return ArrayReader(target, values)
+    entries = pa.struct([target.key_field, target.item_field])
+    steps = [FieldStep("", BytesReader(pa.string()), 0), FieldStep("", values, 1)]
+    return ArrayReader(target, RecordReader(entries, steps, {}))
+
+
+def _record(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
+    columns: dict[str, int] = {}
+    defaults: dict[int, pa.Array] = {}
+    written = {each.name for each in writer.fields}
+    for number, field in enumerate(reader.fields):
+        names = [each for each in (field.name, *field.aliases) if each in written and each not in columns]
+        if names:
+            columns[names[0]] = number
+        else:
+            defaults[number] = _default_column(field, path)
+    steps: list[FieldStep] = []
+    for field in writer.fields:
+        below = f"{path}.{field.name}" if path else field.name
+        column = columns.get(field.name)
+        target = field.type if column is None else reader.fields[column].type
+        steps.append(FieldStep(field.name, column_reader(field.type, target, below), column))
+    return RecordReader(arrow_type(reader), steps, defaults)
+
+
+def _default_column(field: AvroField, path: str) -> pa.Array:
+    """Return the default as a column of one row: it is encoded and read again."""
+    below = f"{path}.{field.name}" if path else field.name
+    if field.default is NO_DEFAULT:
+        raise Incompatible(f"{below} is missing in the writer's schema, and has no default in the reader's")
+    try:
+        encoded = encode_default(field.type, field.default)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        raise Incompatible(f"{below} has a default that is no {field.type.text}: {field.default!r}") from None
+    # A byte follows, since a value may have none.
+    data = np.frombuffer(encoded + b"\0", np.uint8)
+    column, _ = column_reader(field.type, field.type, below).read(data, np.zeros(1, np.int64), np.array([len(encoded)]))
+    return column
+
+
+def _to_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
+    """Read values of one type as a union: the first branch of the same type, else the first that can take them."""
+    target = arrow_type(reader)
+    if writer.kind == "null":
+        if reader.nullable:
+            return NullReader(target)
+        raise _incompatible(writer, reader, path)
+    members = reader.members
+    exact = [each for each in members if each.kind == writer.kind and (not each.name or each.name == writer.name)]
+    for member in (*exact, *members):
+        try:
+            found = column_reader(writer, member, path)
+        except Incompatible:
+            continue
+        if widened := widened_kind(reader):
+            return column_reader(writer, AvroType(widened), path)
+        return found if len(members) == 1 else MemberReader(target, members.index(member), found)
+    if len(members) == 1:
+        return column_reader(writer, members[0], path)  # for its message
+    raise _incompatible(writer, reader, path)
+
+
+def _from_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
+    """Read each branch as the reader's type. A branch that it does not have is an error of the records with it."""
+    branches: list[ColumnReader | str] = []
+    for branch in writer.children:
+        try:
+            branches.append(column_reader(branch, reader, path))
+        except Incompatible as error:
+            branches.append(str(error))
+    if all(isinstance(each, str) for each in branches):
+        raise Incompatible(branches[0])
+    return UnionReader(arrow_type(reader), branches)
+
+
+# -- values -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InvalidValue:
+    """A value that was not decoded.
+
+    Attributes
+    ----------
+    row : int
+        Its number in the column.
+    reason : str
+    path : str
+        The field; empty for the value itself.
+    """
+
+    row: int
+    reason: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"field {self.path}: {self.reason}" if self.path else self.reason
+
+
+class AvroDecoder:
+    """Decodes columns of Avro values that were written with one schema.
+
+    Parameters
+    ----------
+    writer, reader : AvroType
+
+    Raises
+    ------
+    ConfigurationError
+        The reader's schema cannot read what the writer's writes.
+    """
+
+    def __init__(self, writer: AvroType, reader: AvroType) -> None:
+        self.type = arrow_type(reader)
+        try:
+            self._reader = column_reader(writer, reader)
+        except Incompatible as error:
+            raise ConfigurationError(f"incompatible Avro schemas: {error}") from None
+
+    def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
+        """Decode the values `data[at[i]:ends[i]]`, which ascend.
+
+        Returns
+        -------
+        tuple
+            The column of the valid values, their numbers, and the invalid values. Each pass over the columns leaves
+            out the values that the pass before has found to be invalid.
+        """
+        rows = np.arange(len(at))
+        invalid: list[InvalidValue] = []
+        # A byte for values without bytes.
+        data = data if len(data) else np.zeros(1, np.uint8)
+        while True:
+            try:
+                column, after = self._reader.read(data, at[rows], ends[rows])
+                left = np.flatnonzero(after != ends[rows])
+                if len(left):
+                    raise InvalidRows(left, "bytes are left behind the value")
+                return column, rows, invalid
+            except InvalidRows as error:
+                wrong = np.unique(error.rows)
+                invalid += [InvalidValue(row, error.reason, error.path) for row in rows[wrong].tolist()]
+                rows = np.delete(rows, wrong)
+
+
+def reader_schema(avro: AvroType, fields: Collection[str]) -> AvroType:
+    """Return a record's schema with these fields only, in its own order.
+
+    Raises
+    ------
+    ConfigurationError
+        It is no record, or has no such field.
+    """
+    known = [each.name for each in avro.fields]
+    if missing := [each for each in fields if each not in known]:
+        raise ConfigurationError(f"the schema has no field {', '.join(missing)}; it has {', '.join(known) or 'none'}")
+    kept = tuple(each for each in avro.fields if each.name in fields)
+    return AvroType("record", avro.name, avro.aliases, fields=kept)

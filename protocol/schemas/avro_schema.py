@@ -1,0 +1,319 @@
+"""An Avro schema as a tree of types, and the Arrow type of each.
+
+The Arrow types are those that Spark's `from_avro` has for the same schema. Parsing is strict: a schema that this
+module accepts can be read and written. Source: the Avro specification 1.12, "Schema Declaration", "Names", "Logical
+Types".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_MAX_DEPTH = 64
+_MAX_PRECISION = 38
+# A field without a default, for which None would be ambiguous.
+NO_DEFAULT = object()
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+LOCAL_TIMESTAMP = pa.timestamp("us")
+# Logical types that change the Arrow type, with the types that they annotate. Others are ignored, as Avro demands.
+_LOGICAL: dict[tuple[str, str], pa.DataType] = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): TIMESTAMP,
+    ("long", "timestamp-micros"): TIMESTAMP,
+    ("long", "local-timestamp-millis"): LOCAL_TIMESTAMP,
+    ("long", "local-timestamp-micros"): LOCAL_TIMESTAMP,
+}
+_ARROW = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+}
+
+
+@dataclass(frozen=True)
+class AvroField:
+    """A field of a record. `default` is the JSON value, or `NO_DEFAULT`."""
+
+    name: str
+    type: AvroType
+    aliases: tuple[str, ...] = ()
+    default: Any = NO_DEFAULT
+
+
+@dataclass(frozen=True)
+class AvroType:
+    """A node of a schema.
+
+    Attributes
+    ----------
+    kind : str
+        One of `PRIMITIVES`, or record, enum, fixed, array, map, union.
+    name : str
+        Full name of a record, an enum or a fixed.
+    aliases : tuple of str
+        Full names.
+    fields : tuple of AvroField
+        Of a record.
+    symbols : tuple of str
+        Of an enum; `default` is one of them or None.
+    size_bytes : int
+        Of a fixed.
+    children : tuple of AvroType
+        The items of an array, the values of a map, the branches of a union.
+    logical : str or None
+        A logical type that changes the Arrow type; for decimals with `precision` and `scale`.
+    """
+
+    kind: str
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    fields: tuple[AvroField, ...] = ()
+    symbols: tuple[str, ...] = ()
+    default: str | None = None
+    size_bytes: int = 0
+    children: tuple[AvroType, ...] = ()
+    logical: str | None = None
+    precision: int = 0
+    scale: int = 0
+
+    @property
+    def text(self) -> str:
+        """The type in a word or two, for messages."""
+        if self.kind == "union":
+            return f"union of {', '.join(each.text for each in self.children)}"
+        if self.logical == "decimal":
+            return f"decimal({self.precision}, {self.scale})"
+        return self.logical or (f"{self.kind} {self.name}" if self.name else self.kind)
+
+    @property
+    def nullable(self) -> bool:
+        """True for null and for a union with null."""
+        return self.kind == "null" or any(each.kind == "null" for each in self.children if self.kind == "union")
+
+    @property
+    def members(self) -> tuple[AvroType, ...]:
+        """The branches of a union without null."""
+        return tuple(each for each in self.children if each.kind != "null")
+
+
+def parse_avro(text: str, references: Mapping[str, str] | None = None) -> AvroType:
+    """Parse a schema.
+
+    Parameters
+    ----------
+    text : str
+        The schema in JSON, or the bare name of a primitive type.
+    references : mapping of str to str, optional
+        Schemas of named types that this one uses, by name, in the order of their use.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not a valid Avro schema, or one that no column can have (a recursive type); the message has the path.
+    """
+    parser = _Parser()
+    for reference in (references or {}).values():
+        parser.parse(_from_json(reference), "", "", 0)
+    return parser.parse(_from_json(text), "", "", 0)
+
+
+def _from_json(text: str) -> Any:
+    if text.strip() in PRIMITIVES:
+        return text.strip()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the Avro schema is not JSON: {error}") from None
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType | None] = {}  # None: its definition is being read
+
+    def parse(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
+        if depth > _MAX_DEPTH:
+            raise _invalid(path, f"is nested deeper than {_MAX_DEPTH} types")
+        if isinstance(given, str):
+            return self._reference(given, namespace, path)
+        if isinstance(given, list):
+            return self._union(given, namespace, path, depth)
+        if not isinstance(given, dict) or "type" not in given:
+            raise _invalid(path, f"is no type: {json.dumps(given)[:100]}")
+        kind = given["type"]
+        if not isinstance(kind, str):
+            return self.parse(kind, namespace, path, depth + 1)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._define(kind, given, namespace, path, depth)
+        if kind in ("array", "map"):
+            inside = "items" if kind == "array" else "values"
+            if inside not in given:
+                raise _invalid(path, f"is {_an(kind)} without {inside}")
+            return AvroType(kind, children=(self.parse(given[inside], namespace, f"{path}[]", depth + 1),))
+        if kind not in PRIMITIVES:
+            return self._reference(kind, namespace, path)
+        return _with_logical(AvroType(kind), given)
+
+    def _reference(self, name: str, namespace: str, path: str) -> AvroType:
+        if name in PRIMITIVES:
+            return AvroType(name)
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        full = full if full in self._named else name
+        if full not in self._named:
+            raise _invalid(path, f"has the unknown type {name}")
+        known = self._named[full]
+        if known is None:
+            raise _invalid(path, f"contains the type {full} in itself: recursive types have no columns")
+        return known
+
+    def _union(self, given: list[Any], namespace: str, path: str, depth: int) -> AvroType:
+        branches = tuple(self.parse(each, namespace, path, depth + 1) for each in given)
+        names = [each.name or each.kind for each in branches]
+        if not branches or any(each.kind == "union" for each in branches):
+            raise _invalid(path, "is an empty union" if not branches else "is a union in a union")
+        if len(set(names)) < len(names):
+            raise _invalid(path, f"is a union with the same type twice: {', '.join(names)}")
+        return AvroType("union", children=branches)
+
+    def _define(self, kind: str, given: dict[str, Any], namespace: str, path: str, depth: int) -> AvroType:
+        name = self._name(given, namespace, path)
+        inner = name.rpartition(".")[0]
+        if name in self._named:
+            raise _invalid(path, f"defines the type {name} a second time")
+        aliases = tuple(each if "." in each or not inner else f"{inner}.{each}" for each in given.get("aliases", ()))
+        self._named[name] = None
+        if kind == "enum":
+            made = self._enum(name, aliases, given, path)
+        elif kind == "fixed":
+            size = given.get("size")
+            if not isinstance(size, int) or size < 0:
+                raise _invalid(path, "is a fixed without a size")
+            made = _with_logical(AvroType("fixed", name, aliases, size_bytes=size), given)
+        else:
+            made = AvroType("record", name, aliases, fields=self._fields(given, inner, path, depth))
+        self._named[name] = made
+        return made
+
+    def _name(self, given: dict[str, Any], namespace: str, path: str) -> str:
+        name = given.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _invalid(path, f"has an invalid name: {name!r}")
+        if "." in name:
+            return name
+        space = given.get("namespace", namespace)
+        return f"{space}.{name}" if space else name
+
+    def _enum(self, name: str, aliases: tuple[str, ...], given: dict[str, Any], path: str) -> AvroType:
+        symbols = given.get("symbols")
+        if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
+            raise _invalid(path, "is an enum without symbols")
+        default = given.get("default")
+        if len(set(symbols)) < len(symbols) or (default is not None and default not in symbols):
+            raise _invalid(path, "is an enum with a symbol twice, or a default that is no symbol")
+        return AvroType("enum", name, aliases, symbols=tuple(symbols), default=default)
+
+    def _fields(self, given: dict[str, Any], namespace: str, path: str, depth: int) -> tuple[AvroField, ...]:
+        fields = given.get("fields")
+        if not isinstance(fields, list):
+            raise _invalid(path, "is a record without fields")
+        made: list[AvroField] = []
+        for field in fields:
+            if not isinstance(field, dict) or not isinstance(field.get("name"), str) or "type" not in field:
+                raise _invalid(path, f"has an invalid field: {json.dumps(field)[:100]}")
+            name = field["name"]
+            below = f"{path}.{name}" if path else name
+            # A logical type is sometimes written beside the field's type instead of in it.
+            kind = self.parse(field["type"], namespace, below, depth + 1)
+            made.append(AvroField(name, kind, tuple(field.get("aliases", ())), field.get("default", NO_DEFAULT)))
+        names = [each.name for each in made]
+        if len(set(names)) < len(names):
+            raise _invalid(path, "has a field name twice")
+        return tuple(made)
+
+
+def _with_logical(plain: AvroType, given: Mapping[str, Any]) -> AvroType:
+    """Return the type with its logical type; an invalid one is ignored, as the specification demands."""
+    logical = given.get("logicalType")
+    if logical == "decimal" and plain.kind in ("bytes", "fixed"):
+        precision, scale = given.get("precision"), given.get("scale", 0)
+        if (
+            isinstance(precision, int)
+            and isinstance(scale, int)
+            and 0 < precision <= _MAX_PRECISION
+            and 0 <= scale <= precision
+        ):
+            return AvroType(
+                plain.kind, plain.name, plain.aliases, size_bytes=plain.size_bytes, logical="decimal",
+                precision=precision, scale=scale,
+            )  # fmt: skip
+    elif (plain.kind, logical) in _LOGICAL:
+        return AvroType(plain.kind, logical=logical)
+    return plain
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def _invalid(path: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"the Avro schema{f', field {path},' if path else ''} {what}")
+
+
+def arrow_type(avro: AvroType) -> pa.DataType:
+    """Return the Arrow type of a schema.
+
+    Notes
+    -----
+    record: struct; array: list with the item field "element"; map: map with string keys; enum: string; fixed: binary;
+    decimal: decimal128; a union with null: the other branch, nullable; int and long: int64; float and double: float64;
+    any other union: struct of the nullable fields member0, member1, ….
+    """
+    if avro.kind == "record":
+        return pa.struct([pa.field(each.name, arrow_type(each.type), each.type.nullable) for each in avro.fields])
+    if avro.kind == "array":
+        (items,) = avro.children
+        return pa.list_(pa.field("element", arrow_type(items), items.nullable))
+    if avro.kind == "map":
+        (values,) = avro.children
+        return pa.map_(pa.string(), pa.field("value", arrow_type(values), values.nullable))
+    if avro.kind == "union":
+        return _union_type(avro)
+    if avro.logical == "decimal":
+        return pa.decimal128(avro.precision, avro.scale)
+    if avro.logical is not None:
+        return _LOGICAL[avro.kind, avro.logical]
+    return _ARROW[avro.kind]
+
+
+def _union_type(union: AvroType) -> pa.DataType:
+    members = union.members
+    if not members:
+        return pa.null()
+    if len(members) == 1:
+        return arrow_type(members[0])
+    if widened := widened_kind(union):
+        return _ARROW[widened]
+    return pa.struct([pa.field(f"member{number}", arrow_type(each)) for number, each in enumerate(members)])
+
+
+def widened_kind(union: AvroType) -> str | None:
+    """Return "long" for a union of int and long, "double" for float and double: Spark reads them as one number."""
+    kinds = {each.kind if each.logical is None else each.logical for each in union.members}
+    return {frozenset(("int", "long")): "long", frozenset(("float", "double")): "double"}.get(frozenset(kinds))

@@ -1,0 +1,203 @@
+"""Random Avro schemas and values, and how fastavro's value of a type looks in an Arrow column."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import random
+import string
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+
+from protocol.schemas.avro_schema import AvroType, widened_kind
+
+_UTC = datetime.timezone.utc
+_EPOCH = datetime.date(1970, 1, 1)
+
+
+class Samples:
+    """Random schemas and values from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._names = 0
+
+    def name(self) -> str:
+        self._names += 1
+        return f"n{self._names}"
+
+    def record(self, depth: int = 0) -> dict[str, Any]:
+        fields = [{"name": f"f{number}", "type": self.type(depth + 1)} for number in range(self.random.randrange(5))]
+        return {"type": "record", "name": self.name(), "fields": fields}
+
+    def type(self, depth: int = 0) -> Any:
+        r = self.random
+        simple: list[Any] = [
+            *("boolean", "int", "long", "float", "double", "bytes", "string", "null"),
+            {"type": "int", "logicalType": "date"},
+            {"type": "long", "logicalType": "timestamp-millis"},
+            {"type": "long", "logicalType": "timestamp-micros"},
+            {"type": "long", "logicalType": "local-timestamp-millis"},
+            {"type": "long", "logicalType": "local-timestamp-micros"},
+            {"type": "string", "logicalType": "uuid-of-nobody"},
+        ]
+        if depth > 4 or r.random() < 0.5:
+            return r.choice(simple)
+        return r.choice([self._enum, self._fixed, self._decimal, self._array, self._map, self._optional, self._optional,
+                         self._optional, self._union, self.record])(depth)  # fmt: skip
+
+    def _enum(self, depth: int) -> Any:
+        symbols = self.random.sample(["A", "BB", "CCC", "D_4", "e"], self.random.randrange(1, 6))
+        return {"type": "enum", "name": self.name(), "symbols": symbols}
+
+    def _fixed(self, depth: int) -> Any:
+        return {"type": "fixed", "name": self.name(), "size": self.random.randrange(20)}
+
+    def _decimal(self, depth: int) -> Any:
+        precision = self.random.randrange(1, 39)
+        made = {"logicalType": "decimal", "precision": precision, "scale": self.random.randrange(precision + 1)}
+        if self.random.random() < 0.5:
+            return {"type": "bytes", **made}
+        return {"type": "fixed", "name": self.name(), "size": 16 + self.random.randrange(3), **made}
+
+    def _array(self, depth: int) -> Any:
+        return {"type": "array", "items": self.type(depth + 1)}
+
+    def _map(self, depth: int) -> Any:
+        return {"type": "map", "values": self.type(depth + 1)}
+
+    def _optional(self, depth: int) -> Any:
+        inner = self.type(depth + 1)
+        if inner == "null" or isinstance(inner, list):
+            return inner
+        return self.random.choice([["null", inner], [inner, "null"]])
+
+    def _union(self, depth: int) -> Any:
+        # Types that fastavro tells apart, by the Python value and as branches that can read each other.
+        kinds: list[Any] = ["null", "boolean", *map(self.random.choice, (["long", "double"], ["string", "bytes"]))]
+        return self.random.sample(kinds, self.random.randrange(1, 5))
+
+    # -- values -------------------------------------------------------------------------------
+
+    def value(self, schema: Any) -> Any:
+        r = self.random
+        if isinstance(schema, list):
+            return self.value(r.choice(schema))
+        kind, logical = (schema, None) if isinstance(schema, str) else (schema["type"], schema.get("logicalType"))
+        if logical == "date":
+            return _EPOCH + datetime.timedelta(days=r.randrange(-100_000, 1_000_000))
+        if logical is not None and "timestamp" in logical:
+            unit = 1000 if logical.endswith("millis") else 1
+            at = datetime.timedelta(microseconds=r.randrange(-(10**15), 10**16) // unit * unit)
+            zone = None if logical.startswith("local") else _UTC
+            return datetime.datetime(1970, 1, 1, tzinfo=zone) + at
+        if logical == "decimal":
+            digits = r.randrange(schema["precision"] + 1)
+            number = r.choice([-1, 1]) * r.randrange(10**digits)
+            return decimal.Decimal(number).scaleb(-schema["scale"], decimal.Context(prec=50))
+        return getattr(self, f"_value_{kind}")(schema)
+
+    def _value_null(self, schema: Any) -> None:
+        return None
+
+    def _value_boolean(self, schema: Any) -> bool:
+        return self.random.random() < 0.5
+
+    def _value_int(self, schema: Any) -> int:
+        bits = self.random.randrange(32)
+        return self.random.choice([-1, 1]) * self.random.randrange(1 << bits) - self.random.randrange(2)
+
+    def _value_long(self, schema: Any) -> int:
+        bits = self.random.randrange(64)
+        return self.random.choice([-1, 1]) * self.random.randrange(1 << bits) - self.random.randrange(2)
+
+    def _value_float(self, schema: Any) -> float:
+        return float(np.float32(self.random.uniform(-1e6, 1e6)))
+
+    def _value_double(self, schema: Any) -> float:
+        return self.random.choice([self.random.uniform(-1e300, 1e300), 0.0, float("inf")])
+
+    def _value_bytes(self, schema: Any) -> bytes:
+        return self.random.randbytes(self.random.choice([0, 1, 3, 70, 200]))
+
+    def _value_string(self, schema: Any) -> str:
+        letters = string.printable + "äß€🦀\0"
+        return "".join(self.random.choices(letters, k=self.random.choice([0, 1, 5, 64, 130])))
+
+    def _value_enum(self, schema: Any) -> str:
+        return str(self.random.choice(schema["symbols"]))
+
+    def _value_fixed(self, schema: Any) -> bytes:
+        return self.random.randbytes(schema["size"])
+
+    def _value_array(self, schema: Any) -> list[Any]:
+        count = self.random.choice([0, 1, 2, 5, 90])
+        return [self.value(schema["items"]) for _ in range(count if count < 9 or self.random.random() < 0.1 else 3)]
+
+    def _value_map(self, schema: Any) -> dict[str, Any]:
+        return {f"key{number}": self.value(schema["values"]) for number in range(self.random.choice([0, 1, 2, 4]))}
+
+    def _value_record(self, schema: Any) -> dict[str, Any]:
+        return {each["name"]: self.value(each["type"]) for each in schema["fields"]}
+
+
+def encoded(schema: Any, values: list[Any]) -> list[bytes]:
+    """Return the values as fastavro writes them."""
+    parsed = fastavro.parse_schema(schema)
+    made = []
+    for value in values:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, value)
+        made.append(out.getvalue())
+    return made
+
+
+def bounds(values: list[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the bytes of all values, and where each starts and ends."""
+    ends = np.cumsum([0, *map(len, values)])
+    return np.frombuffer(b"".join(values), np.uint8), ends[:-1], ends[1:]
+
+
+def as_column(avro: AvroType, value: Any) -> Any:
+    """Return the value of a type as `to_pylist` of an Arrow column has it."""
+    if avro.kind == "union":
+        members = avro.members
+        if value is None or not members:
+            return None
+        if widened := widened_kind(avro):
+            return as_column(AvroType(widened), value)
+        if len(members) == 1:
+            return as_column(members[0], value)
+        kinds = {bool: "boolean", int: "long", float: "double", str: "string", bytes: "bytes"}
+        mine = kinds[type(value)]
+        return {f"member{number}": value if each.kind == mine else None for number, each in enumerate(members)}
+    if avro.kind == "record":
+        return {each.name: as_column(each.type, value[each.name]) for each in avro.fields}
+    if avro.kind == "array":
+        return [as_column(avro.children[0], each) for each in value]
+    if avro.kind == "map":
+        return [(key, as_column(avro.children[0], each)) for key, each in value.items()]
+    if avro.kind == "double":
+        return float(value)
+    return value
+
+
+def plain(column: pa.Array) -> list[Any]:
+    """Return the column's values, with UTC as Python's own."""
+
+    def same_zone(value: Any) -> Any:
+        if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+            return value.astimezone(_UTC)
+        if isinstance(value, dict):
+            return {key: same_zone(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [same_zone(each) for each in value]
+        if isinstance(value, tuple):
+            return tuple(same_zone(each) for each in value)
+        return value
+
+    return [same_zone(each) for each in column.to_pylist()]

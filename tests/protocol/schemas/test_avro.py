@@ -1,0 +1,319 @@
+"""Avro values as columns: fastavro writes them, and its values are compared with the columns."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tracemalloc
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, reader_schema
+from protocol.schemas.avro_schema import AvroType, arrow_type, parse_avro
+from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, encoded, plain
+from tests.soak import scaled
+
+pytestmark = pytest.mark.soak
+
+SCHEMAS = scaled("AVRO_SCHEMAS", 300, 10_000)
+MUTATIONS = scaled("AVRO_MUTATIONS", 3_000, 100_000)
+
+
+def decode(writer: Any, values: list[bytes], reader: Any = None) -> tuple[pa.Array, list[InvalidValue]]:
+    parsed = parse(writer)
+    column, _, invalid = AvroDecoder(parsed, parsed if reader is None else parse(reader)).decode(*bounds(values))
+    column.validate(full=True)
+    return column, invalid
+
+
+def parse(schema: Any) -> AvroType:
+    return parse_avro(json.dumps(schema) if not isinstance(schema, str) else schema)
+
+
+def record(*fields: tuple[Any, ...], name: str = "R", **more: Any) -> dict[str, Any]:
+    made = []
+    for field_name, kind, *default in fields:
+        made.append({"name": field_name, "type": kind, **({"default": default[0]} if default else {})})
+    return {"type": "record", "name": name, "fields": made, **more}
+
+
+def test_random_values_equal_those_of_fastavro() -> None:
+    for seed in range(SCHEMAS):
+        samples = Samples(seed)
+        schema = samples.type() if seed % 3 else samples.record()
+        values = [samples.value(schema) for _ in range(8)]
+        column, invalid = decode(schema, encoded(schema, values))
+        parsed = parse(schema)
+        assert invalid == [], (seed, schema)
+        assert column.type == arrow_type(parsed)
+        assert plain(column) == [as_column(parsed, each) for each in values], (seed, schema)
+
+
+def evolved(samples: Samples, schema: Any) -> Any:
+    """Return a record schema that can read this one: fields dropped, added, moved, promoted, made nullable."""
+    r = samples.random
+    fields = [dict(each) for each in schema["fields"] if r.random() < 0.8]
+    for field in fields:
+        kind = field["type"]
+        if isinstance(kind, str) and r.random() < 0.5:
+            wider = {"int": ["long", "double"], "long": ["double"], "float": ["double"], "string": ["bytes"]}
+            kind = r.choice(wider.get(kind, [kind]))
+        elif isinstance(kind, dict) and kind["type"] == "record":
+            kind = evolved(samples, kind)
+        if not isinstance(kind, list) and kind != "null" and r.random() < 0.3:
+            kind = ["null", kind]
+        field["type"] = kind
+    if r.random() < 0.5:
+        fields.append({"name": "new1", "type": "string", "default": "none"})
+    if r.random() < 0.5:
+        fields.append({"name": "new2", "type": {"type": "array", "items": ["null", "long"]}, "default": []})
+    if r.random() < 0.5:
+        fields.append({"name": "new3", "type": ["null", {"type": "map", "values": "int"}], "default": None})
+    r.shuffle(fields)
+    return {**schema, "fields": fields}
+
+
+def test_random_values_of_evolved_schemas_equal_those_of_fastavro() -> None:
+    for seed in range(SCHEMAS):
+        samples = Samples(seed)
+        writer = samples.record()
+        reader = evolved(samples, writer)
+        values = encoded(writer, [samples.value(writer) for _ in range(8)])
+        column, invalid = decode(writer, values, reader)
+        parsed = [fastavro.parse_schema(json.loads(json.dumps(each))) for each in (writer, reader)]
+        expected = [fastavro.schemaless_reader(io.BytesIO(each), *parsed) for each in values]
+        assert invalid == [], (seed, writer, reader)
+        assert plain(column) == [as_column(parse(reader), each) for each in expected], (seed, writer, reader)
+
+
+def test_mutated_bytes_are_reported_and_valid_ones_are_read() -> None:
+    rng = random.Random(5)
+    for seed in range(MUTATIONS // 10):
+        samples = Samples(seed)
+        schema = samples.record()
+        values = encoded(schema, [samples.value(schema) for _ in range(10)])
+        mutated = {}
+        for row in rng.sample(range(10), 5):
+            raw = bytearray(values[row])
+            for _ in range(rng.randrange(1, 4)):
+                if raw:
+                    raw[rng.randrange(len(raw))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+            mutated[row] = bytes(raw[: rng.randrange(len(raw) + 1)] if rng.random() < 0.2 else raw)
+        parsed = parse(schema)
+        given = [mutated.get(row, value) for row, value in enumerate(values)]
+        column, rows, invalid = AvroDecoder(parsed, parsed).decode(*bounds(given))
+        column.validate(full=True)
+        assert {each.row for each in invalid} <= mutated.keys()
+        assert sorted([*rows.tolist(), *(each.row for each in invalid)]) == list(range(10))
+        alone, _ = decode(schema, [given[row] for row in rows])
+        assert plain_text(column) == plain_text(alone)
+
+
+def plain_text(column: pa.Array) -> str:
+    # Not as Python values: mutated times are out of datetime's range, and NaN equals nothing.
+    return column.to_string(window=1_000_000, container_window=1_000_000)
+
+
+# -- what is told about invalid values --------------------------------------------------------
+
+LINES = {"type": "array", "items": record(("sku", "string"), ("amount", {"type": "bytes", "logicalType": "decimal",
+         "precision": 4, "scale": 2}), name="Line")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "message"),
+    [
+        (record(("a", "int"), ("b", "boolean")), b"\2\2", "field b: a boolean that is neither 0 nor 1"),
+        (record(("a", "int")), b"\2\0", "bytes are left behind the value"),
+        (record(("a", "int")), b"\xfe\xff\xff\xff\x1f", "field a: a number too large for an int"),
+        (record(("a", "long")), b"\xff" * 11, "field a: a varint has more than 64 bits"),
+        (record(("a", "double")), b"\0" * 7, "field a: the value ends in the middle of the field"),
+        (record(("a", "string")), b"\x06ab", "field a: a length that exceeds the value"),
+        (record(("a", "string")), b"\x01", "field a: a length that exceeds the value"),
+        (record(("a", ["null", "string"])), b"\4", "field a: a union branch that the schema does not have"),
+        (record(("a", {"type": "enum", "name": "E", "symbols": ["X"]})), b"\2",
+         "field a: a symbol that is not in 0 to 0"),
+        (record(("a", LINES)), b"\2\2x\6\1\0\0\0", "field a[].amount: a number too large for decimal128(4, 2)"),
+        (record(("a", {"type": "map", "values": "long"})), b"\2\2k",
+         "field a[]: the value ends in the middle of the field"),
+        (record(("a", {"type": "array", "items": "null"})), b"\xfe\xff\xff\xff\x1f\0",
+         "field a: a block with more items than the value has bytes"),
+        (record(("a", {"type": "long", "logicalType": "timestamp-millis"})), b"\xfe" + b"\xff" * 8 + b"\1",
+         "field a: a number too large for timestamp[us, tz=UTC]"),
+    ],
+)  # fmt: skip
+def test_invalid_value_is_reported_with_its_field(schema: Any, value: bytes, message: str) -> None:
+    samples = Samples(1)
+    good = encoded(schema, [samples.value(schema) for _ in range(3)])
+    column, invalid = decode(schema, [good[0], value, good[1], good[2]])
+    assert [(each.row, str(each)) for each in invalid] == [(1, message)]
+    assert len(column) == 3
+
+
+def test_hostile_counts_reserve_no_memory() -> None:
+    schema = record(("a", {"type": "array", "items": {"type": "array", "items": "null"}}))
+    values = [b"\xff" * n + b"\x7f" * m + bytes(k) for n in range(9) for m in range(3) for k in range(3)]
+    tracemalloc.start()
+    _, invalid = decode(schema, values * 10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(invalid) >= 700
+    assert peak < 20_000_000
+
+
+@pytest.mark.parametrize("items", ["string", "long", "boolean", "double", ["null", "int"]])
+def test_long_arrays_are_read_in_one_pass_behind_the_first_items(items: Any) -> None:
+    schema = record(("a", {"type": "array", "items": items}), ("b", "int"))
+    samples = Samples(3)
+    values = [{"a": [samples.value(items) for _ in range(count)], "b": count} for count in (0, 20_000, 3, 65, 64, 1)]
+    column, invalid = decode(schema, encoded(schema, values))
+    assert invalid == []
+    assert column.to_pylist() == values
+
+
+def test_array_in_blocks_with_sizes_is_read() -> None:
+    schema = record(("a", {"type": "array", "items": "long"}), ("b", "int"))
+    # Two items in a block with its size, one in a block without, and the end.
+    column, invalid = decode(schema, [b"\x03\x04\x02\x04\x02\x06\x00\x0e", b"\x00\x10"])
+    assert invalid == []
+    assert column.to_pylist() == [{"a": [1, 2, 3], "b": 7}, {"a": [], "b": 8}]
+
+
+def test_text_that_is_not_utf_8_is_replaced() -> None:
+    column, invalid = decode("string", [b"\x04\xc3\x28", b"\x02a"])
+    assert (column.to_pylist(), invalid) == (["�(", "a"], [])
+
+
+# -- resolution -------------------------------------------------------------------------------
+
+
+def test_aliases_defaults_and_enum_default_are_applied() -> None:
+    colour = {"type": "enum", "name": "C", "symbols": ["RED", "BLUE"]}
+    writer = record(("n", "int"), ("c", colour))
+    reader = record(
+        ("c", {**colour, "symbols": ["RED", "OTHER"], "default": "OTHER"}),
+        ("added", record(("x", "double", 2.5), ("y", ["null", "string"], None), name="Inner"), {"x": 1}),
+        ("b", {"type": "bytes"}, "\u00ff"),
+        name="Renamed",
+        aliases=["R"],
+    )
+    reader["fields"].append({"name": "number", "aliases": ["n"], "type": "long"})
+    column, invalid = decode(writer, encoded(writer, [{"n": 1, "c": "RED"}, {"n": 2, "c": "BLUE"}]), reader)
+    added = {"added": {"x": 1.0, "y": None}, "b": b"\xff"}
+    assert invalid == []
+    assert column.to_pylist() == [{"c": "RED", **added, "number": 1}, {"c": "OTHER", **added, "number": 2}]
+
+
+def test_value_without_branch_in_readers_schema_is_invalid() -> None:
+    writer, reader = record(("a", ["null", "int", "string"])), record(("a", "long"))
+    values = encoded(writer, [{"a": 1}, {"a": None}, {"a": "x"}])
+    column, invalid = decode(writer, values, reader)
+    assert column.to_pylist() == [{"a": 1}]
+    assert [(each.row, str(each)) for each in invalid] == [
+        (1, "field a: a is null in the writer's schema, long in the reader's"),
+        (2, "field a: a is string in the writer's schema, long in the reader's"),
+    ]
+
+
+DATE = {"type": "int", "logicalType": "date"}
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+
+
+def money(precision: int, scale: int) -> dict[str, Any]:
+    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "message"),
+    [
+        ("long", "int", "a is long in the writer's schema, int in the reader's"),
+        ("string", "int", "a is string in the writer's schema, int in the reader's"),
+        (MILLIS, MICROS, "a is timestamp-millis in the writer's schema, timestamp-micros in the reader's"),
+        (money(10, 2), money(10, 3), "a is decimal(10, 2) in the writer's schema, decimal(10, 3) in the reader's"),
+        (money(10, 2), money(9, 2), "a is decimal(10, 2) in the writer's schema, decimal(9, 2) in the reader's"),
+        (DATE, "double", "a is date in the writer's schema, double in the reader's"),
+        ({"type": "array", "items": "long"}, {"type": "array", "items": "string"}, "a[] is long in the writer's"),
+        ("null", "string", "a is null in the writer's schema, string in the reader's"),
+        ({"type": "fixed", "name": "F", "size": 4}, {"type": "fixed", "name": "F", "size": 5}, "a is fixed F"),
+    ],
+)
+def test_incompatible_schemas_are_refused_with_the_field(writer: Any, reader: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        decode(record(("a", writer)), [], record(("a", reader)))
+    assert message in str(refused.value)
+
+
+def test_new_field_without_default_is_refused() -> None:
+    message = "incompatible Avro schemas: x.b is missing in the writer's schema, and has no default in the reader's"
+    with pytest.raises(ConfigurationError, match=message):
+        decode(record(("x", record(name="I"))), [], record(("x", record(("b", "int"), name="I"))))
+
+
+def test_decimal_may_become_wider() -> None:
+    samples = Samples(1)
+    values = [{"a": samples.value(money(6, 2))} for _ in range(20)]
+    column, invalid = decode(record(("a", money(6, 2))), encoded(record(("a", money(6, 2))), values),
+                             record(("a", money(20, 2))))  # fmt: skip
+    assert (column.to_pylist(), invalid) == (values, [])
+
+
+def test_selected_fields_are_read_alone() -> None:
+    schema = record(("a", "int"), ("b", ["null", "string"]), ("c", LINES), ("d", "double"))
+    parsed = parse(schema)
+    samples = Samples(2)
+    values = [samples.value(schema) for _ in range(10)]
+    column, _, invalid = AvroDecoder(parsed, reader_schema(parsed, ["d", "b"])).decode(*bounds(encoded(schema, values)))
+    assert invalid == []
+    assert column.to_pylist() == [{"b": each["b"], "d": each["d"]} for each in values]
+    with pytest.raises(ConfigurationError, match="the schema has no field e; it has a, b, c, d"):
+        reader_schema(parsed, ["e"])
+
+
+# -- schemas ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the Avro schema is not JSON"),
+        ('{"type": "record"}', "has an invalid name: None"),
+        ('{"type": "record", "name": "a b", "fields": []}', "has an invalid name: 'a b'"),
+        ('"nope"', "has the unknown type nope"),
+        ('["null", ["int"]]', "is a union in a union"),
+        ('["int", "int"]', "is a union with the same type twice: int, int"),
+        (json.dumps(record(("next", ["null", "R"]))), "field next, contains the type R in itself: recursive"),
+        (json.dumps(record(("a", record(("b", "nope"), name="I")))), r"field a\.b, has the unknown type nope"),
+        (json.dumps(record(("a", "int"), ("a", "int"))), "has a field name twice"),
+        ('{"type": "enum", "name": "E", "symbols": []}', "is an enum without symbols"),
+        ('{"type": "array"}', "is an array without items"),
+        ("[" * 5000 + "]" * 5000, "is not JSON|union in a union|nested deeper"),
+    ],
+)
+def test_invalid_schema_is_refused_with_the_field(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_avro(text)
+
+
+def test_types_of_references_and_namespaces_are_found() -> None:
+    address = json.dumps({"type": "record", "name": "shop.Address", "fields": [{"name": "city", "type": "string"}]})
+    order = record(("home", "Address"), ("work", ["null", "shop.Address"]), namespace="shop")
+    parsed = parse_avro(json.dumps(order), {"shop.Address": address})
+    city = pa.struct([pa.field("city", pa.string(), nullable=False)])
+    assert arrow_type(parsed) == pa.struct([pa.field("home", city, nullable=False), pa.field("work", city)])
+
+
+def test_invalid_logical_type_is_ignored() -> None:
+    assert arrow_type(parse({"type": "bytes", "logicalType": "decimal", "precision": 99})) == pa.binary()
+    assert arrow_type(parse({"type": "string", "logicalType": "date"})) == pa.string()
+
+
+def test_no_values_give_an_empty_column() -> None:
+    schema = record(("a", LINES), ("b", ["null", "int"]), ("c", "boolean"), ("d", money(9, 1)))
+    column, invalid = decode(schema, [])
+    assert (len(column), column.type, invalid) == (0, arrow_type(parse(schema)), [])
