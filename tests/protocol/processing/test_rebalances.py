@@ -8,11 +8,14 @@ from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
+from tests.fake_kafka.server import FakeKafka
 from tests.protocol.processing.conftest import (
     COOPERATIVE,
     EAGER,
@@ -20,6 +23,7 @@ from tests.protocol.processing.conftest import (
     PROPERTIES,
     Committed,
     Handler,
+    Recording,
     Start,
     Write,
 )
@@ -148,6 +152,23 @@ def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start,
     wait_until(lambda: running.processor.metrics.retries == 2)
     other = join(**EAGER)
     wait_until(lambda: list(other.first_offsets.values()) == [3])
+
+
+def test_lost_partitions_are_neither_waited_for_nor_committed(
+    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS)
+    release = handler.block(b"3")
+    listener = Recording()
+    start(handler, order="partition", listener=listener, **EAGER)
+    wait_until(lambda: handler.at_once == 1 and committed() == {0: 3}, committed, every_s=0.02)
+    fake.refuse(HEARTBEAT, ErrorCode.ILLEGAL_GENERATION)
+    wait_until(lambda: len(listener.calls) == 3, lambda: listener.calls)
+    assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+    assert len(handler.begun) == 4
+    release.set()
+    wait_until(lambda: committed() == {0: 50}, committed, every_s=0.02)
+    assert [each.offset for each in handler.begun] == [*range(4), *range(3, 50)]
 
 
 def test_listener_is_called_after_the_commit(

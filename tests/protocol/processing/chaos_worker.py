@@ -1,0 +1,81 @@
+"""A processor in a process of its own, which logs what its handler does; SIGTERM closes it.
+
+Arguments: bootstrap servers, topic, group, dead letter topic, log file, properties and options as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Collection
+
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.kafka_terms import TopicPartition
+from protocol.processing.failures import RetryPolicy
+from protocol.processing.processor import Processor
+
+POISON_EVERY = 97
+READY = "ready\n"
+
+
+def is_poison(value: bytes | None) -> bool:
+    return int(value or b"0") % POISON_EVERY == 0
+
+
+class Logged(ConsumerRebalanceListener):
+    """A slow handler that fails at random, and always for poison records.
+
+    First "ready", then one line per event, in one write: time in ns, "assigned", "begin", "end" or "fail", partition,
+    offset, key.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def __call__(self, message: ConsumerMessage) -> None:
+        self._note("begin", message)
+        time.sleep(random.random() * 0.01)
+        if is_poison(message.value) or random.random() < 0.05:
+            self._note("fail", message)
+            raise ValueError("chaos")
+        self._note("end", message)
+
+    def _note(self, what: str, message: ConsumerMessage) -> None:
+        self._event(what, message.partition, message.offset, (message.key or b"").decode())
+
+    def _event(self, what: str, partition: int, offset: int = -1, key: str = "") -> None:
+        self.write(f"{time.monotonic_ns()} {what} {partition} {offset} {key}\n")
+
+    def write(self, line: str) -> None:
+        os.write(self._file, line.encode())
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        for _, partition in partitions:
+            self._event("assigned", partition)
+
+
+def main(servers: str, topic: str, group: str, dead: str, path: str, options: str) -> None:
+    given = json.loads(options)
+    logged = Logged(path)
+    processor = Processor(
+        {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest", **given.pop("properties")},
+        logged,
+        [topic],
+        listener=logged,
+        retry=RetryPolicy(retries=8, backoff_ms=2, backoff_max_ms=20),
+        dead_letter_topic=dead,
+        **given,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: processor.close())
+    logged.write(READY)
+    with processor:
+        processor.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,292 @@
+"""Workers are killed, stopped and started while handlers are slow and fail.
+
+No record is lost, the order of each key is kept, and only records that were in flight are handled again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
+from protocol.group.committed_offsets import fetch_offsets
+from protocol.kafka_terms import EARLIEST
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import ROOT, TopicFactory
+from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.processing.chaos_worker import READY, is_poison
+from tests.soak import scaled, variants
+from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.soak
+
+KILLS = scaled("CHAOS_KILLS", 2, 20)
+REBALANCES = scaled("CHAOS_REBALANCES", 4, 40)
+PARTITIONS, KEYS, WORKERS = 4, 24, 3
+COMMIT_MS = 100
+# A commit of finished records takes at most this long, on a machine that does other things, too.
+COMMITTED_AFTER_NS = 2 * 10**9
+# The shortest that brokers allow.
+SESSION: dict[str, object] = {"session.timeout.ms": 6_000}
+
+
+class Source:
+    """Writes numbers, with keys in turn, until it is closed."""
+
+    def __init__(self, kafka: LocalKafka, topic: str) -> None:
+        self.count = 0
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0})
+        self._topic = topic
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(0.01):
+            for _ in range(8):
+                key = b"key-%d" % random.randrange(KEYS)
+                self._producer.produce(self._topic, b"%d" % (self.count + 1), key)
+                self.count += 1
+            self._producer.poll(0)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        assert self._producer.flush(60) == 0
+
+
+@dataclass
+class Worker:
+    """One process. `ended_ns`: the time after which it has certainly done nothing."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    killed: bool = False
+    ended_ns: int = 2**63
+
+    def end(self, sign: signal.Signals) -> None:
+        if sign == signal.SIGTERM:  # only a worker that runs has a handler for it
+            wait_until(lambda: self.log.stat().st_size, every_s=0.05)
+        self.process.send_signal(sign)
+        code = self.process.wait(60)
+        self.ended_ns = time.monotonic_ns()
+        self.killed = sign == signal.SIGKILL
+        assert self.killed or code == 0, f"{self.log} ended with {code}"
+
+
+@dataclass
+class Workers:
+    """The living workers, and those that have ended."""
+
+    kafka: LocalKafka
+    topic: str
+    dead: str
+    group: str
+    folder: Path
+    options: str
+    living: list[Worker] = field(default_factory=list)
+    ended: list[Worker] = field(default_factory=list)
+
+    def add(self) -> None:
+        number = len(self.living) + len(self.ended)
+        log = self.folder / f"{number}.log"
+        log.touch()
+        command = [sys.executable, "-m", "tests.protocol.processing.chaos_worker", self.kafka.bootstrap_servers]
+        command += [self.topic, self.group, self.dead, str(log), self.options]
+        with (self.folder / f"{number}.err").open("wb") as errors:
+            process = subprocess.Popen(command, cwd=ROOT, stderr=errors, env=dict(os.environ))
+        self.living.append(Worker(process, log))
+
+    def remove(self, sign: signal.Signals, dice: random.Random) -> None:
+        worker = self.living.pop(dice.randrange(len(self.living)))
+        self.ended.append(worker)
+        worker.end(sign)
+
+    def wait_for_more(self, count: int) -> None:
+        enough = self.finished + count
+        wait_until(lambda: self.finished >= enough, lambda: f"{self.finished} of {enough}", 120, 0.05)
+
+    def close(self) -> None:
+        for worker in self.living:
+            if worker.process.poll() is None:
+                worker.end(signal.SIGTERM)
+        self.ended += self.living
+        self.living = []
+
+    @property
+    def finished(self) -> int:
+        return sum(each.log.read_bytes().count(b" end ") for each in [*self.living, *self.ended])
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of a log."""
+
+    time_ns: int
+    what: str
+    partition: int
+    offset: int
+    key: str
+    worker: int
+
+
+def events_of(workers: list[Worker]) -> Iterator[Event]:
+    for number, worker in enumerate(workers):
+        for line in worker.log.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                continue  # killed while it was written
+            if line == READY:
+                continue
+            time_ns, what, partition, offset, key = line.rstrip("\n").split(" ")
+            yield Event(int(time_ns), what, int(partition), int(offset), key, number)
+
+
+@variants("protocol", [EAGER | SESSION, COOPERATIVE | SESSION, KIP_848], COOPERATIVE | SESSION)
+@pytest.mark.timeout(3_600)
+def test_records_survive_kills_and_rebalances(
+    kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: dict[str, Any]
+) -> None:
+    topic, dead, dice = topic1(PARTITIONS), topic1(), random.Random(7)
+    properties = {"auto.commit.interval.ms": COMMIT_MS, **protocol}
+    options = json.dumps({"threads": 4, "max_in_flight": 400, "properties": properties})
+    workers = Workers(kafka1, topic, dead, f"group-{uuid.uuid4().hex[:10]}", tmp_path, options)
+    source = Source(kafka1, topic)
+    steps = ["kill"] * KILLS + ["rebalance"] * REBALANCES
+    dice.shuffle(steps)
+    with client_of(kafka1) as client:
+        try:
+            workers.add()
+            workers.add()
+            for step in steps:
+                workers.wait_for_more(150)
+                if step == "kill":
+                    workers.remove(signal.SIGKILL, dice)
+                    workers.add()
+                elif len(workers.living) < 2 or (len(workers.living) < WORKERS and dice.random() < 0.5):
+                    workers.add()
+                else:
+                    workers.remove(signal.SIGTERM, dice)
+            source.close()
+            wait_until(lambda: committed(client, workers.group) == source.count, timeout_s=180, every_s=0.2)
+        finally:
+            source.close()
+            workers.close()
+        written = written_records(client, topic)
+        dead_values = {value for value, _, _ in written_records(client, dead).values()}
+    assert len(written) == source.count
+    duplicates = check(list(events_of(workers.ended)), workers.ended, written, dead_values)
+    print(f"{source.count} records, {KILLS} kills, {REBALANCES} rebalances, {duplicates} handled again")
+
+
+def committed(client: Client, group: str) -> int:
+    return sum(each.offset for each in fetch_offsets(client, group, None, client.deadline()).values())
+
+
+def written_records(client: Client, topic: str) -> dict[tuple[int, int], tuple[bytes, str, int]]:
+    """Return value, key and number among the records of the key, by partition and offset."""
+    found: dict[tuple[int, int], tuple[bytes, str, int]] = {}
+    numbers: dict[str, int] = defaultdict(int)
+    with Consumer(client, {}) as consumer:
+        for partition in range(len(client.metadata([topic]).topics[topic].partitions)):
+            for each in consumer.consume_partition(topic, partition, EARLIEST).messages(timeout_ms=1_000):
+                key = (each.key or b"").decode()
+                found[partition, each.offset] = each.value or b"", key, numbers[key]
+                numbers[key] += 1
+    return found
+
+
+def check(
+    events: list[Event],
+    workers: list[Worker],
+    written: dict[tuple[int, int], tuple[bytes, str, int]],
+    dead_values: set[bytes],
+) -> int:
+    """Check losses, order and duplicates; return the number of records that were handled again."""
+    poison = {place for place, (value, _, _) in written.items() if is_poison(value)}
+    ended = {(each.partition, each.offset) for each in events if each.what == "end"}
+    assert ended == set(written) - poison, "lost records"
+    assert dead_values >= {written[place][0] for place in poison}, "lost dead letters"
+    check_order(events, workers, written, poison)
+    return check_duplicates(events, written, poison)
+
+
+def check_order(
+    events: list[Event],
+    workers: list[Worker],
+    written: dict[tuple[int, int], tuple[bytes, str, int]],
+    poison: set[tuple[int, int]],
+) -> None:
+    """A record begins after all earlier records of its key have ended, and while no other one of its key runs."""
+    done: dict[str, int] = defaultdict(int)  # number of records of the key that have ended, from its first one on
+    finished: set[tuple[str, int]] = set()
+    running: dict[str, Event] = {}
+    for event in sorted(events, key=lambda each: each.time_ns):
+        if event.what == "assigned":
+            continue
+        place = event.partition, event.offset
+        number = written[place][2]
+        if event.what == "begin":
+            before = running.get(event.key)
+            assert before is None or event.time_ns > workers[before.worker].ended_ns, f"{before} and {event} overlap"
+            assert number <= done[event.key], f"{event}: only {done[event.key]} records of its key have ended"
+            running[event.key] = event
+            continue
+        assert running.pop(event.key).worker == event.worker
+        if event.what == "end" or place in poison:
+            finished.add((event.key, number))
+            while (event.key, done[event.key]) in finished:
+                done[event.key] += 1
+
+
+def check_duplicates(
+    events: list[Event], written: dict[tuple[int, int], tuple[bytes, str, int]], poison: set[tuple[int, int]]
+) -> int:
+    """A finished record begins again only after an assignment, and if it was in flight when the former one ended.
+
+    Then some record before it, or itself, was unfinished shortly before the last event of the former assignment.
+    """
+    again: set[tuple[int, int]] = set()
+    by_partition: dict[int, list[Event]] = defaultdict(list)
+    for event in sorted(events, key=lambda each: each.time_ns):
+        by_partition[event.partition].append(event)
+    for partition, found in by_partition.items():
+        done: set[int] = set()
+        lowest, last_ns = 0, 0
+        # Times, and the lowest unfinished offset from then on.
+        history = [(0, 0)]
+        # By worker: the lowest offset that may have been uncommitted at its last assignment.
+        committed_at: dict[int, int] = {}
+        for event in found:
+            if event.what == "assigned":
+                at = bisect_right(history, (last_ns - COMMITTED_AFTER_NS, 2**63)) - 1
+                committed_at[event.worker] = history[max(at, 0)][1]
+                continue
+            last_ns = event.time_ns
+            if event.what == "begin" and event.offset in done and (partition, event.offset) not in poison:
+                assert event.offset >= committed_at[event.worker], f"{event} was committed when it was handled again"
+                again.add((partition, event.offset))
+            elif event.what == "end" or (partition, event.offset) in poison:
+                # The first failure of a poison record is a little before its dead letter.
+                done.add(event.offset)
+                while lowest in done:
+                    lowest += 1
+                history.append((event.time_ns, lowest))
+    return len(again)
