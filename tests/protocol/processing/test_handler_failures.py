@@ -241,6 +241,8 @@ def test_failing_batch_is_bisected_to_its_poison_records(
     assert sorted(seen) == sorted(set(range(100)) - {7, 42, 43}), "each good record once"
     if order == "partition":
         assert seen == sorted(seen)
+        # Two of each of two batches, and two of each poison record, but none of a part of a batch.
+        assert running.processor.metrics.retries == 10
     if order == "key":
         assert all((of_key := [each for each in seen if each % 10 == key]) == sorted(of_key) for key in range(10))
 

@@ -313,6 +313,7 @@ def test_given_consumer_stays_open_at_the_first_unfinished_record(
             processor.run()
         assert listener.calls == [("assigned", [0, 1])]
         assert committed() == {0: 7}
+        assert consumer.replace_listener(listener) is listener
         wait_until(lambda: (found := list(consumer.poll(100).messages())) and found[0].offset == 7)
     assert listener.calls == [("assigned", [0, 1]), ("revoked", [0, 1])]
 

@@ -155,7 +155,12 @@ def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start,
 
 
 def test_lost_partitions_are_neither_waited_for_nor_committed(
-    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
+    fake: FakeKafka,
+    write: Write,
+    start: Start,
+    handler: Handler,
+    committed: Committed,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     write(NUMBERS)
     release = handler.block(b"3")
@@ -166,6 +171,7 @@ def test_lost_partitions_are_neither_waited_for_nor_committed(
     wait_until(lambda: len(listener.calls) == 3, lambda: listener.calls)
     assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
     assert len(handler.begun) == 4
+    assert "offsets were not committed" not in caplog.text
     release.set()
     wait_until(lambda: committed() == {0: 50}, committed, every_s=0.02)
     assert [each.offset for each in handler.begun] == [*range(4), *range(3, 50)]
