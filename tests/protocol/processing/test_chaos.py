@@ -268,23 +268,27 @@ def check_duplicates(
     for event in sorted(events, key=lambda each: each.time_ns):
         by_partition[event.partition].append(event)
     for partition, found in by_partition.items():
+        finished: set[int] = set()
+        # Of the present assignment: finished offsets, the lowest other one, and since when it has been the lowest.
         done: set[int] = set()
-        lowest, last_ns = 0, 0
-        # Times, and the lowest unfinished offset from then on.
+        start = lowest = last_ns = 0
         history = [(0, 0)]
-        # By worker: the lowest offset that may have been uncommitted at its last assignment.
-        committed_at: dict[int, int] = {}
         for event in found:
             if event.what == "assigned":
+                # What the former owner has finished later may be uncommitted, and is lost if it was killed.
                 at = bisect_right(history, (last_ns - COMMITTED_AFTER_NS, 2**63)) - 1
-                committed_at[event.worker] = history[max(at, 0)][1]
+                start = lowest = history[max(at, 0)][1]
+                done = {offset for offset in done if offset < start}
+                history = [(0, start)]
                 continue
             last_ns = event.time_ns
-            if event.what == "begin" and event.offset in done and (partition, event.offset) not in poison:
-                assert event.offset >= committed_at[event.worker], f"{event} was committed when it was handled again"
+            if event.what == "begin" and event.offset in finished and (partition, event.offset) not in poison:
+                assert event.offset >= start, f"{event} was committed when it was handled again"
+                assert event.offset not in done, f"{event} is handled again by its owner"
                 again.add((partition, event.offset))
             elif event.what == "end" or (partition, event.offset) in poison:
                 # The first failure of a poison record is a little before its dead letter.
+                finished.add(event.offset)
                 done.add(event.offset)
                 while lowest in done:
                     lowest += 1
