@@ -19,7 +19,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 
-POISON_EVERY = 97
+POISON_EVERY, ATTEMPTS = 97, 9
 READY = "ready\n"
 
 
@@ -67,7 +67,7 @@ def main(servers: str, topic: str, group: str, dead: str, path: str, options: st
         logged,
         [topic],
         listener=logged,
-        retry=RetryPolicy(retries=8, backoff_ms=2, backoff_max_ms=20),
+        retry=RetryPolicy(retries=ATTEMPTS - 1, backoff_ms=2, backoff_max_ms=20),
         dead_letter_topic=dead,
         **given,
     )

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.processing.chaos_worker import READY, is_poison
+from tests.protocol.processing.chaos_worker import ATTEMPTS, READY, is_poison
 from tests.soak import scaled, variants
 from tests.wait_until import wait_until
 
@@ -43,7 +43,7 @@ REBALANCES = scaled("CHAOS_REBALANCES", 4, 40)
 PARTITIONS, KEYS, WORKERS = 4, 24, 3
 COMMIT_MS = 100
 # A commit of finished records takes at most this long, on a machine that does other things, too.
-COMMITTED_AFTER_NS = 2 * 10**9
+COMMITTED_AFTER_NS = 10**9
 # The shortest that brokers allow.
 SESSION: dict[str, object] = {"session.timeout.ms": 6_000}
 
@@ -225,7 +225,7 @@ def check(
     assert ended == set(written) - poison, "lost records"
     assert dead_values >= {written[place][0] for place in poison}, "lost dead letters"
     check_order(events, workers, written, poison)
-    return check_duplicates(events, written, poison)
+    return check_duplicates(events, workers, poison)
 
 
 def check_order(
@@ -256,12 +256,10 @@ def check_order(
                 done[event.key] += 1
 
 
-def check_duplicates(
-    events: list[Event], written: dict[tuple[int, int], tuple[bytes, str, int]], poison: set[tuple[int, int]]
-) -> int:
+def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tuple[int, int]]) -> int:
     """A finished record begins again only after an assignment, and if it was in flight when the former one ended.
 
-    Then some record before it, or itself, was unfinished shortly before the last event of the former assignment.
+    Then it, or some record before it, was unfinished at the last event of the former assignment.
     """
     again: set[tuple[int, int]] = set()
     by_partition: dict[int, list[Event]] = defaultdict(list)
@@ -272,22 +270,27 @@ def check_duplicates(
         # Of the present assignment: finished offsets, the lowest other one, and since when it has been the lowest.
         done: set[int] = set()
         start = lowest = last_ns = 0
-        history = [(0, 0)]
+        history, failures = [(0, 0)], Counter[int]()
+        last = workers[0]
         for event in found:
             if event.what == "assigned":
-                # What the former owner has finished later may be uncommitted, and is lost if it was killed.
-                at = bisect_right(history, (last_ns - COMMITTED_AFTER_NS, 2**63)) - 1
+                # A revocation commits everything; a kill loses what was finished shortly before.
+                killed = last.killed and last.ended_ns < event.time_ns
+                at = bisect_right(history, (last_ns - killed * COMMITTED_AFTER_NS, 2**63)) - 1
                 start = lowest = history[max(at, 0)][1]
                 done = {offset for offset in done if offset < start}
-                history = [(0, start)]
+                history, failures = [(0, start)], Counter()
                 continue
-            last_ns = event.time_ns
+            last, last_ns = workers[event.worker], event.time_ns
             if event.what == "begin" and event.offset in finished and (partition, event.offset) not in poison:
                 assert event.offset >= start, f"{event} was committed when it was handled again"
                 assert event.offset not in done, f"{event} is handled again by its owner"
                 again.add((partition, event.offset))
-            elif event.what == "end" or (partition, event.offset) in poison:
-                # The first failure of a poison record is a little before its dead letter.
+                continue
+            if event.what == "fail":
+                failures[event.offset] += 1
+            # After its last failure, a poison record is written to the dead letter topic.
+            if event.what == "end" or ((partition, event.offset) in poison and failures[event.offset] == ATTEMPTS):
                 finished.add(event.offset)
                 done.add(event.offset)
                 while lowest in done:
