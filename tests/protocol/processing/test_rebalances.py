@@ -14,8 +14,8 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
-from tests.fake_kafka.server import FakeKafka
 from tests.protocol.processing.conftest import (
     COOPERATIVE,
     EAGER,
