@@ -23,14 +23,14 @@ from spark_kafka_source.options.stray_options import PREFIX, property_names, ref
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
 
 # Options that Spark adds for streams and for SQL tables; the latter also repeat every option with a prefix.
-_OF_SPARK = frozenset(
+_SPARK_OPTIONS = frozenset(
     ("checkpointlocation", "queryname", "owner", "provider", "comment", "location", "external", "is_managed_location")
 )
-_OF_SPARK_PREFIX = "option."
+_SPARK_TABLE_PREFIX = "option."
 # An option of Spark's for its own Kafka sink; an internal one lets it run with any sink.
 _ASYNC_PROGRESS = "asyncprogresstrackingenabled"
 # Secrets that Spark's default redaction does not hide.
-_SHOWN_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
+_NOT_REDACTED_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
 # The argument of load() or save(), which Spark passes as an option.
 _PATHS = frozenset(("path", "paths"))
 
@@ -62,8 +62,8 @@ TRANSACTION_TIMEOUT_MS = 900_000
 def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns of the rows. Spark needs the schema before it tells whether the query is a stream."""
     texts = {key.lower(): str(text) for key, text in options.items() if key.lower() in ("columns", "includeheaders")}
-    rows = [row for row in OPTIONS if row.name.lower() in texts and row.use & READ]
-    given = {row.field: row.kind.read(row.name, texts[row.name.lower()]) for row in rows}
+    entries = [entry for entry in OPTIONS if entry.name.lower() in texts and entry.use & READ]
+    given = {entry.field: entry.kind.read(entry.name, texts[entry.name.lower()]) for entry in entries}
     return selection.row_columns(given.get("columns"), given.get("include_headers", False))
 
 
@@ -80,7 +80,7 @@ def check_read_options(options: Mapping[str, str]) -> None:
         The same error that `parse_source_options` raises later.
     """
     names = {name.lower() for name in options}
-    given = [row.use & READ for row in OPTIONS if row.name.lower() in names]
+    given = [entry.use & READ for entry in OPTIONS if entry.name.lower() in names]
     with deferred_warnings():
         as_stream, as_batch = (_refusal(options, streaming=streaming) for streaming in (True, False))
     if Use.BATCH_READ in given:
@@ -145,8 +145,8 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         )
     if guarantee is None and producer.acks == 1:
         warn_once(f"{PREFIX}acks is 1: records that only the leader has are lost if it fails")
-    of_acks: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
-    return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or of_acks, **given)
+    implied: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
+    return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **given)
 
 
 def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
@@ -156,12 +156,13 @@ def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: 
             "application uses.",
             name="transactionalIdPrefix",
         )
-    there = {
-        "transactionalIdPrefix": "transactional_id_prefix" in given,
-        PREFIX + _TRANSACTION_TIMEOUT: _TRANSACTION_TIMEOUT in kafka,
-    }
-    for name in (name for name, is_there in there.items() if is_there and guarantee != "exactly-once"):
-        warn_once(f"{name} has no effect without deliveryGuarantee exactly-once")
+    if guarantee != "exactly-once":
+        for name, is_set in (
+            ("transactionalIdPrefix", "transactional_id_prefix" in given),
+            (PREFIX + _TRANSACTION_TIMEOUT, _TRANSACTION_TIMEOUT in kafka),
+        ):
+            if is_set:
+                warn_once(f"{name} has no effect without deliveryGuarantee exactly-once")
 
 
 def _refuse_async_progress(options: Mapping[str, str]) -> None:
@@ -181,12 +182,12 @@ def _refuse_async_progress(options: Mapping[str, str]) -> None:
 
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values for one use by field, and the Kafka properties without their prefix."""
-    _warn_of_what_spark_shows(options)
+    _warn_of_unredacted(options)
     given: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     for key, text in options.items():
         lower = key.lower()
-        if lower in _OF_SPARK or lower.startswith(_OF_SPARK_PREFIX):
+        if lower in _SPARK_OPTIONS or lower.startswith(_SPARK_TABLE_PREFIX):
             continue
         if lower in _PATHS:
             warn_once(f"{lower} has no effect; use {'topic' if use & Use.WRITE else 'subscribe'}")
@@ -195,65 +196,67 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
             if name in FORBIDDEN and BY_NAME[name].role & _role(use):
                 raise ConfigurationError(f"{lower} is forbidden: {FORBIDDEN[name]}.", name=lower)
             if name not in BY_NAME:
-                refuse_other_name(key, [*_applying(use), *property_names(_role(use))])
+                refuse_other_name(key, [*_applicable_names(use), *property_names(_role(use))])
             kafka[name] = text
-        elif row := _row(key, use):
-            value = row.kind.read(row.name, str(text))
-            if _applies(row, use):
-                given[row.field] = value
+        elif entry := _find_entry(key, use):
+            value = entry.kind.read(entry.name, str(text))
+            if _applies_or_warn(entry, use):
+                given[entry.field] = value
     return given, kafka
 
 
-def _warn_of_what_spark_shows(options: Mapping[str, str]) -> None:
+def _warn_of_unredacted(options: Mapping[str, str]) -> None:
     """Warn of secrets in Spark's UI: its redaction looks for words that a PEM key and its property do not have."""
     for key, text in options.items():
-        if key.lower() in _SHOWN_BY_SPARK and not is_reference(str(text)):
+        if key.lower() in _NOT_REDACTED_BY_SPARK and not is_reference(str(text)):
             warn_once(
                 f"{key.lower()} is shown by Spark in plans and its UI, unless spark.sql.redaction.options.regex has "
                 "its name (docs/security.md#secrets). A reference ${dir:PATH:FILE} instead of the value avoids that"
             )
 
 
-def _row(key: str, use: Use) -> Option | None:
+def _find_entry(key: str, use: Use) -> Option | None:
     """Return the entry of an option of reads, or of writes; None, with a warning, for any other option."""
-    rows = [row for row in OPTIONS if row.name.lower() == key.lower()]
-    if not rows:
-        warn_once(f"{key} has no effect: {why_ignored(key, _applying(use), _role(use), FORBIDDEN)}")
+    entries = [entry for entry in OPTIONS if entry.name.lower() == key.lower()]
+    if not entries:
+        warn_once(f"{key} has no effect: {why_ignored(key, _applicable_names(use), _role(use), FORBIDDEN)}")
         return None
     side = Use.WRITE if use & Use.WRITE else READ
-    row = next((each for each in rows if each.use & side), None)
-    if row is None:
-        _warn_of_other_use(rows[0], use)
-    return row
+    entry = next((each for each in entries if each.use & side), None)
+    if entry is None:
+        _warn_of_other_use(entries[0], use)
+    return entry
 
 
-def _applying(use: Use) -> list[str]:
+def _applicable_names(use: Use) -> list[str]:
     """Return the options of reads, or of writes."""
     side = Use.WRITE if use & Use.WRITE else READ
     return [each.name for each in OPTIONS if each.use & side and each.effect is Effect.APPLIES]
 
 
-def _applies(row: Option, use: Use) -> bool:
+def _applies_or_warn(entry: Option, use: Use) -> bool:
     """Return whether an option applies; warn if it has no effect, raise `ConfigurationError` if it is refused here."""
-    if row.use & use and row.effect is Effect.APPLIES:
+    if entry.use & use and entry.effect is Effect.APPLIES:
         return True
-    if row.use & use:
-        warn_once(f"{row.name} has no effect: {row.doc}")
-    elif row.refused_in & use:
-        mine, theirs = _words(use), _words(row.use)
-        raise ConfigurationError(f"{row.name} is an option of {theirs}, not of {mine}; leave it out.", name=row.name)
+    if entry.use & use:
+        warn_once(f"{entry.name} has no effect: {entry.doc}")
+    elif entry.refused_in & use:
+        here, elsewhere = _description(use), _description(entry.use)
+        raise ConfigurationError(
+            f"{entry.name} is an option of {elsewhere}, not of {here}; leave it out.", name=entry.name
+        )
     else:
-        _warn_of_other_use(row, use)
+        _warn_of_other_use(entry, use)
     return False
 
 
-def _warn_of_other_use(row: Option, use: Use) -> None:
-    instead = {"topic": ". A source takes subscribe", "subscribe": ". A sink takes topic"}.get(row.name, "")
-    theirs, mine = _words(row.use), _words(use)
-    warn_once(f"{row.name} has no effect: it is an option of {theirs}, this is one of {mine}{instead}")
+def _warn_of_other_use(entry: Option, use: Use) -> None:
+    instead = {"topic": ". A source takes subscribe", "subscribe": ". A sink takes topic"}.get(entry.name, "")
+    elsewhere, here = _description(entry.use), _description(use)
+    warn_once(f"{entry.name} has no effect: it is an option of {elsewhere}, this is one of {here}{instead}")
 
 
-def _words(use: Use) -> str:
+def _description(use: Use) -> str:
     return " and ".join(word for member, word in USE_WORDS.items() if member & use)
 
 

@@ -37,13 +37,13 @@ def checked_topic(topic: str) -> str:
     return topic
 
 
-def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicPartition, _T]:
+def by_partition(document: object, convert: Callable[[object], _T]) -> dict[TopicPartition, _T]:
     """Convert `{"orders": {"0": v}}` to `{("orders", 0): value(v)}`, sorted; raise `ValueError` for any other shape."""
-    if not isinstance(rows, Mapping):
+    if not isinstance(document, Mapping):
         raise ValueError("not a JSON object of topics")
-    found: dict[TopicPartition, _T] = {}
-    for topic in sorted(map(checked_topic, rows)):
-        partitions = rows[topic]
+    values: dict[TopicPartition, _T] = {}
+    for topic in sorted(map(checked_topic, document)):
+        partitions = document[topic]
         if not isinstance(partitions, Mapping):
             raise ValueError(f"{topic} has no JSON object of partitions")
         try:
@@ -52,10 +52,10 @@ def by_partition(rows: object, value: Callable[[object], _T]) -> dict[TopicParti
             raise ValueError(f"{topic} {error}") from error
         for number, text in numbers:
             try:
-                found[topic, number] = value(partitions[text])
+                values[topic, number] = convert(partitions[text])
             except ValueError as error:
                 raise ValueError(f"{topic}-{number} {error}") from error
-    return found
+    return values
 
 
 # Called for every partition of every batch.
@@ -76,7 +76,7 @@ def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> in
 def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object of topics; raise `ValueError` for other JSON, no topic, or a repeated key."""
     try:
-        rows = json.loads(text, object_pairs_hook=_no_duplicates)
+        document = json.loads(text, object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
         if not text.lstrip().startswith("{"):
             raise ValueError("not a JSON object of topics") from error
@@ -84,17 +84,17 @@ def json_object(text: str) -> dict[str, Any]:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}{quotes}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(rows, dict):
+    if not isinstance(document, dict):
         raise ValueError("not a JSON object of topics")
-    if not rows:
+    if not document:
         raise ValueError("names no topic")
-    return rows
+    return document
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for key, value in pairs:
-        if key in rows:
+        if key in document:
             raise ValueError(f"{key!r} is there twice")
-        rows[key] = value
-    return rows
+        document[key] = value
+    return document

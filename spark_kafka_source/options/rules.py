@@ -26,18 +26,18 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     _check_topics(options)
     _check_group(options)
     _check_membership(options)
-    start_option = _deciding(options, "starting")
-    _check_places(options, start_option, _deciding(options, "ending"), texts)
+    start_option = _effective_option(options, "starting")
+    _check_start_and_end(options, start_option, _effective_option(options, "ending"), texts)
     _check_bounds(options)
-    _warn_of_what_does_nothing(options, texts)
+    _warn_ineffective(options, texts)
     selection.row_columns(options.columns, options.include_headers)
 
 
-def _warn_of_what_does_nothing(options: SourceOptions, texts: Mapping[str, str]) -> None:
+def _warn_ineffective(options: SourceOptions, texts: Mapping[str, str]) -> None:
     """Warn of options that only have an effect together with others."""
     if options.consumer.group_id is not None and options.start != "group" and not options.commits:
-        what = "stream" if options.streaming else "batch"
-        warn_once(f"{PREFIX}group.id has no effect: this {what} does not start from the group, and commits nothing")
+        kind = "stream" if options.streaming else "batch"
+        warn_once(f"{PREFIX}group.id has no effect: this {kind} does not start from the group, and commits nothing")
     if options.streaming and "maxtriggerdelay" in texts and options.min_offsets_per_trigger is None:
         warn_once("maxTriggerDelay has no effect without minOffsetsPerTrigger")
     if "startingoffsetsbytimestampstrategy" in texts and not isinstance(options.start, start_positions.AtTime):
@@ -61,8 +61,8 @@ def _check_topics(options: SourceOptions) -> None:
 
 def _check_group(options: SourceOptions) -> None:
     if options.consumer.group_id is None and (options.start == "group" or options.commit_offsets):
-        said = "startingOffsets is group" if options.start == "group" else "commitOffsets is true"
-        raise ConfigurationError(f"{said}, but there is no group; set kafka.group.id.")
+        setting = "startingOffsets is group" if options.start == "group" else "commitOffsets is true"
+        raise ConfigurationError(f"{setting}, but there is no group; set kafka.group.id.")
     if options.auto_offset_reset is not None and options.start != "group":
         raise ConfigurationError(
             "kafka.auto.offset.reset says where to start when the group has no offset, but this query does not start "
@@ -80,25 +80,26 @@ def _check_group(options: SourceOptions) -> None:
 
 
 def _check_membership(options: SourceOptions) -> None:
-    said = f"{PREFIX}group.protocol is {options.consumer.group_protocol}"
+    setting = f"{PREFIX}group.protocol is {options.consumer.group_protocol}"
     if options.consumer.group_protocol != "none" and not options.streaming:
-        warn_once(f"{said}, which has no effect: a batch reads all that it names, and joins no group")
+        warn_once(f"{setting}, which has no effect: a batch reads all that it names, and joins no group")
     if not options.is_member:
         return
     if options.consumer.group_id is None:
-        raise ConfigurationError(f"{said}, but there is no group; set kafka.group.id.")
+        raise ConfigurationError(f"{setting}, but there is no group; set kafka.group.id.")
     if options.assign is not None:
         raise ConfigurationError(
-            f"{said}, so the group assigns partitions, but assign names some; use subscribe, or leave out the protocol."
+            f"{setting}, so the group assigns partitions, but assign names some; use subscribe, or leave out the "
+            "protocol."
         )
     if options.commit_offsets is False:
         raise ConfigurationError(
-            f"{said}, but commitOffsets is false: the next owner of a partition would read again all that this query "
-            "has read. Leave out one of the two."
+            f"{setting}, but commitOffsets is false: the next owner of a partition would read again all that this "
+            "query has read. Leave out one of the two."
         )
 
 
-def _deciding(options: SourceOptions, which: str) -> str:
+def _effective_option(options: SourceOptions, which: str) -> str:
     """Return the option that decides the start ("starting") or the end ("ending"): the first one that is set."""
     values = {
         f"{which}Timestamp": getattr(options, f"{which}_timestamp"),
@@ -111,38 +112,38 @@ def _deciding(options: SourceOptions, which: str) -> str:
     return given[0] if given else f"{which}Offsets"
 
 
-def _check_places(options: SourceOptions, start_option: str, end_option: str, texts: Mapping[str, str]) -> None:
+def _check_start_and_end(options: SourceOptions, start_option: str, end_option: str, texts: Mapping[str, str]) -> None:
     start, end = options.start, options.end
     topics = (options.subscribe, options.subscribe_pattern, options.assign)
 
-    def check(name: str, error_class: str | None, rule: Callable[..., None], *arguments: Any) -> None:
+    def check_rule(name: str, error_class: str | None, rule: Callable[..., None], *arguments: Any) -> None:
         try:
             rule(*arguments)
         except ValueError as error:
-            said = f"{name} is {shown(texts.get(name.lower(), ''))}, which does not fit: {error}."
-            said = error_messages.with_error_class(error_class, said) if error_class else said
-            raise ConfigurationError(said, name=name) from error
+            message = f"{name} is {shown(texts.get(name.lower(), ''))}, which does not fit: {error}."
+            message = error_messages.with_error_class(error_class, message) if error_class else message
+            raise ConfigurationError(message, name=name) from error
 
-    check(start_option, _unlike(start), start_positions.check_fits, start, *topics)
+    check_rule(start_option, _mismatch_class(start), start_positions.check_fits, start, *topics)
     if options.streaming:
         return
-    check(start_option, None, start_positions.check_batch_start, start)
-    check(end_option, _unlike(end), start_positions.check_fits, end, *topics)
-    unlike = error_messages.START_AND_END_DO_NOT_MATCH
-    check(end_option, unlike, start_positions.check_same_partitions, start, end, start_option)
-    check(end_option, error_messages.UNRESOLVED_START_AFTER_END, start_positions.check_order, start, end)
+    check_rule(start_option, None, start_positions.check_batch_start, start)
+    check_rule(end_option, _mismatch_class(end), start_positions.check_fits, end, *topics)
+    mismatch = error_messages.START_AND_END_DO_NOT_MATCH
+    check_rule(end_option, mismatch, start_positions.check_same_partitions, start, end, start_option)
+    check_rule(end_option, error_messages.UNRESOLVED_START_AFTER_END, start_positions.check_order, start, end)
 
 
-def _unlike(spec: start_positions.OffsetSpec) -> str:
+def _mismatch_class(spec: start_positions.OffsetSpec) -> str:
     by_time = isinstance(spec, start_positions.AtTime)
     return error_messages.TIMESTAMPS_DO_NOT_MATCH_ASSIGNED if by_time else error_messages.OFFSETS_DO_NOT_MATCH_ASSIGNED
 
 
 def _check_bounds(options: SourceOptions) -> None:
     offsets, tasks = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")
-    for (low, high), least, most in (
+    for (low, high), minimum, maximum in (
         (offsets, options.min_offsets_per_trigger, options.max_offsets_per_trigger),
         (tasks, options.min_partitions, options.max_input_partitions),
     ):
-        if least is not None and most is not None and least > most:
-            raise ConfigurationError(f"{low} is {least}, more than {high} ({most}); lower it or raise the other.")
+        if minimum is not None and maximum is not None and minimum > maximum:
+            raise ConfigurationError(f"{low} is {minimum}, more than {high} ({maximum}); lower it or raise the other.")
