@@ -38,7 +38,7 @@ def log_samples(
     *,
     partition_max_bytes: int,
     partitions_per_request: int,
-    most_bytes: int = UNBOUNDED,
+    max_bytes: int = UNBOUNDED,
 ) -> Iterator[tuple[TopicPartition, CompletedFetch]]:
     """Yield the record batches at `offsets`, in order of arrival.
 
@@ -52,7 +52,7 @@ def log_samples(
     partition_max_bytes : int
         Approximate bytes per partition.
     partitions_per_request : int
-    most_bytes : int
+    max_bytes : int
         Send no more requests after this many bytes of records.
 
     Yields
@@ -64,8 +64,8 @@ def log_samples(
     config = replace(config, max_partition_fetch_bytes=partition_max_bytes, client_rack="")
     waiting = _by_leader(client, config, offsets, deadline)
     builders = {broker: FetchRequestBuilder(broker, config, sessions=False) for broker in waiting}
-    came_bytes = 0
-    while waiting and came_bytes < most_bytes and not deadline.passed:
+    received_bytes = 0
+    while waiting and received_bytes < max_bytes and not deadline.passed:
         in_flight: dict[Broker, tuple[FetchRequest[FetchPosition], Reply]] = {}
         for broker, queue in waiting.items():
             asked = [queue.popleft() for _ in range(min(partitions_per_request, len(queue)))]
@@ -83,7 +83,7 @@ def log_samples(
                 continue
             _note_failures(client, result)
             for partition, fetched in result.completed:
-                came_bytes += len(fetched.records.buffer)
+                received_bytes += len(fetched.records.buffer)
                 yield partition.topic_partition, fetched
             waiting[broker].extend(_to_ask_again(asked, result))
         waiting = {broker: queue for broker, queue in waiting.items() if queue}
@@ -128,8 +128,8 @@ def _to_ask_again(asked: list[FetchPosition], result: FetchResult[FetchPosition]
 _SAMPLE_BYTES = 32 * 1024
 _SAMPLES_PER_REQUEST = 64
 # Partitions beyond this limit, or with very large batches, are sampled next time.
-_MOST_BYTES = 16 * 1024 * 1024
-_GUESSED_BYTES = 1024.0
+_MAX_BYTES = 16 * 1024 * 1024
+_ASSUMED_BYTES = 1024.0
 
 
 class RecordSizes:
@@ -140,7 +140,7 @@ class RecordSizes:
         # Ordered by the time of the last sample, oldest first.
         self._known: dict[TopicPartition, float] = {}
 
-    def look(self, client: Client, positions: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+    def sample(self, client: Client, positions: Mapping[TopicPartition, int], deadline: Deadline) -> None:
         """Sample the logs at `positions`, where records should be; does not raise broker errors.
 
         The previous value has half of the weight, since neighbouring batches may differ.
@@ -153,13 +153,13 @@ class RecordSizes:
             deadline,
             partition_max_bytes=_SAMPLE_BYTES,
             partitions_per_request=_SAMPLES_PER_REQUEST,
-            most_bytes=_MOST_BYTES,
+            max_bytes=_MAX_BYTES,
         )
         for key, fetched in samples:
             seen = fetched.records.bytes_per_offset(fetched.position)
             self._known[key] = (self._known.pop(key, seen) + seen) / 2
 
-    def of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
+    def bytes_per_offset(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """Return the value of each partition; the topic's mean if a partition was never sampled."""
         by_topic: dict[str, list[float]] = {}
         for (topic, _), size in self._known.items():
@@ -169,8 +169,8 @@ class RecordSizes:
         for key in partitions:
             if key not in self._known and key[0] not in means:
                 log.warning(
-                    "%s-%d: its log could not be sampled; %d bytes per offset are assumed", *key, _GUESSED_BYTES
+                    "%s-%d: its log could not be sampled; %d bytes per offset are assumed", *key, _ASSUMED_BYTES
                 )
-                means[key[0]] = _GUESSED_BYTES
-            found[key] = self._known.get(key, means.get(key[0], _GUESSED_BYTES))
+                means[key[0]] = _ASSUMED_BYTES
+            found[key] = self._known.get(key, means.get(key[0], _ASSUMED_BYTES))
         return found

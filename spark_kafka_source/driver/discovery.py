@@ -189,8 +189,8 @@ def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPa
 
 
 def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Collection[int]]) -> None:
-    wanted = [(topic, number) for topic, numbers in assign.items() for number in numbers]
-    missing = [partition_name(key) for key in wanted if key not in found]
+    assigned = [(topic, number) for topic, numbers in assign.items() for number in numbers]
+    missing = [partition_name(key) for key in assigned if key not in found]
     if missing:
         raise ConfigurationError(
             f"assign: the partition(s) {', '.join(missing)} do not exist; existing ones: "

@@ -23,7 +23,7 @@ from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
 
 # Partitions whose leader has not answered by then keep the previous record size.
-_RECORD_SIZES_MS = 2_000
+_RECORD_SIZES_TIMEOUT_MS = 2_000
 
 
 @dataclass
@@ -106,11 +106,11 @@ class Trigger:
         if target is not None:
             target.update(logs.late_targets(target))
         ends = logs.ends(target)
-        begins = log_start_offsets(self._client, logs.new(ends), self.deadline)
-        added = data_loss.added(logs, begins)
+        log_starts = log_start_offsets(self._client, logs.new(ends), self.deadline)
+        added = data_loss.added(logs, log_starts)
         self._raise_or_defer(added.values())
-        skipped = Counter(self.query.replay_lost) + Counter({key: begins[key] for key in added})
-        backlog = Backlog(logs, ends, logs.joined(ends, begins), skipped=skipped)
+        skipped = Counter(self.query.replay_lost) + Counter({key: log_starts[key] for key in added})
+        backlog = Backlog(logs, ends, logs.joined(ends, log_starts), skipped=skipped)
         divergent = self._divergent_offsets(backlog)
         ends = ends | {key: max(offset, logs.listed[key].offset) for key, offset in divergent.items()}
         backlog = replace(backlog, ends=ends, joined={**backlog.joined, **divergent})
@@ -119,24 +119,24 @@ class Trigger:
     def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
         truncated, epochs, owned = backlog.truncated(), backlog.logs.epochs, backlog.logs.assignment.owned
-        now = discover_present(self._client, self._options, self.deadline) if truncated else {}
+        present = discover_present(self._client, self._options, self.deadline) if truncated else {}
         divergent = {}
         for key in truncated:
-            if now.get(key) != owned[key]:
+            if present.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{partition_name(key)} ends before what was read, and is of another topic by now")
             divergent[key] = end = backlog.ends[key]
             if key in epochs:
-                known = end_of_epoch(self._client, *key, epochs[key], self.deadline)
-                divergent[key] = end if known is None else min(known, end)
+                epoch_end = end_of_epoch(self._client, *key, epochs[key], self.deadline)
+                divergent[key] = end if epoch_end is None else min(epoch_end, end)
             self._raise_or_defer([data_loss.truncated(key, backlog.starts[key], end, divergent[key])])
         return divergent
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the log start offsets of logs that no longer have the position. Otherwise a task would fail on it."""
         unread = backlog.continued()
-        begins = log_start_offsets(self._client, unread, self.deadline)
-        return {key: min(begins[key], backlog.ends[key]) for key in unread if begins[key] > backlog.starts[key]}
+        log_starts = log_start_offsets(self._client, unread, self.deadline)
+        return {key: min(log_starts[key], backlog.ends[key]) for key in unread if log_starts[key] > backlog.starts[key]}
 
     def _raise_or_defer(self, losses: Iterable[data_loss.Loss], *, fail: bool | None = None) -> None:
         """Raise losses if `fail` (default: `failOnDataLoss`), otherwise keep them for later warnings."""
@@ -172,6 +172,6 @@ class Trigger:
         if max_bytes is None or not unread:
             return max_offsets
         record_sizes = self.query.record_sizes
-        record_sizes.look(self._client, unread, self.deadline.at_most_ms(_RECORD_SIZES_MS))
-        of_bytes = limits.offsets_of_bytes(starts, ends, record_sizes.of(unread), max_bytes)
-        return min((most for most in (max_offsets, of_bytes) if most is not None), default=None)
+        record_sizes.sample(self._client, unread, self.deadline.at_most_ms(_RECORD_SIZES_TIMEOUT_MS))
+        offsets_for_bytes = limits.offsets_for_bytes(starts, ends, record_sizes.bytes_per_offset(unread), max_bytes)
+        return min((most for most in (max_offsets, offsets_for_bytes) if most is not None), default=None)

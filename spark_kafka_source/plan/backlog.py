@@ -131,9 +131,9 @@ class LogSnapshot:
         """Return ends of partitions that were missing, stale or of another topic when `availableNow` set its target."""
         late = {}
         for key, now in self.current.items():
-            noted, position = target.get(key), self.positions.get(key)
-            stale = noted is not None and noted.is_stale(self._known_epoch(key))
-            unknown = position is not None and (noted is None or (stale and noted.offset < position))
+            recorded, position = target.get(key), self.positions.get(key)
+            stale = recorded is not None and recorded.is_stale(self._known_epoch(key))
+            unknown = position is not None and (recorded is None or (stale and recorded.offset < position))
             if unknown or key[0] in self.recreated:
                 late[key] = now
         return late

@@ -78,9 +78,9 @@ def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
     return _deleted(sorted(partitions), "before the query read its first records")
 
 
-def _deleted(keys: list[TopicPartition], more: str) -> list[Loss]:
-    gone = "no longer exists" if len(keys) == 1 else "no longer exist"
-    message = f"{', '.join(map(partition_name, keys[:10]))} {gone}: the topic was deleted {more}"
+def _deleted(keys: list[TopicPartition], context: str) -> list[Loss]:
+    verb = "no longer exists" if len(keys) == 1 else "no longer exist"
+    message = f"{', '.join(map(partition_name, keys[:10]))} {verb}: the topic was deleted {context}"
     return [Loss(PARTITIONS_DELETED, message, key) for key in keys[:1]]
 
 

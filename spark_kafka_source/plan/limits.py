@@ -104,7 +104,7 @@ def end_offsets(
     return ends
 
 
-def offsets_of_bytes(
+def offsets_for_bytes(
     starts: Mapping[TopicPartition, int],
     available: Mapping[TopicPartition, int],
     bytes_per_offset: Mapping[TopicPartition, float],

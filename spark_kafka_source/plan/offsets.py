@@ -25,7 +25,7 @@ JsonDict = dict[str, dict[str, Any]]
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
 # `skipped` of partitions without an end. Older versions of this package refuse the key instead of dropping it.
 _SKIPPED_DELETED = "@skippedDeleted"
-_NUMBERS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
+_PARTITION_KEYS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
 
 STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
 """The start of a query that has read nothing yet. The end of its first batch has the real start offsets."""
@@ -64,17 +64,19 @@ class Offsets:
 
     def to_json_dict(self) -> JsonDict:
         """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
-        rows: JsonDict = _nest(self.ends)
+        document: JsonDict = _nest(self.ends)
         if self.ids:
-            rows[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
-        here = {key: count for key, count in self.skipped.items() if key in self.ends}
+            document[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
+        present = {key: count for key, count in self.skipped.items() if key in self.ends}
         deleted = {key: count for key, count in self.skipped.items() if key not in self.ends}
-        by_partition = (self.epochs, self.joined, self.leaders, here, deleted)
-        rows.update({key: _nest(numbers) for key, numbers in zip(_NUMBERS, by_partition, strict=True) if numbers})
-        return rows
+        numbers_by_key = (self.epochs, self.joined, self.leaders, present, deleted)
+        document.update(
+            {key: _nest(numbers) for key, numbers in zip(_PARTITION_KEYS, numbers_by_key, strict=True) if numbers}
+        )
+        return document
 
     @classmethod
-    def from_json_dict(cls, rows: object) -> Offsets:
+    def from_json_dict(cls, document: object) -> Offsets:
         """Parse the output of `to_json_dict` or of Spark's own Kafka connector (without `@` keys).
 
         Raises
@@ -82,22 +84,22 @@ class Offsets:
         ConfigurationError
             These are not offsets of a Kafka source.
         """
-        if not isinstance(rows, Mapping):
+        if not isinstance(document, Mapping):
             raise _foreign_offsets("they are not a JSON object")
-        unknown = [key for key in rows if str(key).startswith("@") and key not in (_IDS, *_NUMBERS)]
+        unknown = [key for key in document if str(key).startswith("@") and key not in (_IDS, *_PARTITION_KEYS)]
         if unknown:
             raise _foreign_offsets(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
-        ends = _flatten({key: value for key, value in rows.items() if not str(key).startswith("@")}, "")
-        ids = {topic: _topic_id(text) for topic, text in _object(rows.get(_IDS, {}), _IDS).items()}
-        numbers = {key: _flatten(rows.get(key, {}), key) for key in _NUMBERS}
+        ends = _flatten({key: value for key, value in document.items() if not str(key).startswith("@")}, "")
+        ids = {topic: _topic_id(text) for topic, text in _require_object(document.get(_IDS, {}), _IDS).items()}
+        numbers = {key: _flatten(document.get(key, {}), key) for key in _PARTITION_KEYS}
         epochs, joined, leaders, skipped, deleted = numbers.values()
-        strange: dict[str, set[Any]] = {key: numbers[key].keys() - ends.keys() for key in _NUMBERS[:-1]}
-        for key, strangers in {_IDS: ids.keys() - {topic for topic, _ in ends}, **strange}.items():
-            if strangers:
-                raise _foreign_offsets(f"{key} names {sorted(map(str, strangers))[0]}, which has no end offset")
-        for tp, begin in joined.items():
-            if begin > ends[tp]:
-                raise _foreign_offsets(f"{_JOINED} begins {partition_name(tp)} at {begin}, after its end {ends[tp]}")
+        without_end: dict[str, set[Any]] = {key: numbers[key].keys() - ends.keys() for key in _PARTITION_KEYS[:-1]}
+        for key, extra in {_IDS: ids.keys() - {topic for topic, _ in ends}, **without_end}.items():
+            if extra:
+                raise _foreign_offsets(f"{key} names {sorted(map(str, extra))[0]}, which has no end offset")
+        for tp, start in joined.items():
+            if start > ends[tp]:
+                raise _foreign_offsets(f"{_JOINED} begins {partition_name(tp)} at {start}, after its end {ends[tp]}")
         return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped})
 
     @classmethod
@@ -145,17 +147,17 @@ def _nest(numbers: Mapping[TopicPartition, int]) -> JsonDict:
     return nested
 
 
-def _flatten(rows: object, key: str) -> dict[TopicPartition, int]:
+def _flatten(document: object, key: str) -> dict[TopicPartition, int]:
     try:
-        return by_partition(rows, whole_number)
+        return by_partition(document, whole_number)
     except ValueError as error:
         raise _foreign_offsets(f"{key}: {error}" if key else str(error)) from error
 
 
-def _object(rows: object, key: str) -> Mapping[str, object]:
-    if not isinstance(rows, Mapping):
+def _require_object(value: object, key: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
         raise _foreign_offsets(f"{key} is not a JSON object")
-    return rows
+    return value
 
 
 def _topic_id(text: object) -> bytes:

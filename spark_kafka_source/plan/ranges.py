@@ -83,28 +83,28 @@ def split(ranges: list[Range], max_records: int | None = None, min_partitions: i
         return ranges
     total = sum(r.size for r in ranges)
     small = [r for r in ranges if _piece_count(r.size, total, min_partitions) == 1]
-    whole = {r.topic_partition for r in small}
-    cut_total = total - sum(r.size for r in small)
-    cut_pieces = max(min_partitions - len(small), 1)
+    unsplit = {r.topic_partition for r in small}
+    split_total = total - sum(r.size for r in small)
+    split_pieces = max(min_partitions - len(small), 1)
     return [
         piece
         for r in ranges
         for piece in (
-            [r] if r.topic_partition in whole else _split_range(r, _piece_count(r.size, cut_total, cut_pieces))
+            [r] if r.topic_partition in unsplit else _split_range(r, _piece_count(r.size, split_total, split_pieces))
         )
     ]
 
 
-def _piece_count(size: int, total: int, wanted: int) -> int:
+def _piece_count(size: int, total: int, total_pieces: int) -> int:
     # Halves are rounded up, as by Java's Math.round; Python's round goes to the even neighbour.
-    return max(math.floor(size / total * wanted + 0.5), 1)
+    return max(math.floor(size / total * total_pieces + 0.5), 1)
 
 
 def _split_range(whole: Range, pieces: int) -> list[Range]:
     parts = []
     begin = whole.from_offset
-    for left in range(pieces, 0, -1):
-        until = begin + (whole.until_offset - begin) // left
+    for remaining in range(pieces, 0, -1):
+        until = begin + (whole.until_offset - begin) // remaining
         if until > begin:
             # The epoch of the records before a later piece is unknown.
             epoch = whole.from_epoch if begin == whole.from_offset else NO_LEADER_EPOCH
@@ -149,13 +149,13 @@ def group_ranges(
     return [_merge_adjacent(group) for group in _fill(ordered, low)]
 
 
-def _fill(ordered: Sequence[Range], most: int) -> list[list[Range]]:
-    """Divide ranges into consecutive groups of at most `most` offsets, each as full as possible."""
+def _fill(ranges: Sequence[Range], max_offsets: int) -> list[list[Range]]:
+    """Divide ranges into consecutive groups of at most `max_offsets` offsets, each as full as possible."""
     filled: list[list[Range]] = []
-    size = most + 1
-    for each in ordered:
+    size = max_offsets + 1
+    for each in ranges:
         size += each.size
-        if size > most:
+        if size > max_offsets:
             filled.append([])
             size = each.size
         filled[-1].append(each)

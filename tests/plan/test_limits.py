@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.plan.limits import end_offsets, max_bytes, max_offsets, offsets_of_bytes
+from spark_kafka_source.plan.limits import end_offsets, max_bytes, max_offsets, offsets_for_bytes
 
 pytestmark = pytest.mark.soak
 
@@ -108,7 +108,7 @@ def ends_by_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
     starts = {("t", number): start for number, (start, _, _) in enumerate(logs)}
     available = {("t", number): end for number, (_, end, _) in enumerate(logs)}
     sizes = {("t", number): size for number, (start, end, size) in enumerate(logs) if end > start}
-    return list(end_offsets(starts, available, offsets_of_bytes(starts, available, sizes, limit_bytes)).values())
+    return list(end_offsets(starts, available, offsets_for_bytes(starts, available, sizes, limit_bytes)).values())
 
 
 def test_byte_limit_is_shared_in_proportion_to_lag_in_bytes() -> None:
@@ -134,7 +134,7 @@ def test_byte_limited_batch_exceeds_the_limit_by_at_most_one_record_per_partitio
     starts = {tp: log[0] for tp, log in logs.items()}
     available = {tp: log[1] for tp, log in logs.items()}
     sizes = {tp: data.draw(st.floats(1e-3, 1e7)) for tp in logs}
-    found = end_offsets(starts, available, offsets_of_bytes(starts, available, sizes, limit_bytes))
+    found = end_offsets(starts, available, offsets_for_bytes(starts, available, sizes, limit_bytes))
     total = sum((found[tp] - starts[tp]) * sizes[tp] for tp in logs)
     assert total <= (limit_bytes + sum(sizes.values())) * (1 + 1e-9)
     for tp, (start, end) in logs.items():

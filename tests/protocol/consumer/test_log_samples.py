@@ -93,11 +93,11 @@ def fetches(broker: FakeKafka) -> list[list[int]]:
     ]
 
 
-def look(broker: FakeKafka, sizes: RecordSizes, partitions: int, timeout_ms: float = 10_000) -> dict[int, float]:
+def sample(broker: FakeKafka, sizes: RecordSizes, partitions: int, timeout_ms: float = 10_000) -> dict[int, float]:
     keys = [("orders", number) for number in range(partitions)]
     with client_of(broker.bootstrap_servers) as client:
-        sizes.look(client, dict.fromkeys(keys, 0), client.deadline(timeout_ms))
-    return {partition: size for (_, partition), size in sizes.of(keys).items()}
+        sizes.sample(client, dict.fromkeys(keys, 0), client.deadline(timeout_ms))
+    return {partition: size for (_, partition), size in sizes.bytes_per_offset(keys).items()}
 
 
 def test_partition_without_records_is_asked_again_until_it_was_first() -> None:
@@ -108,7 +108,9 @@ def test_partition_without_records_is_asked_again_until_it_was_first() -> None:
         reply(reply_row(3)),
     ]
     with cluster(4, *answers) as broker:
-        assert look(broker, RecordSizes(ConsumerConfig(client_rack="a")), 4) == dict.fromkeys(range(4), len(data) / 10)
+        assert sample(broker, RecordSizes(ConsumerConfig(client_rack="a")), 4) == dict.fromkeys(
+            range(4), len(data) / 10
+        )
         assert fetches(broker) == [[0, 1, 2, 3], [1, 3], [3]]
         # With a rack, the reply may name another replica.
         assert {body["rack_id"] for body in broker.asked(FETCH)} == {""}
@@ -116,16 +118,16 @@ def test_partition_without_records_is_asked_again_until_it_was_first() -> None:
 
 def test_throttling_broker_is_not_asked_again() -> None:
     with cluster(2, reply(throttle_time_ms=1_000)) as broker:
-        look(broker, RecordSizes(CONFIG), 2)
+        sample(broker, RecordSizes(CONFIG), 2)
         assert fetches(broker) == [[0, 1]]
 
 
 def test_partition_without_a_sample_is_first_next_time() -> None:
     sizes, data = RecordSizes(CONFIG), records(0, 10)
     with cluster(2, reply(reply_row(0, data), reply_row(1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))) as broker:
-        look(broker, sizes, 2)
+        sample(broker, sizes, 2)
     with cluster(2, reply(reply_row(1, data), reply_row(0, data))) as broker:
-        look(broker, sizes, 2)
+        sample(broker, sizes, 2)
         assert fetches(broker) == [[1, 0]]
 
 
@@ -136,7 +138,7 @@ def test_sampling_stops_after_enough_bytes() -> None:
         client_of(broker.bootstrap_servers) as client,
     ):
         offsets = {("orders", number): 0 for number in range(3)}
-        bounds = {"partition_max_bytes": 1, "partitions_per_request": 1, "most_bytes": len(data) + 1}
+        bounds = {"partition_max_bytes": 1, "partitions_per_request": 1, "max_bytes": len(data) + 1}
         samples = log_samples(client, CONFIG, offsets, client.deadline(), **bounds)
         assert [key for key, _ in samples] == [("orders", 0), ("orders", 1)]
 
@@ -145,20 +147,20 @@ def test_earlier_size_counts_half_and_replaces_unknown_sizes(caplog: pytest.LogC
     sizes = RecordSizes(CONFIG)
     small, large = records(0, 10, size=100), records(0, 10, size=10_000)
     with cluster(2, reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)) as broker, caplog.at_level(logging.WARNING):
-        assert look(broker, sizes, 2) == {0: 1024, 1: 1024}
+        assert sample(broker, sizes, 2) == {0: 1024, 1: 1024}
     assert "orders-0: its log could not be sampled; 1024 bytes per offset are assumed" in caplog.text
     with cluster(2, reply(reply_row(0, small), reply_row(1, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER))) as broker:
-        assert look(broker, sizes, 2) == {0: len(small) / 10, 1: len(small) / 10}, "the mean of the topic"
+        assert sample(broker, sizes, 2) == {0: len(small) / 10, 1: len(small) / 10}, "the mean of the topic"
     with cluster(2, reply(reply_row(0, large), reply_row(1, small))) as broker:
-        assert look(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
+        assert sample(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
     with cluster(2, b"\0\0\0\4\0\0\0\2") as broker:
-        assert look(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
+        assert sample(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
 
 
 def test_silent_broker_costs_no_more_than_the_deadline() -> None:
     with cluster(100, None, None) as broker:
         started_s = time.monotonic()
-        assert look(broker, RecordSizes(CONFIG), 100, timeout_ms=1_000)[99] == 1024
+        assert sample(broker, RecordSizes(CONFIG), 100, timeout_ms=1_000)[99] == 1024
         assert time.monotonic() - started_s < 15
         assert len(fetches(broker)) == 1
 
@@ -187,8 +189,8 @@ def test_sizes_equal_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicF
     keys = {(name, partition): 0 for partition in range(len(shapes))}
     sizes = RecordSizes(CONFIG)
     with client_of(kafka) as client:
-        sizes.look(client, dict.fromkeys(keys, 7), client.deadline())
-    found = sizes.of(keys)
+        sizes.sample(client, dict.fromkeys(keys, 7), client.deadline())
+    found = sizes.bytes_per_offset(keys)
     assert sizes._known.keys() == keys.keys()
     for key in keys:
         stored = next(
