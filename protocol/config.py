@@ -39,7 +39,7 @@ PartitionStrategy = Literal[
     "manual",
 ]
 
-_MOST_IN_FLIGHT_IF_IDEMPOTENT = 5  # a broker remembers the last five batches of a producer
+_MAX_IN_FLIGHT_IF_IDEMPOTENT = 5  # a broker remembers the last five batches of a producer
 
 
 @dataclass(frozen=True)
@@ -337,11 +337,11 @@ def _not_idempotent(acks: int, retries: int, in_flight: int) -> tuple[str, str] 
         return "acks", f"acks is {acks}, not all"
     if retries == 0:
         return "retries", "retries is 0"
-    if in_flight > _MOST_IN_FLIGHT_IF_IDEMPOTENT:
+    if in_flight > _MAX_IN_FLIGHT_IF_IDEMPOTENT:
         name = "max.in.flight.requests.per.connection"
         return (
             name,
-            f"{name} is {in_flight}, more than the {_MOST_IN_FLIGHT_IF_IDEMPOTENT} whose order brokers can keep",
+            f"{name} is {in_flight}, more than the {_MAX_IN_FLIGHT_IF_IDEMPOTENT} whose order brokers can keep",
         )
     return None
 

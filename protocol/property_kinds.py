@@ -19,7 +19,7 @@ from protocol.spelling import meant
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def shown(text: str) -> str:
     """Format a value for an error: quoted, at most 200 characters, without credentials (user:password@host)."""
     # The pattern starts at word boundaries: trying each letter takes minutes for a long text from a peer.
     quoted = repr(re.sub(r"(?<![^,\s/])[^,\s/]*@", "***@", text))
-    return quoted if len(quoted) <= _MOST_SHOWN else f"{quoted[:_MOST_SHOWN]}... ({len(text)} characters)"
+    return quoted if len(quoted) <= _MAX_SHOWN else f"{quoted[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
 def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, Any] | None = None) -> Kind:

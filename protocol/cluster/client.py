@@ -555,8 +555,8 @@ class Client:
 
     def _share(self, deadline: Deadline, left: int) -> Deadline:
         """Return the deadline of one of `left` candidates: a third of the time, more for the last two."""
-        most_ms = min(deadline.remaining_s() * 1000, self.config.request_timeout_ms)
-        return deadline.at_most_ms(most_ms / min(left, _SHARES))
+        max_ms = min(deadline.remaining_s() * 1000, self.config.request_timeout_ms)
+        return deadline.at_most_ms(max_ms / min(left, _SHARES))
 
     def _candidates(self) -> list[Broker]:
         """Return brokers from metadata, then bootstrap servers, each in random order; failed ones last, latest last."""

@@ -33,7 +33,7 @@ Ask = Callable[[Api, int, dict[str, Any], Deadline], Mapping[str, Any]]
 # Wait after a refusal; doubles each time. An administrator may fix the account meanwhile.
 _AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS = 10_000, 300_000
 # Messages of SASL mechanisms have some hundred bytes, a Kerberos ticket some thousand.
-_MOST_CHALLENGE_BYTES = 1 << 20
+_MAX_CHALLENGE_BYTES = 1 << 20
 # A session is renewed after this part of its lifetime, but brokers refuse to reauthenticate within a second (KIP-368).
 _RENEWED_AT, _SHORTEST_RENEWAL_MS = 0.8, 1_050
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -180,7 +180,7 @@ def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) 
         if reply["error_code"]:
             raise _refused(reply)
         challenge = reply["auth_bytes"]
-        if len(challenge) > _MOST_CHALLENGE_BYTES:
+        if len(challenge) > _MAX_CHALLENGE_BYTES:
             raise AuthenticationFailed(f"the broker's challenge has {len(challenge)} bytes")
         try:
             message = SecretBytes(exchange.send(bytes(challenge)))

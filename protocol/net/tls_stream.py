@@ -34,8 +34,8 @@ from protocol.net.tls_refusal import (
 from protocol.security.tls_config import DEFAULT_TLS, TLSConfig
 
 # Limit of the bytes encrypted at once: they are held twice until sent.
-_MOST_ENCRYPTED_BYTES = 262_144
-_MOST_RECEIVED_BYTES = 262_144
+_MAX_ENCRYPTED_BYTES = 262_144
+_MAX_RECEIVED_BYTES = 262_144
 
 
 class TLSStream(ByteStream):
@@ -76,7 +76,7 @@ class TLSStream(ByteStream):
         self._unsent = memoryview(b"")
         self._accepted = 0  # number of bytes of the current send that are already encrypted
         # Not a bytearray, which would occupy all of its memory at once.
-        self._received = np.empty(_MOST_RECEIVED_BYTES, np.uint8).data
+        self._received = np.empty(_MAX_RECEIVED_BYTES, np.uint8).data
 
     def handshake(self, deadline: Deadline) -> None:
         """Perform the handshake. Raises `RequestTimedOut`, `ConnectionLost`, or `TLSFailed` from an `ssl.SSLError`."""
@@ -127,7 +127,7 @@ class TLSStream(ByteStream):
         with self._lock:
             self._flush()
             if not self._accepted:
-                self._accepted = self._tls.write(_first_bytes(buffers, _MOST_ENCRYPTED_BYTES))
+                self._accepted = self._tls.write(_first_bytes(buffers, _MAX_ENCRYPTED_BYTES))
                 self._flush()
             # Report the bytes only after all of them were sent.
             accepted, self._accepted = self._accepted, 0
@@ -192,7 +192,7 @@ def _first_bytes(buffers: Sequence[memoryview], most: int) -> bytes | memoryview
 
 # Limit of the second connection that looks for the reason of a failure.
 _LOOK_MS = 2_000
-_MOST_REPLY_BYTES = 1_048_576
+_MAX_REPLY_BYTES = 1_048_576
 
 
 def connect_tls(
@@ -252,7 +252,7 @@ def _names(sock: socket.socket, address: str, config: TLSConfig, name: str, dead
 def _speaks_plain_text(sock: socket.socket, address: str, deadline: Deadline) -> bool:
     """Return True if a peer that closes TLS handshakes replies to a plain-text request (ApiVersions, not sensitive)."""
     stream = ByteStream(sock, address)
-    connection = Connection(stream, "", clock=deadline.clock, max_response_bytes=_MOST_REPLY_BYTES)
+    connection = Connection(stream, "", clock=deadline.clock, max_response_bytes=_MAX_REPLY_BYTES)
     try:
         connection.handshake(deadline.at_most_ms(_LOOK_MS))
     except KafkaError:

@@ -32,7 +32,7 @@ from protocol.security.tls_config import TLS_PROPERTIES, parse_tls
 
 log = logging.getLogger(__name__)
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SETTINGS = ("sasl.oauthbearer.token.endpoint.url",)
 _PORTS = {"http": 80, "https": 443}
 _WORTH_ANOTHER_TRY = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -101,7 +101,7 @@ def _ask(
             target = f"{path}?{url.query}" if url.query else path
             connection.request("POST", target, form, _headers(source, config))
             response = connection.getresponse()
-            body = response.read(_MOST_BYTES)
+            body = response.read(_MAX_BYTES)
             if response.length:
                 raise _NoAnswer("the response is truncated or too long")
     except ssl.SSLCertVerificationError as error:

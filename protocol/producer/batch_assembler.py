@@ -256,7 +256,7 @@ class BatchAssembler:
 
     def _hand_over(self, ready: Sequence[ReadyBatches], *, wait: bool = True) -> None:
         """Encode record batches and pass them to the sender; `wait` allows waiting for memory between them."""
-        most_bytes, left = self._config.buffer_memory_bytes, deque(ready)
+        max_bytes, left = self._config.buffer_memory_bytes, deque(ready)
         while left:
             together, slices = left[0], left[0].batch_slices
             try:
@@ -267,7 +267,7 @@ class BatchAssembler:
                     for batch, encoded in zip(slices, records, strict=True)
                 ]
                 if wait:
-                    free_bytes = most_bytes + together.held_bytes - sum(each.size_bytes for each in batches)
+                    free_bytes = max_bytes + together.held_bytes - sum(each.size_bytes for each in batches)
                     self._incomplete.wait_for_room(
                         partial(self._holds_at_most, free_bytes), None, despite_failures=True
                     )

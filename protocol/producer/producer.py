@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 # Limit of the wait for the sender's thread when a producer is closed.
 _STOP_MS = 10_000
-_MOST_COMPRESSORS = min(4, os.cpu_count() or 1)
+_MAX_COMPRESSORS = min(4, os.cpu_count() or 1)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -93,7 +93,7 @@ class Producer:
         )
         self._incomplete = IncompleteBatches(format_error=self._client.format_error)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
-        self._compressors = ThreadPoolExecutor(_MOST_COMPRESSORS, "produce-compress")
+        self._compressors = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
         self._sender = Sender(self._client, settings, self._session, self._incomplete, encode)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)

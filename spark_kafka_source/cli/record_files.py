@@ -12,8 +12,8 @@ from protocol.tables import READ_SCHEMA
 
 SUFFIXES = (".parquet", ".arrow")
 # Of a row group: large enough for columns to compress, small enough for memory.
-_MOST_ROWS = 1 << 18
-_MOST_BYTES = 32 << 20
+_MAX_ROWS = 1 << 18
+_MAX_BYTES = 32 << 20
 
 
 def _open(path: Path, suffix: str) -> Any:
@@ -70,7 +70,7 @@ class RecordFile:
         )
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
-        if self._rows >= _MOST_ROWS or self._bytes >= _MOST_BYTES:
+        if self._rows >= _MAX_ROWS or self._bytes >= _MAX_BYTES:
             self._write_group()
 
     def _write_group(self) -> None:

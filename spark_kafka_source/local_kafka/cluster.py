@@ -44,7 +44,7 @@ DEFAULT_VERSION = "4.2.0"
 _STOP_TIMEOUT_S = 30.0
 _TRAINING_STOP_TIMEOUT_S = 120.0
 _POLL_S = 0.05
-_MOST_METADATA_BYTES = 1_048_576
+_MAX_METADATA_BYTES = 1_048_576
 # Below the systems' range for outgoing connections: such a connection cannot take a port while its broker is down, and
 # no client can connect to itself.
 PORTS = range(20_000, 32_000)
@@ -419,7 +419,7 @@ class LocalKafka:
             stream = ByteStream(connect(LOOPBACK, node.ports[PLAINTEXT], deadline), LOOPBACK)
         except (OSError, KeyError, TransportError):
             return False
-        connection = Connection(stream, "local-kafka", clock=SYSTEM_CLOCK, max_response_bytes=_MOST_METADATA_BYTES)
+        connection = Connection(stream, "local-kafka", clock=SYSTEM_CLOCK, max_response_bytes=_MAX_METADATA_BYTES)
         try:
             reply = connection.send(METADATA, 2, {"topics": []}, deadline).result(deadline)
         except (TransportError, ProtocolError):

@@ -35,7 +35,7 @@ _AIMS = {
     ("ceiling, source", CONSTANT): (0.85, "at least"),
 }
 # The same as a maximum difference, in the unit of the figure.
-_MOST_ABOVE = {("first batch", EMPTY): 300.0}
+_MAX_ABOVE = {("first batch", EMPTY): 300.0}
 
 
 def machine() -> dict[str, Any]:
@@ -78,11 +78,11 @@ def _compared(ours: Figure | None, figure: Figure) -> str:
     """Return the ratio ours to theirs, and whether it meets the goal."""
     if ours is None or (figure is ours and (figure.section, "") not in _AIMS):
         return ""
-    most_above = _MOST_ABOVE.get((figure.section, figure.who))
-    if most_above is not None:
+    max_above = _MAX_ABOVE.get((figure.section, figure.who))
+    if max_above is not None:
         above = ours.value - figure.value
-        verdict = "reached" if above <= most_above else "MISSED"
-        return f"{above:+,.0f} {figure.unit} (at most {most_above:+g}: {verdict})"
+        verdict = "reached" if above <= max_above else "MISSED"
+        return f"{above:+,.0f} {figure.unit} (at most {max_above:+g}: {verdict})"
     ratio, shown = (
         (figure.value, "") if figure is ours else (ours.value / figure.value, f"{ours.value / figure.value:.2f}")
     )

@@ -39,7 +39,7 @@ from tests.wait_until import wait_until
 pytestmark = pytest.mark.soak
 
 STORM_S = scaled("STORM_S", 0.0, 300.0)
-PARTITIONS, MEMBERS, MOST_DOWN = 31, 12, 3
+PARTITIONS, MEMBERS, MAX_DOWN = 31, 12, 3
 SETTLED_WITHIN_S = 10
 REBALANCES_PER_S = 150 / 300
 
@@ -161,9 +161,9 @@ class Source:
 
 
 def one_change(members: list[Member], dice: random.Random, counts: Counter[str]) -> None:
-    """Change the state of a random member. At most `MOST_DOWN` are down or suspended."""
+    """Change the state of a random member. At most `MAX_DOWN` are down or suspended."""
     absent = [member for member in members if member.still or not member.up]
-    member = dice.choice(absent if len(absent) > MOST_DOWN else members)
+    member = dice.choice(absent if len(absent) > MAX_DOWN else members)
     if member.still:
         what = "goes on"
         member.signal(signal.SIGCONT)

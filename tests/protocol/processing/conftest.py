@@ -154,7 +154,7 @@ class Handler:
         self.blocked: dict[bytes, threading.Event] = {}
         self.failing: dict[bytes, BaseException] = {}
         self.at_once = 0
-        self.most_at_once = 0
+        self.max_at_once = 0
         self.busy: set[TopicPartition | bytes | None] = set()
 
     def block(self, value: bytes) -> threading.Event:
@@ -165,7 +165,7 @@ class Handler:
         with self.lock:
             self.begun.append(message)
             self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.max_at_once = max(self.max_at_once, self.at_once)
         try:
             if value in self.blocked:
                 assert self.blocked[value].wait(30)

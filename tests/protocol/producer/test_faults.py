@@ -59,14 +59,14 @@ class TestBrokers:
         name = topic(12, replication_factor=3, config=SAFE)
         count, kills = (1_000_000, 8) if SOAK else (50_000, 1)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 40 == 0 else Fate.PASS
-        most_in_flight, killed, down = 0, 0, None
+        max_in_flight, killed, down = 0, 0, None
         # Rows in memory must be written within delivery.timeout.ms, also by brokers of a busy machine.
         properties = {"batch.size": 2_048, "buffer.memory": 4 << 20}
         try:
             with producer_of(servers(proxy.bootstrap_servers), properties) as producer:
                 for first in range(0, count, 1_000):
                     send_numbered(producer, name, first, 1_000, 12)
-                    most_in_flight = max(most_in_flight, in_flight(producer))
+                    max_in_flight = max(max_in_flight, in_flight(producer))
                     if down is None and first * (kills + 1) >= (killed + 1) * count and in_flight(producer):
                         down = leader_of(producer, name, killed % 12)
                         kafka.kill(down)
@@ -79,7 +79,7 @@ class TestBrokers:
             if down is not None:
                 kafka.start(down)
         assert killed == kills
-        assert most_in_flight >= 5
+        assert max_in_flight >= 5
         assert_all_once_in_order(kafka, name, count, 12)
 
     def test_rows_survive_a_leader_that_resumes_after_another_took_over(
