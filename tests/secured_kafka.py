@@ -17,7 +17,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from spark_kafka_source.local_kafka.config import version_numbers
-from spark_kafka_source.local_kafka.users import authorizing, signing_in
+from spark_kafka_source.local_kafka.users import acl_settings, sasl_listener_settings
 from tests.spark_home import BRIEF_LIFE
 
 _HERE = ("127.0.0.1", "localhost")
@@ -67,8 +67,8 @@ def start(
     settings = dict(settings) | {
         f"listener.name.{name}.ssl.keystore.location": str(file) for name, file in stores.items()
     }
-    settings |= signing_in("SHORT", USERS, ["PLAIN", "OAUTHBEARER"], session_ms=SESSION_MS)
-    settings |= authorizing("alice", "carol", "dave", "CN=client")
+    settings |= sasl_listener_settings("SHORT", USERS, ["PLAIN", "OAUTHBEARER"], session_ms=SESSION_MS)
+    settings |= acl_settings("alice", "carol", "dave", "CN=client")
     settings |= {
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.old.ssl.enabled.protocols": "TLSv1.1",

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from protocol.errors import UsageError
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.config import LOOPBACK
-from spark_kafka_source.local_kafka.users import signed_in, signing_in
+from spark_kafka_source.local_kafka.users import sasl_listener_settings, sasl_properties
 
 PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
 USERS: Mapping[str, str] = MappingProxyType({"alice": "alice-secret"})
@@ -49,7 +49,7 @@ def sasl_listeners(listeners: Mapping[str, str]) -> list[str]:
 
 def sasl_settings(listeners: Iterable[str], users: Mapping[str, str]) -> dict[str, str]:
     """Return broker settings of SASL listeners for these users (name -> password)."""
-    return {name: value for listener in listeners for name, value in signing_in(listener, users).items()}
+    return {name: value for listener in listeners for name, value in sasl_listener_settings(listener, users).items()}
 
 
 def client_properties(
@@ -61,5 +61,5 @@ def client_properties(
         properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(authority.certificate)}
     if protocol in _WITH_SASL:
         name, password = next(iter(users.items()))
-        properties |= signed_in("SCRAM-SHA-512", name, password)
+        properties |= sasl_properties("SCRAM-SHA-512", name, password)
     return properties

@@ -1,6 +1,6 @@
 """Settings of `LocalKafka` for users, SASL mechanisms and authorisation. Pure.
 
-    LocalKafka(security="sasl_plaintext", users={"alice": "alice-secret"}, settings=authorizing())
+    LocalKafka(security="sasl_plaintext", users={"alice": "alice-secret"}, settings=acl_settings())
 
 OAUTHBEARER tokens are unsigned: a client may claim any user name.
 """
@@ -20,7 +20,7 @@ _MODULES = {
 }
 
 
-def signing_in(
+def sasl_listener_settings(
     listener: str,
     users: Mapping[str, str],
     mechanisms: Sequence[str] = MECHANISMS,
@@ -55,13 +55,13 @@ def scram_credentials(users: Mapping[str, str]) -> list[str]:
     ]
 
 
-def signed_in(mechanism: str, name: str, password: str) -> dict[str, str]:
+def sasl_properties(mechanism: str, name: str, password: str) -> dict[str, str]:
     """Return client properties of this user, for PLAIN or SCRAM."""
     jaas = f"{_MODULES[mechanism]} required username={_quoted(name)} password={_quoted(password)};"
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
 
 
-def authorizing(*super_users: str) -> dict[str, str]:
+def acl_settings(*super_users: str) -> dict[str, str]:
     """Return broker settings for authorisation by ACLs. `super_users` and clients without SASL have all permissions."""
     return {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

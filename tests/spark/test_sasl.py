@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spark_kafka_source.lag import lag_of_group
-from spark_kafka_source.local_kafka.users import signed_in
+from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.documents import block
 from tests.librdkafka import produce
 from tests.protocol.sasl.test_real_broker import token_for
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 TOPIC, COPY, GROUP = "sasl", "sasl-copy", "sasl"
 WAYS = {
-    "PLAIN": signed_in("PLAIN", "alice", USERS["alice"]),
-    "SCRAM-SHA-256": signed_in("SCRAM-SHA-256", "alice", USERS["alice"]),
-    "SCRAM-SHA-512": signed_in("SCRAM-SHA-512", "alice", USERS["alice"]),
+    "PLAIN": sasl_properties("PLAIN", "alice", USERS["alice"]),
+    "SCRAM-SHA-256": sasl_properties("SCRAM-SHA-256", "alice", USERS["alice"]),
+    "SCRAM-SHA-512": sasl_properties("SCRAM-SHA-512", "alice", USERS["alice"]),
     "a token": token_for("alice"),
 }
 

@@ -21,7 +21,7 @@ import pytest
 from protocol.sasl.token import unsecured_token
 from spark_kafka_source.local_kafka.config import write_properties
 from spark_kafka_source.local_kafka.jars import find_java
-from spark_kafka_source.local_kafka.users import signed_in
+from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.protocol.sasl.test_real_broker import failed_logins
 from tests.protocol.security.secure_parts import TOPIC, create_topic, options
 from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
@@ -96,7 +96,7 @@ class Secrets:
 
     def cases(self) -> dict[str, dict[str, str]]:
         """Return client options by the case names in `OUTCOMES`; cases with references come first."""
-        carol, stored = signed_in("PLAIN", "carol", PASSWORD), {**self._in_store, **self._signed}
+        carol, stored = sasl_properties("PLAIN", "carol", PASSWORD), {**self._in_store, **self._signed}
         idle = {"sasl_plain_password": PASSWORD, "my.token": PASSWORD}
         other_ca = {"ssl.truststore.location": str(self._secured.authority.certificate), **self._signed}
         nowhere = {"bootstrap.servers": "127.0.0.1:1", "default.api.timeout.ms": "500"}
@@ -108,12 +108,12 @@ class Secrets:
             "ssl.keystore.key": f"${{dir:{self.folder}:key.pem}}",
             "ssl.key.password": self._in_file("key"),
         }
-        dave = signed_in("SCRAM-SHA-512", "dave", self._in_file("dave"))
+        dave = sasl_properties("SCRAM-SHA-512", "dave", self._in_file("dave"))
         return {
             "by a token": self.at("SASL_SSL", elsewhere, BEARER, {"sasl.oauthbearer.token.provider": PROVIDER}),
             "by references": self.at("SASL_SSL", elsewhere, dave),
             "by passwords": {**self.at("SASL_SSL", stored, carol, idle), "password": PASSWORD},
-            "wrong password": self.at("SASL_SSL", stored, signed_in("PLAIN", "carol", f"{PASSWORD}!")),
+            "wrong password": self.at("SASL_SSL", stored, sasl_properties("PLAIN", "carol", f"{PASSWORD}!")),
             "wrong token": self.at("SASL_SSL", stored, BEARER, wrong_token),
             "wrong key password": self.at("SASL_SSL", stored, carol, {"ssl.key.password": f"{KEY_PASSWORD}!"}),
             "wrong store password": self.at(
@@ -122,7 +122,7 @@ class Secrets:
             "unknown CA": self.at("SASL_SSL", other_ca, carol),
             "wrong host": self.at("ELSEWHERE", other_ca),
             "expired": self.at("EXPIRED", other_ca),
-            "missing right": self.at("SASL_SSL", stored, signed_in("PLAIN", "bob", USERS["bob"])),
+            "missing right": self.at("SASL_SSL", stored, sasl_properties("PLAIN", "bob", USERS["bob"])),
             "no broker": {**self.at("SASL_SSL", stored, carol, nowhere), "fetchOffset.numRetries": "0"},
         }
 

@@ -17,11 +17,11 @@ from confluent_kafka.admin import (
 )
 
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.users import signed_in
+from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.secured_kafka import USERS
 from tests.wait_until import wait_until
 
-ALICE, BOB = (signed_in("SCRAM-SHA-256", name, USERS[name]) for name in ("alice", "bob"))
+ALICE, BOB = (sasl_properties("SCRAM-SHA-256", name, USERS[name]) for name in ("alice", "bob"))
 _RESOURCES = {
     "Topic": ResourceType.TOPIC,
     "Group": ResourceType.GROUP,

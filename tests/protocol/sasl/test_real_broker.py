@@ -16,7 +16,7 @@ from protocol.errors import AuthenticationFailed, KafkaError
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import write_properties
-from spark_kafka_source.local_kafka.users import MECHANISMS, signed_in
+from spark_kafka_source.local_kafka.users import MECHANISMS, sasl_properties
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import PARTS, create_topic
 from tests.secured_kafka import USERS, SecuredKafka
@@ -38,11 +38,13 @@ def token_for(name: str, lifetime_s: int = 60) -> dict[str, str]:
 
 
 def right(mechanism: str) -> dict[str, str]:
-    return signed_in(mechanism, "alice", USERS["alice"]) if mechanism in PASSWORDS else token_for("alice")
+    return sasl_properties(mechanism, "alice", USERS["alice"]) if mechanism in PASSWORDS else token_for("alice")
 
 
 def wrong(mechanism: str) -> dict[str, str]:
-    return signed_in(mechanism, "alice", "hunter2") if mechanism in PASSWORDS else token_for("alice", lifetime_s=-60)
+    return (
+        sasl_properties(mechanism, "alice", "hunter2") if mechanism in PASSWORDS else token_for("alice", lifetime_s=-60)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,7 +121,7 @@ def test_refusal_is_final_if_other_brokers_are_down(secured: SecuredKafka, clien
 
 
 def test_disabled_mechanism_is_named_with_the_enabled_ones(client: ClientFactory) -> None:
-    asking = client(signed_in("SCRAM-SHA-256", "bob", USERS["bob"]), listener="SHORT")
+    asking = client(sasl_properties("SCRAM-SHA-256", "bob", USERS["bob"]), listener="SHORT")
     with pytest.raises(AuthenticationFailed, match=r"not enabled it, only .OAUTHBEARER, PLAIN.; set sasl\.mechanism"):
         asking.metadata([])
 
@@ -144,7 +146,7 @@ def test_client_without_sasl_gets_a_hint_to_require_it(client: ClientFactory, li
 
 def test_changed_secret_applies_to_the_next_connection(client: ClientFactory, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("bob-secret\n")
-    who = signed_in("PLAIN", "bob", f"${{dir:{tmp_path}:password}}")
+    who = sasl_properties("PLAIN", "bob", f"${{dir:{tmp_path}:password}}")
     asking = client(who)
     assert asking.metadata([]).brokers.keys() == {1}
     (tmp_path / "password").write_text("other")

@@ -14,7 +14,7 @@ from protocol.consumer.consumer import Consumer
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.producer import Producer
 from protocol.secret import Secret
-from spark_kafka_source.local_kafka.users import signed_in
+from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.background import background
 from tests.conftest import topic_factory
 from tests.protocol.producer.producing import send_numbered
@@ -44,7 +44,7 @@ def test_reads_and_writes_continue_across_sessions(
         with caplog.at_level(logging.DEBUG, "protocol.net.connection"):
             count, read = write_and_read(asking, topic)
         assert sorted(read) == list(range(count))
-        opened, signed_in = (
+        opened, authentications = (
             sum(f"< {each}" in line for line in caplog.messages) for each in ("ApiVersions", "SaslHandshake")
         )
         # On a busy machine a request may be in flight when its session expires, which closes the connection.
@@ -54,7 +54,7 @@ def test_reads_and_writes_continue_across_sessions(
         pass
     # Three connections, for metadata, fetch and produce, each for the whole time.
     assert opened == 3
-    assert signed_in > opened + RUN_S / 5
+    assert authentications > opened + RUN_S / 5
 
 
 def write_and_read(asking: object, topic: str) -> tuple[int, list[int]]:
@@ -110,7 +110,7 @@ def test_another_user_authenticates_on_a_new_connection(
         (tmp_path / "password").write_text(USERS[name])
 
     signs_in("carol")
-    asking = client(signed_in("PLAIN", name_file, password_file), "SHORT")
+    asking = client(sasl_properties("PLAIN", name_file, password_file), "SHORT")
     asking.metadata([])
     (connection,) = asking._pool._connections.values()
     before = failed_logins(secured.kafka)
