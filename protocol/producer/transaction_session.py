@@ -185,7 +185,7 @@ class TransactionSession:
         forgotten = False
         if self._begun:
             ended = end_transaction(
-                self._client, self.held, commit=commit, deadline=deadline, asked_before=self._maybe_ended
+                self._client, self.held, commit=commit, deadline=deadline, maybe_ended=self._maybe_ended
             )
             self._maybe_ended = self._maybe_ended or ended.repeated
             done = ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)

@@ -64,10 +64,10 @@ _MAYBE_ENDED = (
 
 
 def end_transaction(
-    client: Client, identity: TransactionalIdentity, *, commit: bool, deadline: Deadline, asked_before: bool = False
+    client: Client, identity: TransactionalIdentity, *, commit: bool, deadline: Deadline, maybe_ended: bool = False
 ) -> EndedTransaction:
     """End one transaction, as `end_transactions`."""
-    return end_transactions(client, [identity], commit=commit, deadline=deadline, asked_before=asked_before)[identity]
+    return end_transactions(client, [identity], commit=commit, deadline=deadline, maybe_ended=maybe_ended)[identity]
 
 
 def end_transactions(
@@ -76,7 +76,7 @@ def end_transactions(
     *,
     commit: bool,
     deadline: Deadline,
-    asked_before: bool = False,
+    maybe_ended: bool = False,
 ) -> dict[TransactionalIdentity, EndedTransaction]:
     """Commit or abort transactions, pipelined on each coordinator's connection. Raises nothing.
 
@@ -87,7 +87,7 @@ def end_transactions(
     commit : bool
         False aborts.
     deadline : Deadline
-    asked_before : bool
+    maybe_ended : bool
         An earlier call, possibly in another process, may have ended the transactions. A refusal then proves nothing
         and gives `UNKNOWN`.
 
@@ -99,7 +99,7 @@ def end_transactions(
     -----
     The coordinator does not know a transaction without records and offsets: there is nothing to commit.
     """
-    waiting = {identity: _Ending(client, identity, commit, asked_before) for identity in identities}
+    waiting = {identity: _Ending(client, identity, commit, maybe_ended) for identity in identities}
     every = dict(waiting)
 
     def attempt() -> None:

@@ -48,7 +48,7 @@ class TestExpectedEnd:
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
         assert ended.repeated, "an earlier request may still be in flight"
-        again = end_transaction(client, identity, commit=commit, deadline=client.deadline(), asked_before=True)
+        again = end_transaction(client, identity, commit=commit, deadline=client.deadline(), maybe_ended=True)
         assert (again.outcome, again.identity) == (ended.outcome, ended.identity)
         assert committed(client) is commit
 
@@ -121,8 +121,8 @@ class TestOtherEnd:
                 fake.lose_replies(END_TXN)
             else:
                 fake.edit_replies(END_TXN, lambda body: {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}, 1)
-        asked_before = earlier == "another process"
-        ended = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=asked_before)
+        maybe_ended = earlier == "another process"
+        ended = end_transaction(client, identity, commit=True, deadline=client.deadline(), maybe_ended=maybe_ended)
         assert ended.outcome is TransactionOutcome.UNKNOWN
         assert committed(client)
 
@@ -131,7 +131,7 @@ class TestOtherEnd:
         fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR)
         ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
         assert ended.outcome is TransactionOutcome.UNKNOWN
-        again = end_transaction(client, identity, commit=True, deadline=client.deadline(), asked_before=True)
+        again = end_transaction(client, identity, commit=True, deadline=client.deadline(), maybe_ended=True)
         assert again.outcome is TransactionOutcome.COMMITTED
 
     def test_end_without_a_reply_is_unknown(self, fake: FakeKafka, client: Client) -> None:

@@ -327,8 +327,8 @@ def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client:
     identity = producer.prepare_transaction()
     producer.close()
     with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as other:
-        for asked_before in (False, True):
-            ended = end_transaction(other, identity, commit=True, deadline=other.deadline(), asked_before=asked_before)
+        for maybe_ended in (False, True):
+            ended = end_transaction(other, identity, commit=True, deadline=other.deadline(), maybe_ended=maybe_ended)
             assert ended.outcome is TransactionOutcome.COMMITTED
     wait_until_decided(one_broker, [(name, 0)])
     assert numbers_in(client, name, 1) == [list(range(10))]
