@@ -95,11 +95,11 @@ def plan_sink(schema: StructType, topic: str | None) -> SinkPlan:
     if "topic" not in fields and topic is None:
         raise ConfigurationError(
             "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic: "
-            f'.option("topic", "..."). The columns are {_listed(schema)}.'
+            f'.option("topic", "..."). The columns are {_column_names(schema)}.'
         )
     if "value" not in fields:
         raise UsageError(
-            f"Required attribute 'value' not found; the columns are {_listed(schema)}. Convert the row "
+            f"Required attribute 'value' not found; the columns are {_column_names(schema)}. Convert the row "
             "to one column named value, of type string or binary, for example with "
             'selectExpr("to_json(struct(*)) AS value").'
         )
@@ -137,7 +137,7 @@ def _type_name(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _listed(schema: StructType) -> str:
+def _column_names(schema: StructType) -> str:
     return ", ".join(schema.fieldNames()) or "none"
 
 
@@ -187,9 +187,9 @@ def _rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, pa.Array | None]]:
 
 
 def _columns(plan: SinkPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = {"value": _as(batch.column("value"), pa.binary())}
+    columns = {"value": _cast(batch.column("value"), pa.binary())}
     if "key" in plan.names:
-        columns["key"] = _as(batch.column("key"), pa.binary())
+        columns["key"] = _cast(batch.column("key"), pa.binary())
     if "timestamp" in plan.names:
         columns["timestamp_ms"] = _timestamp_ms(batch.column("timestamp"))
     if "headers" in plan.names:
@@ -197,7 +197,7 @@ def _columns(plan: SinkPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast a column; string to binary shares the bytes. Spark may also send the large_ types."""
     return column if column.type == kind else column.cast(kind)
 
@@ -224,7 +224,7 @@ def _partitions(column: pa.Array) -> pa.Int32Array:
 
 
 def _headers(column: pa.Array) -> pa.Array:
-    headers = _as(column, HEADERS)
+    headers = _cast(column, HEADERS)
     if pc.struct_field(pc.list_flatten(headers), "key").null_count:
         raise UsageError(
             "headers of a row hold a null key: Kafka takes null header values but no null keys. Filter such headers "

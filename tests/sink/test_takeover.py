@@ -31,7 +31,7 @@ def cluster() -> Iterator[FakeKafka]:
         yield cluster
 
 
-def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
+def start_all_tasks(cluster: FakeKafka, start: str, tasks: int) -> None:
     """Start all tasks at once, each with its own client, as in separate processes."""
     config, together = parse_client({"bootstrap.servers": cluster.bootstrap_servers}), Barrier(tasks)
 
@@ -50,38 +50,38 @@ def begin(cluster: FakeKafka, start: str, tasks: int) -> None:
 @pytest.mark.parametrize("before", [True, False], ids=["an older start", "no ledger yet"])
 def test_takeover_by_many_concurrent_tasks_is_done_by_few(cluster: FakeKafka, before: bool) -> None:
     if before:
-        begin(cluster, "older", 1)
-    asked_before = len(cluster.asked(INIT_PRODUCER_ID))
-    begin(cluster, "newer", TASKS)
-    asked = len(cluster.asked(INIT_PRODUCER_ID)) - asked_before
-    assert 1 <= asked <= TASKS // 2
+        start_all_tasks(cluster, "older", 1)
+    requests_before = len(cluster.asked(INIT_PRODUCER_ID))
+    start_all_tasks(cluster, "newer", TASKS)
+    requests = len(cluster.asked(INIT_PRODUCER_ID)) - requests_before
+    assert 1 <= requests <= TASKS // 2
     with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:
         ledger = read_ledger(client, QUERY, client.deadline())
     assert ledger is not None
     assert ledger.starts == (("older", "newer") if before else ("newer",))
 
 
-# -- the turn of one task, with a manual clock --------------------------------------------------------
+# -- the back-off of one task, with a manual clock ----------------------------------------------------
 
-AT_REST, TAKING_OVER = (LedgerProducer(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
+IDLE, BUSY = (LedgerProducer(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
 
 
-def waited_s(clock: ManualClock, *held_by: LedgerProducer) -> float:
-    """Return how long a task waits. `held_by` are the brokers' replies in order; the last one repeats."""
-    said = iter(held_by)
-    turn = TakeoverBackoff(lambda: next(said, held_by[-1]), Deadline.after_ms(60_000, clock))
-    while not turn.is_due():
-        turn.wait()
+def waited_s(clock: ManualClock, *replies: LedgerProducer) -> float:
+    """Return how long a task waits. `replies` describe the ledger's producer, in order; the last one repeats."""
+    remaining_replies = iter(replies)
+    backoff = TakeoverBackoff(lambda: next(remaining_replies, replies[-1]), Deadline.after_ms(60_000, clock))
+    while not backoff.is_due():
+        backoff.wait()
     return clock.at_s
 
 
 def test_task_takes_over_at_once_without_competitor() -> None:
-    assert waited_s(ManualClock(), AT_REST) <= 0.1
+    assert waited_s(ManualClock(), IDLE) <= 0.1
 
 
 def test_task_waits_a_limited_time_for_takeover_by_another() -> None:
-    assert 0.5 <= waited_s(ManualClock(), TAKING_OVER) <= 1.1
-    assert 0.5 <= waited_s(ManualClock(), AT_REST, TAKING_OVER) <= 1.3
+    assert 0.5 <= waited_s(ManualClock(), BUSY) <= 1.1
+    assert 0.5 <= waited_s(ManualClock(), IDLE, BUSY) <= 1.3
 
 
 def test_task_takes_over_from_driver_that_still_decides_batches() -> None:
@@ -95,13 +95,13 @@ def test_task_waits_longer_for_each_competing_task() -> None:
     assert waited_s(ManualClock(), *others) > 0.5 + 1 + 2 + 4 + 8
 
 
-def test_task_without_turn_fails_at_deadline() -> None:
+def test_task_waiting_for_others_fails_at_deadline() -> None:
     clock = ManualClock()
-    turn = TakeoverBackoff(
+    backoff = TakeoverBackoff(
         lambda: LedgerProducer(TransactionalIdentity("query", 1, int(clock.at_s * 1000)), False),
         Deadline.after_ms(5_000, clock),
     )
-    while not turn.is_due() and clock.at_s < 5:
-        turn.wait()
+    while not backoff.is_due() and clock.at_s < 5:
+        backoff.wait()
     with pytest.raises(DeadlineExceeded, match="another task of this start"):
-        turn.wait()
+        backoff.wait()

@@ -49,22 +49,22 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
     identities = _identities(prepared)
     batch = prepared[0].batch
     if batch is None:
-        without = [each.task for each in prepared if each.identity is None]
-        fence_other_attempts(client, prepared[0].query, identities, without)
+        tasks_without = [each.task for each in prepared if each.identity is None]
+        fence_other_attempts(client, prepared[0].query, identities, tasks_without)
         _require_open(client, prepared)
         _commit(client, identities, "the committed part of this write stays, and the rest is lost")
         return
     with report_fenced(client, batch):
         _require_same_tasks(client, batch, prepared, len(messages))
-        left = _require_open(client, prepared)
+        leftover = _require_open(client, prepared)
         if identities:
             _decide(client, prepared, batch, transaction_timeout_ms)
-        elif left and (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
+        elif leftover and (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
             require_newest(ledger, batch)
-        # This start was the newest after the check: only its own attempts can have left these.
-        _abort_left(client, left)
-        then = f"batch {batch.batch_id} is decided: start the query again to commit the rest"
-        _commit(client, identities, then)
+        # This start was the newest after the check, so only its own attempts can have left these transactions.
+        _abort_leftover(client, leftover)
+        consequence = f"batch {batch.batch_id} is decided: start the query again to commit the rest"
+        _commit(client, identities, consequence)
 
 
 def abort_batch(
@@ -79,16 +79,16 @@ def abort_batch(
     instead of raising them: remaining transactions end at the next start of the query, or time out.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
-    told = _identities(prepared)
+    reported = _identities(prepared)
     try:
         if batch_write is not None:
-            unheard = [task for task, message in enumerate(messages) if message is None]
-            abort_failed_write(client, batch_write, told, unheard)
+            silent_tasks = [task for task, message in enumerate(messages) if message is None]
+            abort_failed_write(client, batch_write, reported, silent_tasks)
         elif prepared and (batch := prepared[0].batch) is not None:
-            # Before the ledger is read: if this start is the newest then, all of them are its own.
-            left = {*told, *list_open_transactions(client, batch.query.task_prefix, client.deadline())}
-            left = _undecided(client, batch, told, left, transaction_timeout_ms)
-            end_transactions(client, left, commit=False, deadline=client.deadline())
+            # List them before reading the ledger: if this start is the newest in it, all of them are its own.
+            open_transactions = {*reported, *list_open_transactions(client, batch.query.task_prefix, client.deadline())}
+            open_transactions = _undecided(client, batch, reported, open_transactions, transaction_timeout_ms)
+            end_transactions(client, open_transactions, commit=False, deadline=client.deadline())
     except KafkaError as error:
         log.warning(
             "transactions may stay open until they time out%s: %s",
@@ -100,19 +100,19 @@ def abort_batch(
 def _undecided(
     client: Client,
     batch: StreamBatch,
-    told: Collection[TransactionalIdentity],
-    left: Collection[TransactionalIdentity],
+    reported: Collection[TransactionalIdentity],
+    open_transactions: Collection[TransactionalIdentity],
     transaction_timeout_ms: int,
 ) -> set[TransactionalIdentity]:
-    """Return the undecided ones of the `told` transactions, and of all `left` open if this start is the newest."""
+    """Return the undecided transactions: of all open ones if this start is the newest, else of the reported ones."""
     ledger = read_ledger(client, batch.query, client.deadline())
     if ledger is None or not ledger.is_fenced(batch.start_id):
         # A decision of this driver may still be in flight.
-        ledger = _rewritten(client, batch, lambda before: before, transaction_timeout_ms, fence_first=True)
+        ledger = _rewrite(client, batch, lambda before: before, transaction_timeout_ms, fence_first=True)
     if ledger is None:
-        return set(told)
-    own = left if ledger.start_id == batch.start_id else told
-    return set(own).difference(batch.query.identities(ledger.transactions))
+        return set(reported)
+    candidates = open_transactions if ledger.start_id == batch.start_id else reported
+    return set(candidates).difference(batch.query.identities(ledger.transactions))
 
 
 def _identities(prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity]:
@@ -160,10 +160,10 @@ def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[Tra
     found = describe_open_transactions(client, [each.query.task(each.task) for each in prepared], client.deadline())
     if found is None:
         return []
-    over = [each.transactional_id for each in identities if each not in found]
-    if over:
+    ended = [each.transactional_id for each in identities if each not in found]
+    if ended:
         raise KafkaError(
-            f"{len(over)} of {len(identities)} transactions ended before they could be committed: {listed(over)}. "
+            f"{len(ended)} of {len(identities)} transactions ended before they could be committed: {listed(ended)}. "
             "The broker times them out after transaction.timeout.ms, which must be longer than a batch takes; or "
             "they were aborted (pykafka txn abort); or the same query also runs elsewhere. "
             "No record of this batch is visible; it is written again.",
@@ -172,9 +172,9 @@ def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[Tra
     return [each for each in found if each not in identities]
 
 
-def _abort_left(client: Client, left: Sequence[TransactionalIdentity]) -> None:
+def _abort_leftover(client: Client, leftover: Sequence[TransactionalIdentity]) -> None:
     """Abort transactions of failed attempts, which delay readers of committed records."""
-    ended = end_transactions(client, left, commit=False, deadline=client.deadline())
+    ended = end_transactions(client, leftover, commit=False, deadline=client.deadline())
     for each in ended.values():
         if each.outcome is not TransactionOutcome.ABORTED:
             log.warning("%s may stay open until it times out: %s", each.identity, each.cause)
@@ -190,13 +190,13 @@ def _decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatc
                 f"the ledger of {batch.query.transactional_id} no longer exists: was a topic or group deleted?"
             )
         require_newest(before, batch)
-        there = before.transactions if before.batch_id == batch.batch_id else {}
-        return before.decided(batch.batch_id, len(prepared), {**there, **transactions})
+        earlier = before.transactions if before.batch_id == batch.batch_id else {}
+        return before.decided(batch.batch_id, len(prepared), {**earlier, **transactions})
 
-    _rewritten(client, batch, decided, transaction_timeout_ms)
+    _rewrite(client, batch, decided, transaction_timeout_ms)
 
 
-def _rewritten(
+def _rewrite(
     client: Client,
     batch: StreamBatch,
     change: Callable[[Ledger | None], L],
@@ -212,12 +212,12 @@ def _rewritten(
     )
 
 
-def _commit(client: Client, identities: Sequence[TransactionalIdentity], then: str) -> None:
+def _commit(client: Client, identities: Sequence[TransactionalIdentity], consequence: str) -> None:
     ended = end_transactions(client, identities, commit=True, deadline=client.deadline())
-    lost = [each for each in ended.values() if each.outcome is not TransactionOutcome.COMMITTED]
-    if lost:
-        first = lost[0]
+    uncommitted = [each for each in ended.values() if each.outcome is not TransactionOutcome.COMMITTED]
+    if uncommitted:
+        first = uncommitted[0]
         raise OutcomeUnknown(
-            f"{len(lost)} of {len(ended)} transactions could not be committed, the first of them {first.identity}: "
-            f"{first.outcome.value} ({first.cause}). {then[0].upper()}{then[1:]}."
+            f"{len(uncommitted)} of {len(ended)} transactions could not be committed, the first of them "
+            f"{first.identity}: {first.outcome.value} ({first.cause}). {consequence[0].upper()}{consequence[1:]}."
         ) from first.cause

@@ -64,9 +64,9 @@ def abort_failed_write(
     """
     failures = _fence(client, [write.transactional_id])
     ended = end_transactions(client, prepared, commit=False, deadline=_deadline(client))
-    over = {identity.transactional_id for identity, each in ended.items() if _has_ended(each)}
-    told = [int(each.transactional_id.removeprefix(write.task_prefix)) for each in prepared]
-    failures += _fence_others(client, write, over, [*told, *silent_tasks])
+    ended_ids = {identity.transactional_id for identity, each in ended.items() if _has_ended(each)}
+    prepared_tasks = [int(each.transactional_id.removeprefix(write.task_prefix)) for each in prepared]
+    failures += _fence_others(client, write, ended_ids, [*prepared_tasks, *silent_tasks])
     for failure in failures:
         raise failure
 
@@ -85,15 +85,15 @@ def require_not_ended(client: Client, write: Query, deadline: Deadline) -> None:
 
 
 def _fence_others(
-    client: Client, write: Query, over: Collection[str], fallback_tasks: Iterable[int]
+    client: Client, write: Query, excluded_ids: Collection[str], fallback_tasks: Iterable[int]
 ) -> list[KafkaError]:
-    """Fence the write's transactional ids except `over`; of the tasks `fallback_tasks` if ids cannot be listed."""
+    """Fence the write's transactional ids without `excluded_ids`; those of `fallback_tasks` if listing them fails."""
     try:
         listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_ATTEMPT_STATES)
         found = {each.transactional_id for each in listed}
     except KafkaError:
         found = {write.task(task) for task in fallback_tasks}
-    return _fence(client, found.difference(over))
+    return _fence(client, found.difference(excluded_ids))
 
 
 def _has_ended(ended: EndedTransaction) -> bool:

@@ -26,9 +26,9 @@ from spark_kafka_source.sink.exactly_once.query import Query
 L = TypeVar("L", bound="Ledger | None")
 
 
-def read_ledger(client: Client, query: Query, deadline: Deadline, *, settled: bool = False) -> Ledger | None:
-    """Return the last committed ledger. `settled`: wait until no transaction is rewriting it."""
-    return from_offsets(fetch_offsets(client, query.transactional_id, None, deadline, require_stable=settled))
+def read_ledger(client: Client, query: Query, deadline: Deadline, *, require_stable: bool = False) -> Ledger | None:
+    """Return the last committed ledger. `require_stable`: wait until no transaction is rewriting it."""
+    return from_offsets(fetch_offsets(client, query.transactional_id, None, deadline, require_stable=require_stable))
 
 
 def rewrite_ledger(
@@ -66,7 +66,7 @@ def rewrite_ledger(
     known: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
     if known is None or fence_first:
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
-        before = read_ledger(client, query, deadline, settled=True)
+        before = read_ledger(client, query, deadline, require_stable=True)
     else:
         identity, before = known
     after = change(before)

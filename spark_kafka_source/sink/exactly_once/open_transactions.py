@@ -57,12 +57,12 @@ def commit_decided(client: Client, batch: StreamBatch, ledger: Ledger, tasks: It
     query = batch.query
     decided = {task: ledger.transactions[task] for task in tasks if task in ledger.transactions}
     identities = dict(zip(decided, query.identities(decided), strict=True))
-    ended = end_transactions(client, identities.values(), commit=True, deadline=client.deadline(), asked_before=True)
+    ended = end_transactions(client, identities.values(), commit=True, deadline=client.deadline(), maybe_ended=True)
 
-    def is_there(task: int) -> bool:
+    def is_committed(task: int) -> bool:
         if ended[identities[task]].outcome is TransactionOutcome.COMMITTED:
             return True
         markers = fetch_offsets(client, query.task(task), [ledger.marker_key], client.deadline())
         return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id
 
-    return [task for task in decided if not is_there(task)]
+    return [task for task in decided if not is_committed(task)]

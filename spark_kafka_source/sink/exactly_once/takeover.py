@@ -5,7 +5,7 @@ transaction. Afterwards no driver of an older start can decide a batch, so earli
 executors; the driver also checks for a newer start.
 
 A takeover fences one in progress, and tasks cannot communicate. So each task observes the producer that writes the
-ledger. If the producer is at rest, and still is after a random delay, the task takes over. Otherwise another task has
+ledger. If the producer is idle, and still is after a random delay, the task takes over. Otherwise another task has
 begun, or the driver of the older start is deciding: the task waits for a limited time, since that producer may be dead.
 """
 
@@ -72,30 +72,30 @@ class TakeoverBackoff:
         self._backoff_s = _INITIAL_BACKOFF_S
         self._ledger_producer = describe_producer()
         if self._ledger_producer.is_idle:
-            self._next_s = self._now_s() + random.uniform(0, _JITTER_S)  # noqa: S311
+            self._due_at_s = self._now_s() + random.uniform(0, _JITTER_S)  # noqa: S311
         else:
-            self._next_s = self._after_another_s()
+            self._due_at_s = self._next_attempt_s()
 
     def is_due(self) -> bool:
-        """Return True to take over now. If the takeover fails, the next turn comes later."""
-        if self._now_s() < self._next_s:
+        """Return True if the task may take over now. After a failed takeover, the next attempt is due later."""
+        if self._now_s() < self._due_at_s:
             return False
         before, self._ledger_producer = self._ledger_producer, self._describe_producer()
-        self._next_s = self._after_another_s()
-        # Neither at rest nor changed: the task that began a takeover is dead or slow.
+        self._due_at_s = self._next_attempt_s()
+        # Neither idle nor changed: the task that began a takeover is dead or slow.
         return self._ledger_producer.is_idle or self._ledger_producer.identity == before.identity
 
     def wait(self) -> None:
-        """Wait until the turn may have come, or until the ledger should be checked again."""
+        """Wait until the next attempt is due, or until the ledger should be read again. Raises `DeadlineExceeded`."""
         if self._deadline.passed:
             raise DeadlineExceeded(
                 "another task of this start began to take over the query's ledger, and has not completed"
             )
-        wait_s = min(self._next_s - self._now_s(), _POLL_S * random.uniform(0.5, 1))  # noqa: S311
+        wait_s = min(self._due_at_s - self._now_s(), _POLL_S * random.uniform(0.5, 1))  # noqa: S311
         self._deadline.clock.sleep_s(min(wait_s, self._deadline.remaining_s()))
 
-    def _after_another_s(self) -> float:
-        """Return the time by which another task should be done; the wait doubles each time."""
+    def _next_attempt_s(self) -> float:
+        """Return the time of the next attempt, by which another task should be done; the wait doubles each time."""
         wait_s = self._backoff_s * random.uniform(1, 2)  # noqa: S311
         self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
         return self._now_s() + wait_s
@@ -128,7 +128,7 @@ def take_over(
         A request failed.
     """
 
-    def begin(before: Ledger | None) -> Ledger:
+    def add_start(before: Ledger | None) -> Ledger:
         if before is None:
             assert topic is not None
             return Ledger(topic, (batch.start_id,))
@@ -139,7 +139,7 @@ def take_over(
         _settle(client, batch.query, before, deadline)
         return before.started(batch.start_id)
 
-    def seen() -> Ledger | None:
+    def current_ledger() -> Ledger | None:
         ledger = read_ledger(client, batch.query, deadline)
         if ledger is not None:
             require_newest(ledger, batch)
@@ -147,21 +147,23 @@ def take_over(
                 raise _too_late(ledger, batch)
         return ledger
 
-    turn: TakeoverBackoff | None = None
+    backoff: TakeoverBackoff | None = None
 
     def attempt() -> Ledger | None:
-        nonlocal turn
+        nonlocal backoff
         is_due = False
         while True:
-            # Also read after the turn has come: another task may have taken over meanwhile.
-            ledger = seen()
+            # Read it again when the attempt is due: another task may have taken over meanwhile.
+            ledger = current_ledger()
             if ledger.start_id == batch.start_id if ledger is not None else topic is None:
                 return ledger
             if is_due:
-                return rewrite_ledger(client, batch.query, begin, transaction_timeout_ms, deadline, fence_first=True)
-            turn = turn or TakeoverBackoff(partial(_ledger_producer, client, batch.query, deadline), deadline)
-            if not (is_due := turn.is_due()):
-                turn.wait()
+                return rewrite_ledger(
+                    client, batch.query, add_start, transaction_timeout_ms, deadline, fence_first=True
+                )
+            backoff = backoff or TakeoverBackoff(partial(_ledger_producer, client, batch.query, deadline), deadline)
+            if not (is_due := backoff.is_due()):
+                backoff.wait()
 
     return client.retrying(f"ledger of {batch.query.transactional_id}", attempt, deadline)
 
@@ -176,8 +178,8 @@ def _ledger_producer(client: Client, query: Query, deadline: Deadline) -> Ledger
     return LedgerProducer(found.identity, is_idle=found.state in _IDLE_STATES)
 
 
-def require_not_decided(client: Client, batch: StreamBatch, seen: Ledger) -> None:
-    """Check the ledger again once a task has its producer id; `seen` is the ledger before.
+def require_not_decided(client: Client, batch: StreamBatch, known: Ledger) -> None:
+    """Check the ledger again once a task has its producer id; `known` is the ledger before.
 
     Raises
     ------
@@ -190,8 +192,8 @@ def require_not_decided(client: Client, batch: StreamBatch, seen: Ledger) -> Non
     if ledger is None:
         return
     require_newest(ledger, batch)
-    # A commit becomes visible with a delay: the ledger may be older than `seen`, or newer by the previous batch.
-    if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != seen:
+    # A commit becomes visible with a delay: the ledger may be older than `known`, or newer by the previous batch.
+    if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != known:
         raise _too_late(ledger, batch)
 
 
@@ -245,9 +247,9 @@ def report_fenced(client: Client, batch: StreamBatch) -> Iterator[None]:
 def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) -> None:
     """End the transactions of the previous start: commit the decided ones, abort the others."""
     decided = query.identities(ledger.transactions)
-    end_transactions(client, decided, commit=True, deadline=deadline, asked_before=True)
-    left = [each for each in list_open_transactions(client, query.task_prefix, deadline) if each not in decided]
+    end_transactions(client, decided, commit=True, deadline=deadline, maybe_ended=True)
+    undecided = [each for each in list_open_transactions(client, query.task_prefix, deadline) if each not in decided]
     # If the ledger has changed, another task of this start has taken over, and some of these may be new.
-    if left and read_ledger(client, query, deadline) == ledger:
-        log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(left))
-        end_transactions(client, left, commit=False, deadline=deadline, asked_before=True)
+    if undecided and read_ledger(client, query, deadline) == ledger:
+        log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(undecided))
+        end_transactions(client, undecided, commit=False, deadline=deadline, maybe_ended=True)
