@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NAME = "pykafka-group"
 
 # Spark adds this option for SQL tables.
-_TABLE = "provider"
+_TABLE_OPTION = "provider"
 
 
 class KafkaGroupDataSource(PickledForExecutors, DataSource):
@@ -57,7 +57,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         Spark calls this in `load()` without a user's schema, and in `CREATE TABLE` without columns.
         """
         # A table may be for writing.
-        if _TABLE not in self.options:
+        if _TABLE_OPTION not in self.options:
             check_read_options(self.options)
         return spark_schema(row_columns(self.options))
 

@@ -68,35 +68,35 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
         _client(kafka, security) as client,
     ):
         # PySpark is imported after the checks of `main`, and while the brokers settle.
-        from spark_kafka_source.demo import query as spark_side
+        from spark_kafka_source.demo import query as demo_query
 
-        for topic, partitions in ((spark_side.ORDERS, 6), (spark_side.REVENUE, 3)):
+        for topic, partitions in ((demo_query.ORDERS, 6), (demo_query.REVENUE, 3)):
             create_topic(client, NewTopic(topic, partitions, replication_factor=brokers))
             screen.print_timed(f"topic {topic}: {partitions} partitions, each on all brokers")
         options = {f"kafka.{name}": value for name, value in kafka.client_properties(security.upper()).items()}
-        orders = OrderStream(client, spark_side.ORDERS, per_second, spark_side.WINDOW_S)
+        orders = OrderStream(client, demo_query.ORDERS, per_second, demo_query.WINDOW_S)
         orders.start()
         screen.print_timed(f"{per_second:g} orders a second go into {orders.topic}, keyed by customer, such as")
         screen.print_line(make_order(1, SYSTEM_CLOCK.wall_ms()).to_json())
         with _signals_deferred(), _stderr_to(folder / LOG):  # inherited by the JVM and its Python workers
-            spark = spark_side.open_session()
+            spark = demo_query.open_session()
         screen.print_timed(
-            f"Spark {spark.version} reads them as group {spark_side.GROUP}, a batch every {spark_side.TRIGGER_S} s,"
+            f"Spark {spark.version} reads them as group {demo_query.GROUP}, a batch every {demo_query.TRIGGER_S} s,"
         )
-        screen.print_line(f"and writes the revenue per country and {spark_side.WINDOW_S} s to {spark_side.REVENUE}")
+        screen.print_line(f"and writes the revenue per country and {demo_query.WINDOW_S} s to {demo_query.REVENUE}")
         try:
-            query = spark_side.start_query(spark, options, str(folder / "checkpoint"))
-            watch = Watch(query, client, spark_side.GROUP, spark_side.ORDERS, screen)
+            query = demo_query.start_query(spark, options, str(folder / "checkpoint"))
+            watch = Watch(query, client, demo_query.GROUP, demo_query.ORDERS, screen)
             _follow(watch, orders, seconds, screen)
             query.processAllAvailable()  # the last closed windows
             watch.show_new_batches()
             query.stop()
             screen.print_line()
-            results = spark_side.read_results(spark, options)
+            results = demo_query.read_results(spark, options)
         finally:
             spark.stop()
-        right = _check(results, orders.sums, watch.late_rows, screen)
-        return _show_group(kafka, spark_side.GROUP, screen) and right
+        results_match = _check(results, orders.sums, watch.late_rows, screen)
+        return _show_group(kafka, demo_query.GROUP, screen) and results_match
 
 
 def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -> None:
@@ -231,8 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             find_java()
             _require_pyspark()
-            given = (parsed.brokers, parsed.seconds, parsed.rate, parsed.security)
-            return 0 if run(*given, Path(folder), screen) else 1
+            settings = (parsed.brokers, parsed.seconds, parsed.rate, parsed.security)
+            return 0 if run(*settings, Path(folder), screen) else 1
         except KeyboardInterrupt:
             screen.print_timed("stopped")
         except KafkaError as error:

@@ -104,8 +104,8 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     schema = arrow_schema(options.row_columns)
     try:
         with with_remedies():
-            for each, batch in records:
-                yield _with_spark_columns(batch, each, schema)
+            for source_range, batch in records:
+                yield _with_spark_columns(batch, source_range, schema)
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
@@ -124,35 +124,35 @@ def _decoded(columns: Sequence[str]) -> list[str]:
     return [_DECODED[name] for name in columns if name in _DECODED] or ["offset"]
 
 
-def _with_spark_columns(batch: pa.RecordBatch, wanted: Range, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([_column(name, batch, wanted) for name in schema.names], schema=schema)
+def _with_spark_columns(batch: pa.RecordBatch, source_range: Range, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([_column(name, batch, source_range) for name in schema.names], schema=schema)
 
 
-def _column(name: str, batch: pa.RecordBatch, wanted: Range) -> pa.Array:
+def _column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Array:
     rows = batch.num_rows
     if name == "topic":
-        return _topic_column(wanted.topic, rows)
+        return _topic_column(source_range.topic, rows)
     if name == "partition":
-        return to_arrow(np.full(rows, wanted.partition, np.int32))
+        return to_arrow(np.full(rows, source_range.partition, np.int32))
     if name == "timestamp":
-        return _timestamps(batch, wanted)
+        return _timestamps(batch, source_range)
     return batch.column(_DECODED[name])
 
 
-def _timestamps(batch: pa.RecordBatch, wanted: Range) -> pa.Array:
+def _timestamps(batch: pa.RecordBatch, source_range: Range) -> pa.Array:
     column = batch.column("timestamp_ms")
     try:
         return column.view(_MILLIS).cast(_MICROS)
     except pa.ArrowInvalid as error:
         milliseconds = to_numpy(column)
-        worst = milliseconds[(milliseconds > _MAX_MILLIS) | (milliseconds < -_MAX_MILLIS)][0]
+        out_of_range = milliseconds[(milliseconds > _MAX_MILLIS) | (milliseconds < -_MAX_MILLIS)][0]
         raise UsageError(
             with_error_class(
                 MALFORMED_RECORD_TIMESTAMP,
-                f"a record of {wanted.topic}-{wanted.partition} in offsets {wanted.from_offset} to "
-                f"{wanted.until_offset} has the timestamp {worst}, too large for Spark's microseconds. Kafka's "
-                "timestamps are milliseconds: its producer probably wrote others. To read the other columns, leave "
-                "timestamp out of the option columns",
+                f"a record of {source_range.topic}-{source_range.partition} in offsets {source_range.from_offset} to "
+                f"{source_range.until_offset} has the timestamp {out_of_range}, too large for Spark's microseconds. "
+                "Kafka's timestamps are milliseconds: its producer probably wrote others. To read the other columns, "
+                "leave timestamp out of the option columns",
             )
         ) from error
 
