@@ -34,7 +34,17 @@ log = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.05
 _CHECK_INTERVAL_MS = _CHECK_INTERVAL_S * 1000
 
+_CLOSED = EndReason("this ConsumerGroup was closed")
+_STOPPED = EndReason("the stop event of consume was set")
+
 Handles = Callable[[KafkaError], None]
+
+
+class StopEvent(Protocol):
+    """An event such as `threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Return True if the event is set."""
 
 
 class ConsumerGroupHandler(Protocol):
@@ -117,7 +127,12 @@ class ConsumerGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def consume(self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler) -> EndReason:
+    def consume(
+        self,
+        topics: Collection[str] | re.Pattern[str],
+        handler: ConsumerGroupHandler,
+        stop: StopEvent | None = None,
+    ) -> EndReason:
         """Join the group, wait for claims, and run one session. Call it repeatedly until `closed`.
 
         Parameters
@@ -126,6 +141,10 @@ class ConsumerGroup:
             Names of topics, or a pattern that matches whole names.
         handler : ConsumerGroupHandler
             Called for the session and its claims.
+        stop : StopEvent, optional
+            Ends the session, or the wait for claims, when it is set by any thread or a signal handler (the context of
+            sarama's `Consume`). This object stays open, and the member keeps its partitions for the next call, at most
+            for `max.poll.interval.ms`; `close` leaves the group.
 
         Returns
         -------
@@ -147,8 +166,10 @@ class ConsumerGroup:
             if not free:
                 raise UsageError("another call of consume is running")
             try:
+                if stop is not None and stop.is_set():
+                    return _STOPPED
                 membership = self._subscribed(topics)
-                while not self.closed:
+                while not (self.closed or (stop is not None and stop.is_set())):
                     self._partitions.drop(self._partitions.assigned)
                     assignment = membership.poll_rebalance(
                         self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
@@ -163,13 +184,23 @@ class ConsumerGroup:
                             self._commits,
                             membership,
                             self._on_error,
-                            lambda: self._closed,
+                            self._end_reason_of(stop),
                             self._thread_local,
                         )
                         return _SessionRun(shared, handler, assignment).run()
-                return EndReason("this ConsumerGroup was closed")
+                return _CLOSED if self.closed else _STOPPED
             finally:
                 self._partitions.drop(self._partitions.assigned)
+
+    def _end_reason_of(self, stop: StopEvent | None) -> Callable[[], EndReason | None]:
+        """Return a function that returns the reason why the user has ended the session, or None."""
+
+        def reason() -> EndReason | None:
+            if self._closed:
+                return _CLOSED
+            return _STOPPED if stop is not None and stop.is_set() else None
+
+        return reason
 
     def _subscribed(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
         if isinstance(topics, re.Pattern):
@@ -277,7 +308,7 @@ class _Shared:
     commits: Commits
     membership: Membership
     on_error: Handles
-    is_closed: Callable[[], bool]
+    end_reason: Callable[[], EndReason | None]
     thread_local: threading.local
 
 
@@ -315,8 +346,8 @@ class _SessionRun:
         """Run the periodic work: callbacks, rebalances, automatic commits, starts of partitions."""
         self._commits.run_callbacks()
         _report_authorization_error(self._membership, self._on_error)
-        if self._shared.is_closed():
-            return self._session.end(EndReason("this ConsumerGroup was closed"))
+        if (reason := self._shared.end_reason()) is not None:
+            return self._session.end(reason)
         if not self._threads:
             self._membership.progress()  # no handler does it
         if self._membership.rebalance_pending is not None:

@@ -410,6 +410,45 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
     assert (handler.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1)
 
 
+def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster) -> None:
+    """The next `consume` continues after the marked records, as the same member."""
+    stop = threading.Event()
+
+    class Stopping(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, 3)
+            stop.set()
+            super().consume_claim(session, claim)
+
+    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
+        first, second = Stopping(), Stopping()
+        assert str(members.consume(["orders"], first, stop)) == "the stop event of consume was set"
+        assert str(members.consume(["orders"], second, stop)) == "the stop event of consume was set"
+        assert second.sessions == [], "an event that is set already: nothing is done"
+        assert {each.offset for each in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
+        stop.clear()
+        members.consume(["orders"], second, stop)
+        assert not members.closed
+        assert set(second.claims.values()) == {3}
+        (one,), (two,) = first.sessions, second.sessions
+        assert (one.member_id, one.generation_id) == (two.member_id, two.generation_id)
+        assert fake.asked(LEAVE_GROUP) == []
+    assert (first.cleaned, second.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1, 1)
+
+
+@pytest.mark.timeout(60)
+def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
+    """No session begins while the coordinator refuses all joins."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    stop, handler = threading.Event(), Handler()
+    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
+        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.asked(JOIN_GROUP)), stop.set()))
+        timer.start()
+        assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
+        timer.join()
+        assert handler.sessions == []
+
+
 @pytest.mark.timeout(60)
 def test_close_in_a_handler_ends_consume_and_leaves_the_group(fake: SmallCluster) -> None:
     class Closing(Handler):
