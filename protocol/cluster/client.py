@@ -30,6 +30,7 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.kafka_terms import TopicPartition
+from protocol.metrics.client_sensors import ClientSensors, Metric
 from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
 from protocol.secret import hide_variables
@@ -78,6 +79,8 @@ class Client:
     ----------
     has_answered : bool
         True after the first reply of a broker. A caller that knows that the settings are right may set it.
+    sensors : ClientSensors
+        Record events for `metrics`.
     """
 
     @hide_variables
@@ -94,7 +97,8 @@ class Client:
         self.config = config
         self.clock = clock
         self.format_error = format_error
-        self._pool = ConnectionPool(config, clock, self._is_departed)
+        self.sensors = ClientSensors(config.client_id)
+        self._pool = ConnectionPool(config, clock, self._is_departed, self.sensors)
         self._lock = threading.Lock()
         self._metadata = Metadata()
         self._metadata_at_s: dict[str, float] = {}
@@ -119,6 +123,19 @@ class Client:
     def deadline(self, timeout_ms: float | None = None) -> Deadline:
         """Return a deadline `timeout_ms` from now; by default `default.api.timeout.ms`."""
         return Deadline.after_ms(self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms, self.clock)
+
+    def metrics(self, groups: Collection[str] | None = None) -> list[Metric]:
+        """Return the metrics of this client and of all consumers and producers that share it. Sends no request.
+
+        Parameters
+        ----------
+        groups : collection of str, optional
+            Groups of metrics, such as "consumer-fetch-manager-metrics"; by default all that are in use. docs/metrics.md
+            lists them.
+        """
+        with self._lock:
+            node_ids = {(broker.host, broker.port): broker.node_id for broker in self._metadata.brokers.values()}
+        return self.sensors.read(self.clock.now_s(), node_ids, groups)
 
     # -- requests -----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
+from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream
 from protocol.secret import hide_variables
 from protocol.wire import frame
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 # After this wait for a reply, and again after the same time, the client asks other brokers if this one has left.
 _LATE_S = 2.0
+_SIZE_BYTES = 4
 _TLS_ALERT = 0x15
 # ApiVersions may be sent twice. A listener with SASL closes the connection on the request after it.
 _FIRST_AFTER_API_VERSIONS = 2
@@ -43,15 +45,22 @@ _HTTP = int.from_bytes(b"HTTP", "big")
 class Reply:
     """A pending reply. `result()` waits for it."""
 
-    __slots__ = ("_connection", "api", "correlation_id", "error", "frame", "version")
+    __slots__ = ("_connection", "api", "arrived_s", "correlation_id", "error", "frame", "sent_s", "version")
 
-    def __init__(self, connection: Connection, api: Api, version: int, correlation_id: int) -> None:
+    def __init__(self, connection: Connection, api: Api, version: int, correlation_id: int, sent_s: float) -> None:
         self._connection = connection
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
+        self.sent_s = sent_s
+        self.arrived_s = sent_s
         self.frame: memoryview | None = None  # set on arrival
         self.error: KafkaError | None = None  # raised by `result` instead
+
+    @property
+    def address(self) -> str:
+        """Host and port of the broker."""
+        return self._connection.address
 
     @property
     def arrived(self) -> bool:
@@ -105,6 +114,8 @@ class Connection:
         connection is then closed long before the deadline of the reply.
     authenticator : Authenticator, optional
         For SASL.
+    sensors : NodeSensors, optional
+        Record requests and replies.
 
     Attributes
     ----------
@@ -124,8 +135,10 @@ class Connection:
         on_failure: Callable[[KafkaError], None] = lambda error: None,
         is_departed: Callable[[Deadline], bool] = lambda deadline: False,
         authenticator: Authenticator | None = None,
+        sensors: NodeSensors | None = None,
     ) -> None:
         self.address = stream.address
+        self._sensors = sensors or NodeSensors(ClientSensors(), (stream.address, 0))
         self.versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         self.last_used_s = clock.now_s()
@@ -149,7 +162,7 @@ class Connection:
         self._next_correlation_id = 0
         self._closed: KafkaError | None = None
         # The frame that is being received: its size, then its bytes.
-        self._size = memoryview(bytearray(4))
+        self._size = memoryview(bytearray(_SIZE_BYTES))
         self._incoming = self._size
         self._received_bytes = 0
 
@@ -260,16 +273,18 @@ class Connection:
         correlation_id = self._next_correlation_id
         buffers = frame.encode_request(api, version, correlation_id, self._client_id, body)
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-        reply = Reply(self, api, version, correlation_id)
-        self.last_used_s = self._clock.now_s()
+        self.last_used_s = now_s = self._clock.now_s()
+        reply = Reply(self, api, version, correlation_id, now_s)
+        size_bytes = frame.size_bytes(buffers)
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s < %s v%d %d bytes", self.address, api.name, version, sum(map(len, buffers)))
+            log.debug("%s: sent %s v%d, correlation id %d, %d bytes", *_names(reply), size_bytes)
         with self._closed_when_broken():
             if not self._in_flight:
-                self._silent_since_s = self.last_used_s
+                self._silent_since_s = now_s
             if replies:
                 self._in_flight.append(reply)
             self._stream.send(buffers, deadline)
+        self._sensors.sent.record((now_s, size_bytes))
         return reply
 
     @contextmanager
@@ -295,9 +310,15 @@ class Connection:
                     self._read_until(reply, deadline)
             finally:
                 self._end_to_read()
-        self.last_used_s = self._clock.now_s()
+        self.last_used_s = now_s = self._clock.now_s()
         assert reply.frame is not None
-        return frame.decode_response(reply.api, reply.version, reply.frame)
+        body = frame.decode_response(reply.api, reply.version, reply.frame)
+        throttle_ms = body.get("throttle_time_ms", 0)
+        latency_ms = (reply.arrived_s - reply.sent_s) * 1000
+        self._sensors.answered(reply.api.key).record((now_s, latency_ms, _SIZE_BYTES + len(reply.frame), throttle_ms))
+        if throttle_ms:
+            log.debug("%s: throttled %s v%d, correlation id %d, for %d ms", *_names(reply), throttle_ms)
+        return body
 
     def _begin_to_read(self, reply: Reply, deadline: Deadline) -> bool:
         """Wait while another thread reads. Returns False if that thread has read this reply."""
@@ -384,14 +405,16 @@ class Connection:
         if not self._in_flight:
             raise Corrupt(f"{self.address}: the broker sent {size} bytes without a request")
         reply = self._in_flight.popleft()
-        self._silent_since_s = self._clock.now_s()
+        self._silent_since_s = reply.arrived_s = self._clock.now_s()
         correlation_id = frame.correlation_id(buffer)
         if correlation_id != reply.correlation_id:
             raise Corrupt(
                 f"{self.address}: reply {correlation_id} came, {reply.correlation_id} ({reply.api.name}) was expected"
             )
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s > %s v%d %d bytes", self.address, reply.api.name, reply.version, size)
+            latency_ms = (reply.arrived_s - reply.sent_s) * 1000
+            text = "%s: answered %s v%d, correlation id %d, %d bytes in %.1f ms"
+            log.debug(text, *_names(reply), size, latency_ms)
         reply.frame = buffer
         return reply
 
@@ -417,3 +440,8 @@ class Connection:
         if self._closed is not None:
             what = f"; {reply.api.name} v{reply.version} was in flight" if reply else ""
             raise ConnectionLost(f"{self._closed}{what}") from self._closed
+
+
+def _names(reply: Reply) -> tuple[str, str, int, int]:
+    """Return broker, API, version and correlation id, for the log lines of a request's life."""
+    return reply.address, reply.api.name, reply.version, reply.correlation_id

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
-from protocol.errors import ConnectFailed, ConnectionLost, KafkaError, SecurityError
+from protocol.errors import AuthenticationFailed, ConnectFailed, ConnectionLost, KafkaError, SecurityError
+from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
 from protocol.net.connection import Connection
@@ -44,6 +45,7 @@ class ConnectionPool:
     clock : Clock
     is_departed : callable
         Returns True if an unresponsive address has left the cluster; may send requests to other brokers.
+    sensors : ClientSensors, optional
     """
 
     def __init__(
@@ -51,7 +53,10 @@ class ConnectionPool:
         config: ClientConfig,
         clock: Clock,
         is_departed: Callable[[Address, Deadline], bool] = lambda address, deadline: False,
+        sensors: ClientSensors | None = None,
     ) -> None:
+        self._sensors = sensors or ClientSensors()
+        self._sensors.add_gauge("connection-count", self, lambda pool: [((), len(pool))])
         self._config = config
         self._clock = clock
         self._is_departed = is_departed
@@ -187,8 +192,11 @@ class ConnectionPool:
         try:
             connection = self._connect(host, port, setup)
         except KafkaError as error:
+            if isinstance(error, AuthenticationFailed):
+                self._sensors.failed_authentications.record((self._clock.now_s(),))
             self._failed((host, port), error)
             raise
+        self._sensors.connections.record((self._clock.now_s(),))
         with self._lock:
             self._reachability.answered((host, port))
         return connection
@@ -218,6 +226,7 @@ class ConnectionPool:
             on_failure=partial(self._failed, (host, port)),
             is_departed=partial(self._is_departed, (host, port)),
             authenticator=self._authenticator,
+            sensors=NodeSensors(self._sensors, (host, port)),
         )
         try:
             connection.handshake(setup)

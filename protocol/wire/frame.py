@@ -49,6 +49,12 @@ def encode_request(
     return _sized(writer)
 
 
+def size_bytes(buffers: list[BytesLike]) -> int:
+    """Return the size of an encoded request, from its first field."""
+    size: int = _INT32.unpack_from(buffers[0])[0]
+    return size + _SIZE_BYTES
+
+
 def encode_response(api: Api, version: int, correlation_id: int, body: Mapping[str, Any]) -> list[BytesLike]:
     """Encode a response, as `encode_request` encodes a request."""
     _check_version(api, version)

@@ -1,0 +1,1 @@
+"""Metrics of a client, with the names of Kafka's Java client: sensors, definitions, and readers."""

@@ -1,0 +1,221 @@
+"""Sensors: totals, and rates, means and maxima of the last minute, as in Java's `Sensor`. Sans-IO.
+
+An event is a tuple of its time and its values. To record one takes no lock: it is appended to a queue, from which every
+32nd event, or a reader, adds them to the sums.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+# Java's `metrics.sample.window.ms` and `metrics.num.samples`.
+WINDOW_S = 30.0
+WINDOWS = 2
+
+_FOLD_AT = 32
+_SHORTEST_S = 0.001
+
+Event = tuple[float, ...]
+L = TypeVar("L", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The state of one or several sensors. Tuples have one entry for each value of an event.
+
+    Attributes
+    ----------
+    count : int
+        Number of events since the start.
+    totals : tuple of float
+        Sums since the start.
+    recent_count, recent_totals, maxima
+        Number, sums and maxima of the events in the window.
+    count_rate : float
+        Events per second in the window.
+    rates : tuple of float
+        Sums per second in the window.
+    last_s : float
+        Time of the last event; -inf before the first.
+    buckets : dict of int to int
+        Number of events by n, where their first value is at most 2^n and more than 2^(n-1); 0 for at most 1.
+    """
+
+    count: int
+    totals: tuple[float, ...]
+    recent_count: int
+    recent_totals: tuple[float, ...]
+    maxima: tuple[float, ...]
+    count_rate: float
+    rates: tuple[float, ...]
+    last_s: float
+    buckets: Mapping[int, int]
+
+    def plus(self, other: Reading) -> Reading:
+        """Return the reading of both."""
+        buckets = dict(self.buckets)
+        for power, count in other.buckets.items():
+            buckets[power] = buckets.get(power, 0) + count
+        return Reading(
+            self.count + other.count,
+            _added(self.totals, other.totals),
+            self.recent_count + other.recent_count,
+            _added(self.recent_totals, other.recent_totals),
+            tuple(map(max, self.maxima, other.maxima)),
+            self.count_rate + other.count_rate,
+            _added(self.rates, other.rates),
+            max(self.last_s, other.last_s),
+            buckets,
+        )
+
+
+def _added(these: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(one + other for one, other in zip(these, others, strict=True))
+
+
+@dataclass
+class _Sample:
+    """The events of one window."""
+
+    start_s: float
+    last_s: float
+    count: int
+    sums: list[float]
+    maxima: list[float]
+
+
+class Sensor:
+    """Records events of `values` numbers each. Thread-safe.
+
+    Parameters
+    ----------
+    values : int
+        Number of values of an event, besides its time.
+    buckets : bool
+        Also count events by the magnitude of their first value, for a histogram.
+    """
+
+    __slots__ = ("_buckets", "_count", "_last_s", "_lock", "_pending", "_samples", "_totals", "values")
+
+    def __init__(self, values: int = 1, *, buckets: bool = False) -> None:
+        self.values = values
+        # Appending and removing are atomic.
+        self._pending: deque[Event] = deque()
+        # Guards the fields below. Reentrant, since a signal handler may read metrics.
+        self._lock = threading.RLock()
+        self._count = 0
+        self._totals = [0.0] * values
+        self._last_s = float("-inf")
+        self._samples: deque[_Sample] = deque()
+        self._buckets: dict[int, int] | None = {} if buckets else None
+
+    def record(self, event: Event) -> None:
+        """Record an event: its time in seconds, then its values."""
+        pending = self._pending
+        pending.append(event)
+        if len(pending) >= _FOLD_AT and self._lock.acquire(blocking=False):
+            try:
+                self._fold()
+            finally:
+                self._lock.release()
+
+    def read(self, now_s: float) -> Reading:
+        """Return the present state."""
+        with self._lock:
+            self._fold()
+            while self._samples and now_s - self._samples[0].last_s >= WINDOWS * WINDOW_S:
+                self._samples.popleft()
+            samples = self._samples
+            elapsed_s = now_s - samples[0].start_s if samples else 0.0
+            # Java's rule: the window is as long as if all samples but the last were complete.
+            elapsed_s += max(0, WINDOWS - 1 - int(elapsed_s / WINDOW_S)) * WINDOW_S
+            elapsed_s = max(elapsed_s, _SHORTEST_S)
+            count = sum(each.count for each in samples)
+            sums = tuple(sum(each.sums[nth] for each in samples) for nth in range(self.values))
+            maxima = (max((each.maxima[n] for each in samples), default=float("-inf")) for n in range(self.values))
+            return Reading(
+                self._count,
+                tuple(self._totals),
+                count,
+                sums,
+                tuple(maxima),
+                count / elapsed_s,
+                tuple(each / elapsed_s for each in sums),
+                self._last_s,
+                dict(self._buckets or {}),
+            )
+
+    def _fold(self) -> None:
+        """Add the queued events to the sums. The caller holds the lock."""
+        pending = self._pending
+        events = [pending.popleft() for _ in range(len(pending))]
+        while events:
+            sample = self._sample_at(events[0][0])
+            end_s = sample.start_s + WINDOW_S
+            if events[-1][0] < end_s:
+                self._add(sample, events)
+                return
+            # At least 1, since the sample is that of the first event.
+            count = next(nth for nth, event in enumerate(events) if event[0] >= end_s)
+            self._add(sample, events[:count])
+            events = events[count:]
+
+    def _sample_at(self, now_s: float) -> _Sample:
+        samples = self._samples
+        if not samples or now_s - samples[-1].start_s >= WINDOW_S:
+            samples.append(_Sample(now_s, now_s, 0, [0.0] * self.values, [float("-inf")] * self.values))
+            # One more than the window, which rarely begins with a sample.
+            if len(samples) > WINDOWS + 1:
+                samples.popleft()
+        return samples[-1]
+
+    def _add(self, sample: _Sample, events: list[Event]) -> None:
+        times, *columns = zip(*events, strict=True)
+        self._count += len(events)
+        sample.count += len(events)
+        self._last_s = max(self._last_s, times[-1])
+        sample.last_s = max(sample.last_s, times[-1])
+        for nth, column in enumerate(columns):
+            total = sum(column)
+            self._totals[nth] += total
+            sample.sums[nth] += total
+            sample.maxima[nth] = max(sample.maxima[nth], *column)
+        if self._buckets is not None:
+            for value in columns[0]:
+                power = max(0, math.ceil(value) - 1).bit_length()
+                self._buckets[power] = self._buckets.get(power, 0) + 1
+
+
+class Family(Generic[L]):
+    """Sensors by label, such as a topic. Thread-safe."""
+
+    def __init__(self, values: int = 1, *, buckets: bool = False) -> None:
+        self.values = values
+        self._with_buckets = buckets
+        self._sensors: dict[L, Sensor] = {}
+
+    def __getitem__(self, label: L) -> Sensor:
+        """Return the sensor of a label; create it on first use."""
+        sensor = self._sensors.get(label)
+        if sensor is None:
+            # Atomic: of two threads, both get the sensor of the first.
+            sensor = self._sensors.setdefault(label, Sensor(self.values, buckets=self._with_buckets))
+        return sensor
+
+    def read(self, now_s: float) -> dict[L, Reading]:
+        """Return the state of each label's sensor."""
+        return {label: sensor.read(now_s) for label, sensor in list(self._sensors.items())}
+
+
+def combined(readings: Iterable[Reading], values: int) -> Reading:
+    """Return the reading of several sensors whose events have this number of values."""
+    nothing = (0.0,) * values
+    result = Reading(0, nothing, 0, nothing, (float("-inf"),) * values, 0.0, nothing, float("-inf"), {})
+    for reading in readings:
+        result = result.plus(reading)
+    return result

@@ -1,0 +1,179 @@
+"""Sensors: totals, and rates, means and maxima of a window, by the rules of Java's `Rate` and `SampledStat`."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from protocol.metrics.client_sensors import ClientSensors, Histogram, Metric
+from protocol.metrics.sensor import Family, Sensor
+
+ADDRESS = ("broker-1", 9092)
+
+
+def test_totals_and_window_of_events_are_kept() -> None:
+    sensor = Sensor(2)
+    for nth in range(100):
+        sensor.record((nth * 0.1, nth, 1))
+    reading = sensor.read(10.0)
+    assert (reading.count, reading.totals, reading.last_s) == (100, (4_950, 100), pytest.approx(9.9))
+    assert (reading.recent_count, reading.recent_totals, reading.maxima) == (100, (4_950, 100), (99, 1))
+
+
+def test_rate_of_short_time_is_that_of_one_complete_window_more() -> None:
+    """As in Java: after a second, one of two windows of 30 s counts as complete, so a burst is no high rate."""
+    sensor = Sensor(1)
+    sensor.record((100.0, 310.0))
+    assert sensor.read(101.0).rates == (pytest.approx(310 / 31),)
+    assert sensor.read(101.0).count_rate == pytest.approx(1 / 31)
+
+
+def test_steady_rate_is_exact_once_windows_are_complete() -> None:
+    sensor = Sensor(1)
+    for second in range(600):
+        sensor.record((float(second), 50.0))
+    assert sensor.read(600.0).rates[0] == pytest.approx(50, rel=0.02)
+
+
+def test_events_leave_the_window_but_not_the_total() -> None:
+    sensor = Sensor(1)
+    sensor.record((0.0, 900.0))
+    sensor.record((45.0, 5.0))
+    assert sensor.read(46.0).maxima == (900.0,)
+    assert sensor.read(80.0).maxima == (5.0,)
+    quiet = sensor.read(200.0)
+    assert (quiet.recent_count, quiet.maxima, quiet.rates) == (0, (float("-inf"),), (0.0,))
+    assert (quiet.count, quiet.totals) == (2, (905.0,))
+
+
+def test_one_fold_distributes_events_over_windows() -> None:
+    sensor = Sensor(1)
+    for second in range(0, 100, 10):  # fewer than one fold needs
+        sensor.record((float(second), 1.0))
+    reading = sensor.read(100.0)
+    assert reading.count == 10
+    assert reading.recent_count < 10
+    assert reading.rates[0] == pytest.approx(0.1, rel=0.1)
+
+
+def test_no_event_of_several_threads_is_lost() -> None:
+    sensor = Sensor(1)
+    start = threading.Barrier(5)
+
+    def record() -> None:
+        start.wait()
+        for nth in range(5_000):
+            sensor.record((nth * 1e-3, 1.0))
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    while any(thread.is_alive() for thread in threads):
+        sensor.read(5.0)
+    assert sensor.read(5.0).totals == (20_000,)
+
+
+def test_queue_of_events_stays_short_without_a_reader() -> None:
+    sensor = Sensor(1)
+    for nth in range(10_000):
+        sensor.record((float(nth), 1.0))
+    assert len(sensor._pending) < 64
+    assert len(sensor._samples) <= 3
+
+
+def test_reading_of_a_family_adds_its_sensors() -> None:
+    sensors = ClientSensors("etl")
+    for topic, records in (("orders", 10), ("payments", 30)):
+        sensors.consumed[topic].record((1.0, records, 100))
+    sensors.use(["consumer-fetch-manager-metrics"])
+    found = sensors.read(2.0, {}, ["consumer-fetch-manager-metrics"])
+    totals = {each.tags.get("topic"): each.value for each in found if each.name == "records-consumed-total"}
+    assert totals == {None: 40, "orders": 10, "payments": 30}
+    assert {each.tags["client-id"] for each in found} == {"etl"}
+
+
+def test_replies_count_for_their_broker_and_their_api() -> None:
+    sensors = ClientSensors()
+    sensors.use(["consumer-fetch-manager-metrics"])
+    sensors.replies[ADDRESS, 1].record((1.0, 5.0, 1_000, 0))
+    sensors.replies[ADDRESS, 3].record((1.0, 50.0, 10, 100))
+    found = sensors.read(2.0, {ADDRESS: 7})
+    assert _value(found, "fetch-latency-max") == 5.0
+    assert _value(found, "request-latency-max") == 50.0
+    assert _value(found, "response-total", **{"node-id": "node-7", "broker": "broker-1:9092"}) == 2
+    assert _value(found, "throttle-time-avg") == 50.0
+    assert _value(found, "incoming-byte-total") == 1_010
+
+
+def test_address_without_metadata_is_node_minus_one() -> None:
+    sensors = ClientSensors()
+    sensors.requests[ADDRESS].record((1.0, 10.0))
+    assert _value(sensors.read(2.0, {}), "request-total", **{"node-id": "node--1"}) == 1
+
+
+def test_groups_without_use_are_not_reported() -> None:
+    sensors = ClientSensors()
+    assert {each.group for each in sensors.read(0.0, {})} == {"client-metrics"}
+    sensors.use(["producer-metrics"])
+    assert {each.group for each in sensors.read(0.0, {})} == {"client-metrics", "producer-metrics"}
+
+
+def test_gauge_ends_with_its_owner() -> None:
+    class Owner:
+        size = 3
+
+    sensors, owner, other = ClientSensors(), Owner(), Owner()
+    for each in (owner, other):
+        sensors.add_gauge("connection-count", each, lambda this: [((), this.size)])
+    assert _value(sensors.read(0.0, {}), "connection-count") == 6
+    del other, each
+    assert _value(sensors.read(0.0, {}), "connection-count") == 3
+
+
+def test_mean_and_maximum_without_events_are_nan() -> None:
+    found = ClientSensors().read(0.0, {})
+    assert str(_value(found, "request-latency-avg")) == str(_value(found, "request-latency-max")) == "nan"
+    assert _value(found, "request-rate") == 0
+
+
+def test_largest_lag_is_also_that_of_a_partition_without_deliveries() -> None:
+    sensors = ClientSensors()
+    sensors.use(["consumer-fetch-manager-metrics"])
+    sensors.lag.record((1.0, 40.0))
+    tags = (("topic", "orders"), ("partition", "0"))
+    sensors.add_gauge("records-lag", sensors, lambda _: [(tags, 900.0)])
+    found = sensors.read(2.0, {})
+    assert _value(found, "records-lag-max") == 900
+    assert _value(found, "records-lag", topic="orders", partition="0") == 900
+
+
+def test_histogram_counts_values_up_to_each_bound() -> None:
+    sensors = ClientSensors()
+    sensors.use(["consumer-fetch-manager-metrics"])
+    for records in (0, 1, 2, 3, 4, 1_024, 1_025):
+        sensors.partition_replies.record((0.0, records))
+    histogram = _value(sensors.read(1.0, {}), "consumer-batch-size")
+    assert isinstance(histogram, Histogram)
+    counts = dict(histogram.counts)
+    assert [counts[bound] for bound in (1, 2, 4, 8, 1_024, 2_048, float("inf"))] == [2, 3, 5, 5, 6, 7, 7]
+    assert (histogram.count, histogram.total) == (7, 2_059)
+    assert histogram.quantile(0.5) == 4
+    assert Histogram(((float("inf"), 0),), 0.0).count == 0
+
+
+def test_sensor_of_a_family_is_the_same_for_all_threads() -> None:
+    family: Family[str] = Family(1)
+    assert family["orders"] is family["orders"]
+    family["orders"].record((0.0, 2.0))
+    assert family.read(1.0)["orders"].totals == (2.0,)
+
+
+def _value(metrics: list[Metric], name: str, **tags: str) -> float | Histogram:
+    """The value of the only metric with this name and, besides the client id, exactly or at least these tags."""
+    found = [each for each in metrics if each.name == name and tags.items() <= each.tags.items()]
+    if not tags:
+        found = [each for each in found if set(each.tags) == {"client-id"}]
+    (metric,) = found
+    return metric.value
