@@ -22,6 +22,7 @@ from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.metrics import definitions
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
@@ -90,6 +91,7 @@ class BoundedReader:
         record_bytes: dict[str, float] | None = None,
     ) -> None:
         self._client = client
+        client.sensors.use([definitions.FETCH])
         self._config = config
         self._columns = columns
         self._on_loss = on_loss
@@ -118,8 +120,18 @@ class BoundedReader:
             fetched_together = self._next_fetched()
             with self._clock.paused():
                 for reading, fetched in fetched_together:
-                    for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
+                    for batch in self._decoded(reading, fetched):
                         yield reading.wanted, batch
+
+    def _decoded(self, reading: RangePosition, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
+        sensors, clock = self._client.sensors, self._client.clock
+        consumed = sensors.consumed[reading.topic]
+        records, new_bytes = 0, fetched.record_bytes
+        for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
+            consumed.record((clock.now_s(), batch.num_rows, new_bytes))
+            records, new_bytes = records + batch.num_rows, 0
+            yield batch
+        sensors.partition_replies.record((clock.now_s(), records))
 
     # -- requests and replies -----------------------------------------------------------------
 
@@ -210,6 +222,8 @@ class BoundedReader:
             result = request.handle_response(taken.reply.result(taken.deadline))
         except TransportError as error:
             result = request.handle_loss(error)
+        if result.completed:
+            self._client.sensors.fetches.record((self._client.clock.now_s(), result.record_bytes))
         if not request.by_id:
             self._confirm(result)
         self._waiting += [reading for reading in request.partitions if not reading.done]

@@ -21,6 +21,8 @@ from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.partition_fetcher import PartitionFetcher
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
+from protocol.metrics.client_sensors import Metric
+from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.records.decode import ALL_COLUMNS
 from protocol.secret import hide_variables
 
@@ -135,6 +137,7 @@ class Consumer:
             read_committed=self._config.isolation_level == "read_committed",
             on_read=self._fetcher.was_read,
             on_change=self._fetcher.changed,
+            sensors=self._client.sensors,
         )
 
     @property
@@ -146,6 +149,10 @@ class Consumer:
     def fetches(self) -> int:
         """Number of Fetch requests sent by the current threads."""
         return self._fetcher.requests
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of consumers and connections of this consumer's client. Sends no request."""
+        return self._client.metrics((*CONSUMER_GROUPS, *CLIENT_GROUPS))
 
     # -- one thread for all streams -----------------------------------------------------------
 

@@ -49,6 +49,11 @@ class CompletedFetch:
     epoch_before: int
     aborted_transactions: list[dict[str, Any]] | None
 
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the record batches."""
+        return self.records.buffer.nbytes
+
     def epoch_at(self, offset: int) -> int:
         """Return the leader epoch of the last of these records before `offset`; -1 if unknown."""
         nth = int(np.searchsorted(self.records.headers["base_offset"], offset)) - 1

@@ -136,6 +136,11 @@ class FetchResult(Generic[P]):
     failed: list[tuple[P, KafkaError]] = field(default_factory=list)
     throttle_ms: int = 0
 
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of all record batches."""
+        return sum(fetched.record_bytes for _, fetched in self.completed)
+
 
 class FetchRequestBuilder:
     """Builds the requests to one broker, one at a time.

@@ -7,6 +7,7 @@ time; any thread may call `pause`, `seek`, `close` and the properties.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,6 +18,9 @@ from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
 from protocol.errors import KafkaError, UsageError
+from protocol.metrics.client_sensors import ClientSensors
+
+log = logging.getLogger(__name__)
 
 # An unlimited wait still checks at this interval if brokers have failed for too long.
 _LONGEST_WAIT_S = 1.0
@@ -70,6 +74,7 @@ class PartitionConsumer:
         read_committed: bool,
         on_read: Callable[[FetchBuffer], None],
         on_change: Callable[[FetchBuffer], None],
+        sensors: ClientSensors | None = None,
     ) -> None:
         self.topic = buffer.source.topic
         self.partition = buffer.source.partition
@@ -81,6 +86,10 @@ class PartitionConsumer:
         self._on_read = on_read
         self._on_change = on_change
         self._seeks = 0
+        self._sensors = sensors or ClientSensors()
+        self._consumed = self._sensors.consumed[self.topic]
+        # Of the reply being read: bytes that no event has counted yet, and records delivered.
+        self._begun_bytes = self._reply_records = 0
 
     def __repr__(self) -> str:
         return f"<PartitionConsumer {self.name} at offset {self.position}>"
@@ -155,6 +164,7 @@ class PartitionConsumer:
             return buffer.batches
         if buffer.ahead:
             self._on_read(buffer)
+            self._begun_bytes += buffer.ahead[0].record_bytes
             return buffer.begin_next()
         if (error := buffer.next_error()) is not None:
             if buffer.error is not error:
@@ -182,7 +192,20 @@ class PartitionConsumer:
                     # For example Ctrl-C: the reader may continue, but a generator cannot after an exception.
                     buffer.restart(before)
             raise
+        self._count(batch, buffer.unread_since_s)
         return batch
+
+    def _count(self, batch: pa.RecordBatch | None, now_s: float) -> None:
+        """Record the delivery of a batch, or with None the end of a reply."""
+        if batch is not None:
+            self._consumed.record((now_s, batch.num_rows, self._begun_bytes))
+            self._reply_records += batch.num_rows
+            self._begun_bytes = 0
+            return
+        self._sensors.partition_replies.record((now_s, self._reply_records))
+        self._reply_records = 0
+        if (lag := self.lag) is not None:
+            self._sensors.lag.record((now_s, lag))
 
     # -- control ------------------------------------------------------------------------------
 
@@ -190,12 +213,16 @@ class PartitionConsumer:
         """Stop reading and fetching until `resume`; fetched records are kept."""
         with self._lock:
             if self.buffer.pause():
+                log.debug(
+                    "%s: paused at offset %d, fetched from %s", self.name, self.position, self.buffer.source.broker
+                )
                 self._on_change(self.buffer)
 
     def resume(self) -> None:
         """Continue after `pause`. No effect if not paused."""
         with self._lock:
             if self.buffer.resume():
+                log.debug("%s: resumed at offset %d", self.name, self.position)
                 self._arrival.notify_all()
                 self._on_change(self.buffer)
 

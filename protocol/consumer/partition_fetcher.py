@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -25,6 +25,8 @@ from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.metrics import definitions
+from protocol.metrics.client_sensors import Tags
 from protocol.net.connection import Connection
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
 
@@ -74,6 +76,8 @@ class PartitionFetcher:
         self._threads: dict[Broker, _BrokerThread] = {}
         # Error of the leader thread, which has ended.
         self._fault: str | None = None
+        client.sensors.use([definitions.FETCH])
+        client.sensors.add_gauge("records-lag", self, PartitionFetcher._lags)
         self._leader_thread = _LeaderThread(self, client, f"{self._purpose}-leaders")
         self._leader_thread.start()
 
@@ -97,6 +101,12 @@ class PartitionFetcher:
         """Open streams by (topic, partition)."""
         with self.lock:
             return {buffer.source.topic_partition: stream for buffer, stream in self._streams.items()}
+
+    def _lags(self) -> Iterator[tuple[Tags, float]]:
+        """Yield the known lags by the tags of their metric."""
+        for (topic, partition), stream in self.streams.items():
+            if (lag := stream.lag) is not None:
+                yield ((definitions.TOPIC, topic), (definitions.PARTITION, str(partition))), lag
 
     @property
     def requests(self) -> int:
@@ -212,6 +222,8 @@ class PartitionFetcher:
             while not self.closed:
                 decision = self._schedule.next(thread.state, self._client.clock.now_s())
                 for buffer in decision.changed:
+                    if buffer.expired:
+                        log.debug("%s: not read for max.processing.time.ms, so no longer fetched", buffer.name)
                     self.changed(buffer)
                 if decision.fetch is not None:
                     return decision.fetch
@@ -379,7 +391,10 @@ class _BrokerThread(threading.Thread):
                     raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
             reply = send_fetch(self._client, request, deadline, purpose=self._purpose)
             result = request.handle_response(reply.result(deadline))
-            self.state.answered(result.throttle_ms, self._client.clock.now_s())
+            now_s = self._client.clock.now_s()
+            self.state.answered(result.throttle_ms, now_s)
+            if result.completed:
+                self._client.sensors.fetches.record((now_s, result.record_bytes))
         except KafkaError as error:
             result = request.handle_loss(error)
         return result

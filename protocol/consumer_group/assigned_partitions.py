@@ -46,6 +46,7 @@ class AssignedPartitions:
         self._client = client
         self._config = config
         self._reader = Consumer(client, config.consumer, columns=columns)
+        client.sensors.add_gauge("assigned-partitions", self, lambda this: [((), len(this))])
         self._consumers: dict[TopicPartition, PartitionConsumer] = {}
         # Partitions that have not started, with the offset set by `seek`.
         self._not_started: dict[TopicPartition, int | None] = {}

@@ -26,6 +26,8 @@ from protocol.group.membership.assignment import Assignment, EndReason, Revocati
 from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.kafka_terms import TopicPartition
+from protocol.metrics.client_sensors import Metric
+from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.records.decode import ALL_COLUMNS
 from protocol.secret import hide_variables
 
@@ -240,6 +242,10 @@ class ConsumerGroup:
         for key in self._partitions.assigned:
             with suppress(UsageError):
                 self._partitions.resume([key])
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of consumers and connections of this consumer's client. Thread-safe; sends no request."""
+        return self._client.metrics((*CONSUMER_GROUPS, *CLIENT_GROUPS))
 
     @property
     def closed(self) -> bool:

@@ -34,6 +34,8 @@ from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.metrics.client_sensors import Metric
+from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.records.decode import ALL_COLUMNS
 from protocol.secret import hide_variables
 
@@ -116,6 +118,8 @@ class KafkaConsumer:
         self._user_error: Exception | None = None
         self._closing = self._closed = False
         self._in_use = threading.RLock()
+        self._client.sensors.use(CONSUMER_GROUPS)
+        self._polled_s: float | None = None
 
     def __enter__(self) -> KafkaConsumer:
         return self
@@ -132,6 +136,10 @@ class KafkaConsumer:
     def config(self) -> GroupConsumerConfig:
         """Return the configuration. Thread-safe."""
         return self._config
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of consumers and connections of this consumer's client. Thread-safe; sends no request."""
+        return self._client.metrics((*CONSUMER_GROUPS, *CLIENT_GROUPS))
 
     # -- which partitions ---------------------------------------------------------------------
 
@@ -263,6 +271,7 @@ class KafkaConsumer:
         -----
         A partition without a leader starts in a later call, and does not delay other partitions.
         """
+        self._record_poll()
         deadline = self._client.deadline(timeout_ms)
         while True:
             self._update_assignment(deadline)
@@ -283,6 +292,11 @@ class KafkaConsumer:
             self._rewind(batches)
             if deadline.passed:
                 return ConsumerRecords({})
+
+    def _record_poll(self) -> None:
+        before_s, self._polled_s = self._polled_s, self._client.clock.now_s()
+        since_s = 0.0 if before_s is None else self._polled_s - before_s
+        self._client.sensors.polls.record((self._polled_s, since_s * 1000))
 
     def _update_assignment(self, deadline: Deadline) -> None:
         """Handle rebalances and completed commits, and start automatic commits."""

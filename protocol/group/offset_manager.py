@@ -24,6 +24,7 @@ from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageErro
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
+from protocol.metrics import definitions
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class OffsetManager:
     def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, retry_refused: bool = True) -> None:
         self.group = group
         self._client = client
+        client.sensors.use([definitions.COORDINATOR])
         self._refresh_s = refresh_ms / 1000
         self._retry_refused = retry_refused
         self._changed = Condition()

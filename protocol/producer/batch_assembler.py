@@ -263,7 +263,15 @@ class BatchAssembler:
                 records = self._encode(together.rows(), [batch.count for batch in slices], together.order)
                 now_s = self._clock.now_s()
                 batches = [
-                    ProducerBatch(batch.topic, batch.partition, encoded, batch.count, now_s, batch.sent)
+                    ProducerBatch(
+                        batch.topic,
+                        batch.partition,
+                        encoded,
+                        batch.count,
+                        now_s,
+                        batch.sent,
+                        compression_ratio=len(encoded) / batch.size_bytes,
+                    )
                     for batch, encoded in zip(slices, records, strict=True)
                 ]
                 if wait:

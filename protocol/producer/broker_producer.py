@@ -135,12 +135,23 @@ class BrokerProducer:
                 partition.unsendable(batch, error)
             return False
         self.requests += 1
+        self._record_sent(parts, now_s)
         if self._config.acks == 0:
             for partition, batch in parts:
                 partition.written(batch, -1)
         else:
             self._in_flight.append(_Request(reply, parts, topic_ids, deadline))
         return True
+
+    def _record_sent(self, parts: Sequence[Part], now_s: float) -> None:
+        sensors = self._client.sensors
+        sensors.produce_requests.record((now_s,))
+        for _, batch in parts:
+            queue_ms = (now_s - batch.created_s) * 1000
+            event = (now_s, batch.record_count, batch.size_bytes, queue_ms, batch.compression_ratio)
+            sensors.produced[batch.topic].record(event)
+            if batch.attempts > 1:
+                sensors.retried[batch.topic].record((now_s, batch.record_count))
 
     def _plan(self, partitions: Iterable[PartitionProducer], now_s: float) -> list[Part]:
         parts: list[Part] = []

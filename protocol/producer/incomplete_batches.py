@@ -39,6 +39,8 @@ class ProducerBatch:
         A try ended without a reply that tells whether the batch was written.
     last_error : KafkaError or None
         Error of the last try.
+    compression_ratio : float
+        Size of `records` over their uncompressed size.
     """
 
     topic: str
@@ -55,6 +57,7 @@ class ProducerBatch:
     in_flight: bool = False
     maybe_written: bool = False
     last_error: KafkaError | None = None
+    compression_ratio: float = 1.0
     rows_left: int = field(init=False)
     size_bytes: int = field(init=False)
 

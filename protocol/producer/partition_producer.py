@@ -358,6 +358,7 @@ class PartitionProducer:
                 first_row=batch.first_row + first,
                 maybe_written=batch.maybe_written,
                 last_error=batch.last_error,
+                compression_ratio=batch.compression_ratio,
             )
             if batch.base_sequence != NO_SEQUENCE:
                 part.base_sequence = sequence_after(batch.base_sequence, first)

@@ -23,6 +23,8 @@ from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.metrics.client_sensors import Metric
+from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
@@ -108,6 +110,7 @@ class Producer:
         )
         self._flushed = False
         self._closed = False
+        self._add_gauges()
         self._sender.start(self._assembler.hand_over_due, self._assembler.close)
         # The threads hold no reference to this object, so it can be collected; then they end. Code that runs at the
         # end of the program may still flush.
@@ -259,6 +262,10 @@ class Producer:
         """Number of Produce requests sent."""
         return self._sender.requests
 
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of producers and connections of this producer's client. Thread-safe; sends no request."""
+        return self._client.metrics((*PRODUCER_GROUPS, *CLIENT_GROUPS))
+
     def flush(self, timeout_ms: float | None = None) -> None:
         """Send all rows and messages, and wait until they are acknowledged.
 
@@ -335,6 +342,13 @@ class Producer:
         # A batch in flight may outlast delivery.timeout.ms by its request.
         longest_ms = self._config.delivery_timeout_ms + self._client.config.request_timeout_ms
         return self._client.deadline(longest_ms if timeout_ms is None else timeout_ms)
+
+    def _add_gauges(self) -> None:
+        sensors, total_bytes = self._client.sensors, self._config.buffer_memory_bytes
+        sensors.use(PRODUCER_GROUPS)
+        sensors.add_gauge("requests-in-flight", self, lambda this: [((), this._sender.in_flight)])
+        sensors.add_gauge("buffer-total-bytes", self, lambda _: [((), total_bytes)])
+        sensors.add_gauge("buffer-available-bytes", self, lambda this: [((), max(0, total_bytes - this.held_bytes))])
 
     def _begin_account(self) -> None:
         if self._flushed:

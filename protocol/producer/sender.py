@@ -138,6 +138,11 @@ class Sender:
         return threading.current_thread() is self._thread
 
     @property
+    def in_flight(self) -> int:
+        """Number of unanswered requests."""
+        return sum(broker.in_flight for broker in list(self._brokers.values()))
+
+    @property
     def requests(self) -> int:
         """Number of Produce requests sent."""
         return self._requests_to_departed + sum(broker.requests for broker in list(self._brokers.values()))
@@ -183,6 +188,10 @@ class Sender:
 
     def _complete(self, completed: Sequence[ProducerBatch]) -> None:
         if completed:
+            for batch in completed:
+                if batch.result is not None and batch.result.error is not None:
+                    failed = self._client.sensors.failed[batch.topic]
+                    failed.record((self._client.clock.now_s(), batch.record_count))
             self._incomplete.end(completed)
 
     def _take_in(self) -> None:

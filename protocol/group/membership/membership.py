@@ -27,7 +27,8 @@ from protocol.group.membership.assignment import Assignment, EndReason, Revocati
 from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.member_state import TERMINAL, MemberState, RefreshMetadata, SendRequest
+from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
+from protocol.metrics import definitions
 from protocol.net.readiness import ready
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class Membership:
         self._purpose = f"member {next(_numbers)}"
         self._on_member = on_member
         self._notified = self._machine.state, self._machine.member
+        client.sensors.use([definitions.COORDINATOR])
+        self._rebalancing_since_s: float | None = None
         self._changed = Condition()
         self._in_flight: SendRequest | None = None
         self._checked_s = self._clock.now_s()
@@ -254,9 +257,22 @@ class Membership:
         """Report changes of the member. Called under the lock after each change."""
         before, self._notified = self._notified, (self._machine.state, self._machine.member)
         if self._notified != before:
+            self._note_rebalance(before[0], self._notified[0])
             self._changed.notify_all()
         if self._notified[1] != before[1]:
             self._on_member(self._notified[1])
+
+    def _note_rebalance(self, before: MemberState, state: MemberState) -> None:
+        """Record the time of a rebalance: from the first state that is not reconciled to the next that is."""
+        if state in RECONCILED:
+            if self._rebalancing_since_s is not None:
+                now_s = self._clock.now_s()
+                self._client.sensors.rebalances.record((now_s, (now_s - self._rebalancing_since_s) * 1000))
+            self._rebalancing_since_s = None
+        elif state in TERMINAL or state is MemberState.LEAVING:
+            self._rebalancing_since_s = None
+        elif self._rebalancing_since_s is None and state is not before:
+            self._rebalancing_since_s = self._clock.now_s()
 
     # -- the thread ---------------------------------------------------------------------------
 
