@@ -293,7 +293,7 @@ def _of_producers() -> Iterator[Definition]:
     yield Definition(
         "compression-rate-avg",
         PRODUCER,
-        "compressed size of a record batch over its uncompressed size, mean",
+        "compressed size of a record batch over its estimated uncompressed size, mean",
         "produced",
         Stat.AVG,
         _RATIO,
@@ -340,7 +340,7 @@ def _of_producers() -> Iterator[Definition]:
     yield Definition(
         "compression-rate",
         PRODUCER_TOPIC,
-        "compressed size of a record batch over its uncompressed size, mean",
+        "compressed size of a record batch over its estimated uncompressed size, mean",
         "produced",
         Stat.AVG,
         _RATIO,

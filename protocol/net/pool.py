@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import AuthenticationFailed, ConnectFailed, ConnectionLost, KafkaError, SecurityError
-from protocol.metrics.client_sensors import ClientSensors, NodeSensors
+from protocol.metrics.client_sensors import ClientSensors, NodeSensors, Tags
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
 from protocol.net.connection import Connection
@@ -56,7 +56,7 @@ class ConnectionPool:
         sensors: ClientSensors | None = None,
     ) -> None:
         self._sensors = sensors or ClientSensors()
-        self._sensors.add_gauge("connection-count", self, lambda pool: [((), len(pool))])
+        self._sensors.add_gauge("connection-count", self, ConnectionPool._open_count)
         self._config = config
         self._clock = clock
         self._is_departed = is_departed
@@ -153,6 +153,10 @@ class ConnectionPool:
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    def _open_count(self) -> Iterator[tuple[Tags, float]]:
+        """Yield the value of the metric `connection-count`."""
+        yield (), sum(not connection.closed for connection in list(self._connections.values()))
 
     def _usable(self, connection: Connection) -> bool:
         return not connection.closed and not self._idle_beyond(connection, 0.0)

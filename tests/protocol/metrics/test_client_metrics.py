@@ -1,0 +1,149 @@
+"""Metrics of a client on a real broker: totals equal what was written and read, lag equals that of Kafka's own tool."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol import Client, KafkaConsumer, Producer
+from protocol.metrics.client_sensors import Histogram
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.metrics.values import value_of
+from tests.wait_until import wait_until
+
+RECORDS, PARTITIONS, VALUE_BYTES = 9_000, 3, 100
+CONFIG = {"auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+
+
+def test_totals_equal_what_was_written_and_read(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic, servers = topic1(PARTITIONS), {"bootstrap.servers": kafka1.bootstrap_servers}
+    with Producer(servers, client_id="writer") as producer:
+        _write(producer, topic, RECORDS, PARTITIONS)
+        written = producer.metrics()
+    log_bytes = _log_bytes(kafka1, topic)
+    assert value_of(written, "record-send-total", "producer-metrics") == RECORDS
+    assert value_of(written, "record-send-total", topic=topic) == RECORDS
+    assert value_of(written, "record-error-total", "producer-metrics") == 0
+    assert value_of(written, "byte-total", topic=topic) == log_bytes
+    assert value_of(written, "compression-rate-avg") == pytest.approx(1, abs=0.05)
+    assert value_of(written, "buffer-available-bytes") == value_of(written, "buffer-total-bytes")
+    requests = RECORDS / value_of(written, "records-per-request-avg")
+    assert requests == producer.requests
+    latency_ms = value_of(written, "request-latency-avg", "producer-metrics")
+    assert 0 < latency_ms <= value_of(written, "request-latency-max", "producer-metrics")
+    assert value_of(written, "outgoing-byte-total", "client-metrics") > log_bytes
+    assert {each.tags["client-id"] for each in written} == {"writer"}
+    node = {"node-id": "node-1", "broker": kafka1.bootstrap_servers}
+    assert value_of(written, "outgoing-byte-total", **node) > log_bytes
+
+    with KafkaConsumer(servers, {**CONFIG, "group.id": f"{topic}-group"}) as consumer:
+        consumer.subscribe([topic])
+        _read(consumer, RECORDS)
+        consumer.commit_sync()
+        # A reply counts as a batch once the next poll has found its end.
+        wait_until(lambda: (consumer.poll(0), _batch_sizes(consumer).total == RECORDS)[1])
+        read = consumer.metrics()
+    assert value_of(read, "records-consumed-total") == RECORDS
+    assert value_of(read, "records-consumed-total", topic=topic) == RECORDS
+    assert value_of(read, "bytes-consumed-total") == log_bytes
+    assert value_of(read, "incoming-byte-total", "client-metrics") > log_bytes
+    assert value_of(read, "assigned-partitions") == PARTITIONS
+    assert value_of(read, "rebalance-total") == 1
+    assert value_of(read, "rebalance-latency-max") > 0
+    assert value_of(read, "join-total") >= 1
+    assert value_of(read, "sync-total") >= 1
+    assert value_of(read, "commit-total") == 1
+    assert 0 < value_of(read, "fetch-latency-avg") <= value_of(read, "fetch-latency-max")
+    assert value_of(read, "fetch-total") >= 1
+    assert value_of(read, "last-poll-seconds-ago") >= 0
+
+
+def test_lag_equals_that_of_kafkas_tool(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic, servers = topic1(2), {"bootstrap.servers": kafka1.bootstrap_servers}
+    group = f"{topic}-group"
+    with Producer(servers) as producer:
+        _write(producer, topic, 20_000, 2)
+    with KafkaConsumer(servers, {**CONFIG, "group.id": group}) as consumer:
+        consumer.assign([(topic, 0), (topic, 1)])
+        wait_until(lambda: (consumer.poll(100), len(_lags(consumer)) == 2)[1], timeout_s=60)
+        consumer.pause([(topic, 0), (topic, 1)])
+        consumer.seek((topic, 0), 4_000)
+        consumer.seek((topic, 1), 9_999)
+        consumer.commit_sync()
+        lags = _lags(consumer)
+        assert lags == {0: 6_000, 1: 1} == _lags_of_tool(kafka1, group)
+        assert value_of(consumer.metrics(), "records-lag-max") >= 6_000
+
+
+def test_metrics_of_shared_client_are_those_of_all_its_users(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic = topic1(2)
+    with Client({"bootstrap.servers": kafka1.bootstrap_servers}) as client:
+        for _ in range(2):
+            with Producer(client) as producer:
+                _write(producer, topic, 100, 2)
+        with KafkaConsumer(client, CONFIG) as consumer:
+            consumer.assign([(topic, 0), (topic, 1)])
+            _read(consumer, 200)
+            assert {each.group.split("-")[0] for each in consumer.metrics()} == {"client", "consumer"}
+        found = client.metrics()
+        assert value_of(found, "record-send-total", "producer-metrics") == 200
+        assert value_of(found, "records-consumed-total") == 200
+        assert client.metrics(["producer-metrics"]) != []
+        assert {each.group for each in client.metrics(["producer-metrics"])} == {"producer-metrics"}
+        assert value_of(found, "connection-count") >= 1
+        client.close()
+        assert value_of(client.metrics(), "connection-count") == 0
+
+
+def _write(producer: Producer, topic: str, records: int, partitions: int) -> None:
+    values = pa.array([b"%0*d" % (VALUE_BYTES, number) for number in range(records)], pa.binary())
+    numbers = np.arange(records, dtype=np.int32) % partitions
+    producer.send_columns(topic, pa.RecordBatch.from_pydict({"value": values}), numbers)
+    producer.flush()
+
+
+def _read(consumer: KafkaConsumer, records: int) -> None:
+    count = 0
+
+    def all_read() -> bool:
+        nonlocal count
+        count += consumer.poll(500).num_rows
+        return count >= records
+
+    wait_until(all_read, timeout_s=120, every_s=0.0)
+
+
+def _log_bytes(kafka: LocalKafka, topic: str) -> int:
+    tool = "org.apache.kafka.tools.LogDirsCommand"
+    where = ("--bootstrap-server", kafka.bootstrap_servers, "--describe", "--topic-list", topic)
+    (line,) = (each for each in kafka.run_tool(tool, *where).splitlines() if each.startswith("{"))
+    folders = [folder for broker in json.loads(line)["brokers"] for folder in broker["logDirs"]]
+    return sum(partition["size"] for folder in folders for partition in folder["partitions"])
+
+
+def _lags_of_tool(kafka: LocalKafka, group: str) -> dict[int, int]:
+    """Lag by partition, of kafka-consumer-groups.sh."""
+    lines = [line.split() for line in kafka.describe_group(group).splitlines() if line.startswith(group)]
+    return {int(line[2]): int(line[5]) for line in lines}
+
+
+def _batch_sizes(consumer: KafkaConsumer) -> Histogram:
+    (sizes,) = (each.value for each in consumer.metrics() if each.name == "consumer-batch-size")
+    assert isinstance(sizes, Histogram)
+    return sizes
+
+
+def _lags(consumer: KafkaConsumer) -> dict[int, float]:
+    found = [each for each in consumer.metrics() if each.name == "records-lag"]
+    return {
+        int(each.tags["partition"]): value_of([each], "records-lag", **_without_client(each.tags)) for each in found
+    }
+
+
+def _without_client(tags: object) -> dict[str, str]:
+    assert isinstance(tags, dict)
+    return {name: value for name, value in tags.items() if name != "client-id"}
