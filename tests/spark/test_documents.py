@@ -69,6 +69,8 @@ PYTHON = {
         "processing.md",
         "processor = Processor(",
     ): "tests/protocol/processing/test_processor.py::test_example_of_the_page_runs",
+    ("metrics.md", "consumer.subscribe("): "tests/protocol/metrics/test_metrics_page.py::"
+    "test_first_example_of_the_page_prints_every_metric",
     (
         "properties.md",
         "consumer = KafkaConsumer(",
@@ -124,6 +126,8 @@ COMMANDS: dict[str, str] = {
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
     "python -m protocol.property_page > docs/properties.md": "tests/protocol/test_property_page.py::"
     "test_docs_page_of_properties_is_current",
+    "python -m protocol.metrics_page > docs/metrics.md": "tests/protocol/metrics/test_metrics_page.py::"
+    "test_docs_page_of_metrics_is_current",
     "pip install .": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[spark]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[tls]'": HERE + "test_wheel_contains_package_extras_and_entry_points",

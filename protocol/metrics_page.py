@@ -1,0 +1,83 @@
+"""The reference of metrics as Markdown; a test keeps docs/metrics.md equal to this text.
+
+The tables are those of `protocol.metrics.definitions`.
+
+    python -m protocol.metrics_page > docs/metrics.md
+"""
+
+from __future__ import annotations
+
+from protocol.metrics.definitions import (
+    CLIENT,
+    CONSUMER,
+    COORDINATOR,
+    DEFINITIONS,
+    FETCH,
+    NODE,
+    PROCESSOR,
+    PRODUCER,
+    PRODUCER_TOPIC,
+)
+from protocol.property_page import table
+
+_INTRODUCTION = """\
+# Metrics and logs
+
+This page is made by `python -m protocol.metrics_page > docs/metrics.md`.
+
+Every `Client` keeps metrics with the names of Kafka's Java client. They are always on. Nothing is counted per record:
+an event is a request, a reply or a record batch.
+
+```python
+from protocol import KafkaConsumer
+
+with KafkaConsumer({"bootstrap.servers": "broker-1:9092", "group.id": "orders-etl"}) as consumer:
+    consumer.subscribe(["orders"])
+    records = consumer.poll(1_000)
+    for metric in consumer.metrics():
+        print(metric.group, metric.name, dict(metric.tags), metric.value)
+```
+
+`KafkaConsumer.metrics`, `Consumer.metrics`, `ConsumerGroup.metrics` and `Producer.metrics` return the metrics of their
+client that concern them, `Client.metrics` all of them. Consumers and producers that share a client share its metrics:
+totals are sums. These methods are thread-safe and send no request."""
+
+_WINDOWS = """\
+Rates, means and maxima are those of the last 30 to 60 seconds, as in Java with its default configuration: two samples
+of 30 seconds. A mean or maximum without events in this time is NaN. Totals begin with the client. Every metric has the
+tag `client-id`, and those of the tables further ones. Times are in milliseconds unless the name says otherwise."""
+
+_OF_CLIENTS = """\
+Requests and connections, as in Java's `consumer-metrics`, `producer-metrics` and `admin-client-metrics`: here one
+client may serve all three. `client-node-metrics` has the same by broker; `node-id` is `node--1` for an address that is
+not in the metadata, such as a bootstrap server behind a load balancer."""
+
+_SECTIONS = (
+    ("Client", _OF_CLIENTS, (CLIENT, NODE)),
+    ("Consumer", "Of `KafkaConsumer`, `ConsumerGroup`, `Consumer` and bounded reads.", (CONSUMER, FETCH)),
+    ("Group member", "Of `KafkaConsumer`, `ConsumerGroup` and `OffsetManager`.", (COORDINATOR,)),
+    ("Producer", "Of `Producer` and `TransactionalProducer`.", (PRODUCER, PRODUCER_TOPIC)),
+    ("Processor", "Of `Processor`.", (PROCESSOR,)),
+)
+
+
+def markdown() -> str:
+    """Return the page."""
+    parts = [_INTRODUCTION, "## Values", _WINDOWS]
+    for title, text, groups in _SECTIONS:
+        parts += [f"## {title}", text, _table(groups)]
+    return "\n\n".join(parts)
+
+
+def _table(groups: tuple[str, ...]) -> str:
+    rows = [
+        (f"`{each.name}`", f"`{each.group}`", ", ".join(each.tags), each.description)
+        for group in groups
+        for each in DEFINITIONS
+        if each.group == group
+    ]
+    return table(("metric", "group", "tags", "meaning"), rows)
+
+
+if __name__ == "__main__":
+    print(markdown())
