@@ -53,18 +53,18 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text.strip()) is not None
 
 
-def resolved(text: str) -> str:
+def resolve_references(text: str) -> str:
     """Replace the references in a text by their values. Raises `ConfigurationError` for a missing value."""
-    return _REFERENCE.sub(_looked_up, text)
+    return _REFERENCE.sub(_lookup, text)
 
 
-def _looked_up(match: re.Match[str]) -> str:
+def _lookup(match: re.Match[str]) -> str:
     try:
         if match["env"]:
             # os.environ would raise an error that contains the whole value if a byte is not UTF-8.
             return os.environb[os.fsencode(match["name"])].decode("utf-8")
         if match["kind"] == "dir":
-            return _file_in(Path(match["path"]), match["key"])
+            return _read_mounted_file(Path(match["path"]), match["key"])
         return parse_java_properties(Path(match["path"]).read_text(ENCODING))[match["key"]]
     except KeyError:
         why = "there is no such name in " + ("this process's environment" if match["env"] else "that file")
@@ -74,7 +74,7 @@ def _looked_up(match: re.Match[str]) -> str:
     raise ConfigurationError(f"{match[0]} cannot be resolved: {why}. References are resolved when a connection opens.")
 
 
-def _file_in(folder: Path, name: str) -> str:
+def _read_mounted_file(folder: Path, name: str) -> str:
     """Read a file as orchestrators mount secrets. Line breaks at the end come from editors and are removed."""
     if Path(name).name != name:
         raise OSError(0, "the file name must not contain a path")

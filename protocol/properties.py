@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from protocol.config_providers import resolved
+from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.property_kinds import (
@@ -330,7 +330,7 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
                 text = _text(name, raw)
                 # Texts of TLS and SASL keep their references; these are resolved when a connection is opened.
                 kept = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
-                value = text if kept else resolved(text)
+                value = text if kept else resolve_references(text)
                 # Hide resolved values in errors: a reference may point to a secret by mistake.
                 kind = row.kind if value == text else replace(row.kind, secret=True)
                 values[row.field] = kind.read(name, value, name)

@@ -51,16 +51,16 @@ nothing."""
 
 def markdown() -> str:
     """Return the page."""
-    of_groups = {row.name for row in GROUP_PROPERTIES}
-    rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES and row.name not in of_groups]
-    of_clients = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
-    of_consumers = [*(row for row in rows if row.role is Role.CONSUMER), *GROUP_PROPERTIES]
-    of_producers = [row for row in rows if row.role is Role.PRODUCER]
+    group_names = {row.name for row in GROUP_PROPERTIES}
+    rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES and row.name not in group_names]
+    client_rows = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
+    consumer_rows = [*(row for row in rows if row.role is Role.CONSUMER), *GROUP_PROPERTIES]
+    producer_rows = [row for row in rows if row.role is Role.PRODUCER]
     others = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
     parts = [
         _INTRODUCTION,
         "## Of every client",
-        property_table(of_clients, defaults(ClientConfig)),
+        property_table(client_rows, defaults(ClientConfig)),
         "## Of TLS",
         _TLS,
         property_table([row for row in TLS_PROPERTIES if row in rows], defaults(TLSConfig, "ssl_")),
@@ -70,15 +70,15 @@ def markdown() -> str:
         "## Of consumers",
         _CONSUMERS,
         property_table(
-            sorted(of_consumers, key=lambda row: row.name),
+            sorted(consumer_rows, key=lambda row: row.name),
             {**defaults(ConsumerConfig), **defaults(GroupConsumerConfig), "group_protocol": "classic, with a group"},
         ),
         "## Of producers",
-        property_table(of_producers, defaults(ProducerConfig)),
+        property_table(producer_rows, defaults(ProducerConfig)),
         "## The others",
         table(
             ("property", "here", "why"),
-            [(f"`{name}`", *row) for name, row in sorted(others.items()) if name not in of_groups],
+            [(f"`{name}`", *row) for name, row in sorted(others.items()) if name not in group_names],
         ),
     ]
     return "\n\n".join(parts)

@@ -138,7 +138,7 @@ class AclOperations(Operations):
             SECURITY_DISABLED, CLUSTER_AUTHORIZATION_FAILED, …
         """
         body = {**_filter(selected, "_filter"), "pattern_type_filter": int(selected.pattern_type)}
-        reply = self._any(DESCRIBE_ACLS, body, self._deadline(timeout_ms))
+        reply = self._ask(DESCRIBE_ACLS, body, self._deadline(timeout_ms))
         return [
             AclBinding(
                 _known(ResourceType, resource["resource_type"]),

@@ -116,7 +116,7 @@ class ClusterOperations(Operations):
             known = self._client.metadata([], deadline)
             return ClusterDescription(known.cluster_id, known.controller_id, known.brokers)
         body = {"include_fenced_brokers": True}
-        reply = self._any(DESCRIBE_CLUSTER, body, deadline, at_least=_FIRST_WITH_FENCED_BROKERS)
+        reply = self._ask(DESCRIBE_CLUSTER, body, deadline, at_least=_FIRST_WITH_FENCED_BROKERS)
         brokers = {
             row["broker_id"]: Broker(row["broker_id"], row["host"], row["port"], row["rack"])
             for row in reply["brokers"]
@@ -137,9 +137,9 @@ class ClusterOperations(Operations):
             Time limit; by default `default.api.timeout.ms`.
         """
         deadline = self._deadline(timeout_ms)
-        to = self._client.controller(deadline) if node_id is None else self._nodes([node_id], deadline)[0]
+        to = self._client.controller(deadline) if node_id is None else self._brokers([node_id], deadline)[0]
         software = {"client_software_name": "spark-kafka-source", "client_software_version": "0"}
-        reply = self._any(API_VERSIONS, software, deadline, to=to, at_least=3)
+        reply = self._ask(API_VERSIONS, software, deadline, to=to, at_least=3)
         finalized = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
         return {
             row["name"]: FeatureDescription(
@@ -199,7 +199,7 @@ class ClusterOperations(Operations):
             The broker is older than Kafka 3.3, or uses ZooKeeper.
         """
         body = {"topics": [{"topic_name": _METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]}
-        reply = self._any(DESCRIBE_QUORUM, body, self._deadline(timeout_ms))
+        reply = self._ask(DESCRIBE_QUORUM, body, self._deadline(timeout_ms))
         try:
             row = reply["topics"][0]["partitions"][0]
         except IndexError:

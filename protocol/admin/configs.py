@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from protocol.admin.resources import Batch, Operations, Row, ask_each, finish
+from protocol.admin.resources import Operations, Row, RowsByResource, ask_each, results_or_raise
 from protocol.clock import Deadline
 from protocol.cluster.metadata import Broker
 from protocol.errors import KafkaError, UsageError
@@ -279,7 +279,7 @@ class ConfigOperations(Operations):
             The broker is older than Kafka 4.1.
         """
         body = {"resource_types": [int(each) for each in types]}
-        reply = self._any(LIST_CONFIG_RESOURCES, body, self._deadline(timeout_ms), at_least=1)
+        reply = self._ask(LIST_CONFIG_RESOURCES, body, self._deadline(timeout_ms), at_least=1)
         found = [
             ConfigResource(ConfigResourceType(row["resource_type"]), row["resource_name"])
             for row in reply["config_resources"]
@@ -303,7 +303,7 @@ class ConfigOperations(Operations):
         errors: dict[ConfigResource, KafkaError] = {}
         for node_id, each in by_broker.items():
             to = None if node_id is None else self._node(node_id, deadline)
-            batch: Batch[ConfigResource] = ask_each(
+            batch: RowsByResource[ConfigResource] = ask_each(
                 self._client,
                 api,
                 each,
@@ -311,14 +311,14 @@ class ConfigOperations(Operations):
                 lambda reply, _: ((_resource_of(row), row) for row in reply[rows]),
                 deadline,
                 to=to,
-                about=_about,
+                error_context=_about,
             )
             results.update({key: result(key, row) for key, row in batch.items()})
             errors.update(batch.errors)
-        return finish(api.name, results, errors)
+        return results_or_raise(api.name, results, errors)
 
     def _node(self, node_id: int, deadline: Deadline) -> Broker:
-        return self._nodes([node_id], deadline)[0]
+        return self._brokers([node_id], deadline)[0]
 
 
 def _resource(resource: ConfigResource) -> dict[str, Any]:

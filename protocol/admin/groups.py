@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from protocol.admin.resources import Operations, ask_each, by_topic, finish, rows_of_partitions
+from protocol.admin.resources import Operations, ask_each, by_topic, results_or_raise, rows_of_partitions
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.call import call
@@ -303,7 +303,7 @@ class GroupOperations(Operations):
             lambda reply, _: rows_of_partitions(reply["topics"], "name"),
             self._deadline(timeout_ms),
             to=group_coordinator(group),
-            about=lambda key: {"group": group, "topic": key[0], "partition": key[1]},
+            error_context=lambda key: {"group": group, "topic": key[0], "partition": key[1]},
         )
         batch.results("OffsetDelete", lambda key, row: None)
 
@@ -355,7 +355,7 @@ class GroupOperations(Operations):
             ),
             deadline,
             to=group_coordinator(group),
-            about=lambda key: {"group": group, "member": key},
+            error_context=lambda key: {"group": group, "member": key},
             at_least=3,
         )
         batch.results("LeaveGroup", lambda key, row: None)
@@ -369,4 +369,4 @@ class GroupOperations(Operations):
                 results[group] = one(group)
             except KafkaError as error:
                 errors[group] = error
-        return finish(what, results, errors)
+        return results_or_raise(what, results, errors)

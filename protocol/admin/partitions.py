@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from protocol.admin.resources import Operations, Row, ask_each, by_topic, finish, rows_of_partitions
+from protocol.admin.resources import Operations, Row, ask_each, by_topic, results_or_raise, rows_of_partitions
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
@@ -153,7 +153,7 @@ class PartitionOperations(Operations):
                 reply["replica_election_results"], "topic", "partition_result", "partition_id"
             ),
             deadline,
-            about=_about,
+            error_context=_about,
             accept=[ErrorCode.ELECTION_NOT_NEEDED],
             at_least=1 if election_type is ElectionType.UNCLEAN else 0,
         )
@@ -196,7 +196,7 @@ class PartitionOperations(Operations):
             body,
             lambda reply, _: rows_of_partitions(reply["responses"], "name"),
             self._deadline(timeout_ms),
-            about=_about,
+            error_context=_about,
         )
         batch.results("AlterPartitionReassignments", lambda key, row: None)
 
@@ -207,7 +207,7 @@ class PartitionOperations(Operations):
         topics = None
         if partitions is not None:
             topics = [{"name": name, "partition_indexes": numbers} for name, numbers in by_topic(partitions).items()]
-        reply = self._any(LIST_PARTITION_REASSIGNMENTS, {"topics": topics}, self._deadline(timeout_ms))
+        reply = self._ask(LIST_PARTITION_REASSIGNMENTS, {"topics": topics}, self._deadline(timeout_ms))
         return {
             key: PartitionReassignment(
                 tuple(row["replicas"]), tuple(row["adding_replicas"]), tuple(row["removing_replicas"])
@@ -247,14 +247,14 @@ class PartitionOperations(Operations):
         topics = None if partitions is None else _topics(partitions, "topic")
         results: dict[int, dict[str, LogDirDescription]] = {}
         errors: dict[int, KafkaError] = {}
-        for broker in self._nodes(node_ids, deadline):
+        for broker in self._brokers(node_ids, deadline):
             try:
-                reply = self._any(DESCRIBE_LOG_DIRS, {"topics": topics}, deadline, to=broker, accept=_OFFLINE)
+                reply = self._ask(DESCRIBE_LOG_DIRS, {"topics": topics}, deadline, to=broker, accept=_OFFLINE)
             except KafkaError as error:
                 errors[broker.node_id] = error
                 continue
             results[broker.node_id] = {row["log_dir"]: _log_dir(row) for row in reply["results"]}
-        return finish("DescribeLogDirs", results, errors)
+        return results_or_raise("DescribeLogDirs", results, errors)
 
     def alter_replica_log_dirs(
         self, moves: Mapping[tuple[str, int, int], str], *, timeout_ms: float | None = None
@@ -276,7 +276,7 @@ class PartitionOperations(Operations):
         deadline = self._deadline(timeout_ms)
         errors: dict[tuple[str, int, int], KafkaError] = {}
         done: dict[tuple[str, int, int], None] = {}
-        for broker in self._nodes(sorted({node_id for _, _, node_id in moves}), deadline):
+        for broker in self._brokers(sorted({node_id for _, _, node_id in moves}), deadline):
             paths = {move[:2]: path for move, path in moves.items() if move[2] == broker.node_id}
 
             def body(left: list[TopicPartition], paths: Mapping[TopicPartition, str] = paths) -> Body:
@@ -293,11 +293,11 @@ class PartitionOperations(Operations):
                 lambda reply, _: rows_of_partitions(reply["results"], "topic_name"),
                 deadline,
                 to=broker,
-                about=_about,
+                error_context=_about,
             )
             errors.update({(*key, broker.node_id): error for key, error in batch.errors.items()})
             done.update(dict.fromkeys((*key, broker.node_id) for key in batch))
-        finish("AlterReplicaLogDirs", done, errors)
+        results_or_raise("AlterReplicaLogDirs", done, errors)
 
 
 _OFFLINE = (ErrorCode.KAFKA_STORAGE_ERROR,)

@@ -51,11 +51,11 @@ class Operations:
     def _deadline(self, timeout_ms: float | None) -> Deadline:
         return self._client.deadline(timeout_ms)
 
-    def _any(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
+    def _ask(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
         """Ask any broker, the controller, or the coordinator that the API demands, about one thing."""
         return call(self._client, api, body, deadline, **options)
 
-    def _nodes(self, node_ids: Iterable[int] | None, deadline: Deadline) -> list[Broker]:
+    def _brokers(self, node_ids: Iterable[int] | None, deadline: Deadline) -> list[Broker]:
         """Return brokers by node id, None for all; raise `UsageError` for an unknown id."""
         known = self._client.metadata([], deadline).brokers
         if node_ids is None:
@@ -67,7 +67,7 @@ class Operations:
         return [known[node_id] for node_id in wanted]
 
 
-class Batch(dict[K, Row]):
+class RowsByResource(dict[K, Row]):
     """Reply rows by resource, and `errors` of the resources that failed for good."""
 
     def __init__(self) -> None:
@@ -76,10 +76,10 @@ class Batch(dict[K, Row]):
 
     def results(self, what: str, result: Callable[[K, Row], V]) -> dict[K, V]:
         """Return `result(key, row)` of each row; raise `AdminFailed` if some resource failed."""
-        return finish(what, {key: result(key, row) for key, row in self.items()}, self.errors)
+        return results_or_raise(what, {key: result(key, row) for key, row in self.items()}, self.errors)
 
 
-def finish(what: str, results: Mapping[K, V], errors: Mapping[K, KafkaError]) -> dict[K, V]:
+def results_or_raise(what: str, results: Mapping[K, V], errors: Mapping[K, KafkaError]) -> dict[K, V]:
     """Return `results`; raise `AdminFailed` with them if there are `errors`."""
     if errors:
         each = "; ".join(str(error) for error in list(errors.values())[:5])
@@ -116,10 +116,10 @@ def ask_each(
     *,
     to: Broker | CoordinatorKey | None = None,
     topics: Iterable[str] = (),
-    about: Callable[[K], Mapping[str, Any]] = lambda key: {"resource": key},
+    error_context: Callable[[K], Mapping[str, Any]] = lambda key: {"resource": key},
     accept: Iterable[int] = (),
     **options: Any,
-) -> Batch[K]:
+) -> RowsByResource[K]:
     """Send one request about all `keys`; repeat it for those that failed transiently.
 
     Parameters
@@ -136,7 +136,7 @@ def ask_each(
         The broker or coordinator; by default the controller or any broker, as the API demands.
     topics
         Topics whose metadata an error expires.
-    about
+    error_context
         The context of an error about a key, such as `{"topic": name}`.
     accept
         Error codes that are no errors.
@@ -154,14 +154,14 @@ def ask_each(
     KafkaError
         The whole request failed.
     """
-    batch: Batch[K] = Batch()
-    left = list(dict.fromkeys(keys))
-    what = f"{api.name} of {listed([_text(key) for key in left])}"
+    done: RowsByResource[K] = RowsByResource()
+    pending = list(dict.fromkeys(keys))
+    what = f"{api.name} of {listed([key_text(key) for key in pending])}"
     accepted = {int(ErrorCode.NONE), *accept}
 
     def attempt() -> None:
         broker = _broker(client, api, to, deadline)
-        request = _with_timeout(api, body(list(left)), deadline)
+        request = _with_timeout(api, body(list(pending)), deadline)
         if broker is None:
             reply: Row = client.ask_any(api, request, deadline, **options)
         else:
@@ -170,31 +170,31 @@ def ask_each(
         if (code := reply.get("error_code", 0)) not in accepted:
             raise _error(api, "", broker, code, reply.get("error_message"), {})
         failure: KafkaError | None = None
-        for key, row in rows(reply, list(left)):
-            if key not in left:
+        for key, row in rows(reply, list(pending)):
+            if key not in pending:
                 continue
             if (code := row.get("error_code", 0)) in accepted:
-                batch[key] = row
+                done[key] = row
             else:
-                error = _error(api, _text(key), broker, code, row.get("error_message"), about(key))
+                error = _error(api, key_text(key), broker, code, row.get("error_message"), error_context(key))
                 if is_retriable(error) and code not in _FINAL:
                     failure = error
                     continue
-                batch.errors[key] = error
-            left.remove(key)
-        if left:
-            raise failure or Corrupt(f"{what}: the reply of {broker or 'a broker'} leaves out {left[0]}")
+                done.errors[key] = error
+            pending.remove(key)
+        if pending:
+            raise failure or Corrupt(f"{what}: the reply of {broker or 'a broker'} leaves out {pending[0]}")
 
-    if not left:
-        return batch
+    if not pending:
+        return done
     key = to if isinstance(to, CoordinatorKey) else None
     try:
         client.retrying(what, attempt, deadline, topics=topics, coordinator_of=key)
     except DeadlineExceeded as error:
-        if not batch and not batch.errors:
+        if not done and not done.errors:
             raise
-        batch.errors.update(dict.fromkeys(left, error))
-    return batch
+        done.errors.update(dict.fromkeys(pending, error))
+    return done
 
 
 def _broker(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadline: Deadline) -> Broker | None:
@@ -209,7 +209,7 @@ def _with_timeout(api: Api, body: Body, deadline: Deadline) -> Body:
     return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}
 
 
-def _text(key: Hashable) -> str:
+def key_text(key: Hashable) -> str:
     """Return a partition as "orders-0", an entity of several names as "user alice, client-id None"."""
     if isinstance(key, tuple):
         is_entity = all(isinstance(part, tuple) for part in key)
@@ -217,8 +217,8 @@ def _text(key: Hashable) -> str:
     return str(key)
 
 
-def _error(api: Api, of: str, broker: Broker | None, code: int, message: str | None, about: Row) -> KafkaError:
+def _error(api: Api, of: str, broker: Broker | None, code: int, message: str | None, context: Row) -> KafkaError:
     what = (
         f"{api.name}{f' of {of}' if of else ''}{f' at {broker}' if broker else ''}{f': {message}' if message else ''}"
     )
-    return broker_error(code, what, api=api.name, **about)
+    return broker_error(code, what, api=api.name, **context)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.admin.configs import ConfigEntry, ConfigOperations, topic_resource
-from protocol.admin.resources import Row, ask_each, finish
+from protocol.admin.resources import Row, ask_each, results_or_raise
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call_partitions
@@ -150,7 +150,7 @@ class TopicOperations(ConfigOperations):
             lambda reply, _: ((row["name"], row) for row in reply["topics"]),
             deadline,
             topics=wanted,
-            about=_about,
+            error_context=_about,
         )
         if wait and not validate_only:
             for name, row in batch.items():
@@ -214,7 +214,7 @@ class TopicOperations(ConfigOperations):
             rows,
             deadline,
             topics=names,
-            about=_about,
+            error_context=_about,
             at_least=_FIRST_WITH_IDS if ids else 0,
         )
         self._client.expire_metadata(names)
@@ -269,7 +269,7 @@ class TopicOperations(ConfigOperations):
             )
             for key, topic in found.items()
         }
-        return finish("Metadata", results, errors)
+        return results_or_raise("Metadata", results, errors)
 
     def _topics(
         self, names: Sequence[str], ids: Sequence[str], deadline: Deadline
@@ -340,7 +340,7 @@ class TopicOperations(ConfigOperations):
             lambda reply, _: ((row["name"], row) for row in reply["results"]),
             deadline,
             topics=counts,
-            about=_about,
+            error_context=_about,
         )
         self._client.expire_metadata(counts)
         batch.results("CreatePartitions", lambda name, row: None)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.admin.resources import Operations, finish
+from protocol.admin.resources import Operations, results_or_raise
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
@@ -323,7 +323,7 @@ class TransactionOperations(Operations):
                 results[name] = init_producer_id(self._client, name, _FENCE_TIMEOUT_MS, deadline)
             except KafkaError as error:
                 errors[name] = error
-        return finish("InitProducerId", results, errors)
+        return results_or_raise("InitProducerId", results, errors)
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None

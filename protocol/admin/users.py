@@ -128,7 +128,7 @@ class UserOperations(Operations):
         """
         deadline = self._deadline(timeout_ms)
         if users is None:
-            reply = self._any(DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None}, deadline)
+            reply = self._ask(DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None}, deadline)
             return {row["user"]: _scram(row) for row in reply["results"]}
         batch = ask_each(
             self._client,
@@ -137,7 +137,7 @@ class UserOperations(Operations):
             lambda left: {"users": [{"name": name} for name in left]},
             lambda reply, _: ((row["user"], row) for row in reply["results"]),
             deadline,
-            about=_about_user,
+            error_context=_about_user,
         )
         return batch.results("DescribeUserScramCredentials", lambda user, row: _scram(row))
 
@@ -173,7 +173,7 @@ class UserOperations(Operations):
             body,
             lambda reply, _: ((row["user"], row) for row in reply["results"]),
             self._deadline(timeout_ms),
-            about=_about_user,
+            error_context=_about_user,
         )
         batch.results("AlterUserScramCredentials", lambda user, row: None)
 
@@ -206,7 +206,7 @@ class UserOperations(Operations):
             for kind, name in components.items()
         ]
         body = {"components": rows, "strict": strict}
-        reply = self._any(DESCRIBE_CLIENT_QUOTAS, body, self._deadline(timeout_ms))
+        reply = self._ask(DESCRIBE_CLIENT_QUOTAS, body, self._deadline(timeout_ms))
         return {
             _entity(row["entity"]): {each["key"]: each["value"] for each in row["values"]}
             for row in reply["entries"] or ()
@@ -297,7 +297,7 @@ class UserOperations(Operations):
             parts = _principal(owner)
             body |= {"owner_principal_type": parts["principal_type"], "owner_principal_name": parts["principal_name"]}
         at_least = 3 if owner is not None else 0
-        row = self._any(CREATE_DELEGATION_TOKEN, body, self._deadline(timeout_ms), at_least=at_least)
+        row = self._ask(CREATE_DELEGATION_TOKEN, body, self._deadline(timeout_ms), at_least=at_least)
         return _token(
             row, row["issue_timestamp_ms"], row["expiry_timestamp_ms"], row["max_timestamp_ms"], body["renewers"]
         )
@@ -307,21 +307,21 @@ class UserOperations(Operations):
     ) -> int:
         """Extend a token's life, -1 for the broker's period; return the new expiry in milliseconds since 1970."""
         body = {"hmac": _hmac(hmac), "renew_period_ms": renew_period_ms}
-        return int(self._any(RENEW_DELEGATION_TOKEN, body, self._deadline(timeout_ms))["expiry_timestamp_ms"])
+        return int(self._ask(RENEW_DELEGATION_TOKEN, body, self._deadline(timeout_ms))["expiry_timestamp_ms"])
 
     def expire_delegation_token(
         self, hmac: Secret | bytes, *, expiry_period_ms: int = -1, timeout_ms: float | None = None
     ) -> int:
         """Shorten a token's life, -1 to end it now; return the new expiry in milliseconds since 1970."""
         body = {"hmac": _hmac(hmac), "expiry_time_period_ms": expiry_period_ms}
-        return int(self._any(EXPIRE_DELEGATION_TOKEN, body, self._deadline(timeout_ms))["expiry_timestamp_ms"])
+        return int(self._ask(EXPIRE_DELEGATION_TOKEN, body, self._deadline(timeout_ms))["expiry_timestamp_ms"])
 
     def describe_delegation_tokens(
         self, owners: Iterable[str] | None = None, *, timeout_ms: float | None = None
     ) -> list[DelegationToken]:
         """Return the tokens of owners ("User:alice"); None for all that the user may see."""
         wanted = None if owners is None else [_principal(each) for each in owners]
-        reply = self._any(DESCRIBE_DELEGATION_TOKEN, {"owners": wanted}, self._deadline(timeout_ms))
+        reply = self._ask(DESCRIBE_DELEGATION_TOKEN, {"owners": wanted}, self._deadline(timeout_ms))
         return [
             _token(row, row["issue_timestamp"], row["expiry_timestamp"], row["max_timestamp"], row["renewers"])
             for row in reply["tokens"]

@@ -48,7 +48,7 @@ class Session:
     """An authenticated session. `user` is None if a token or a ticket identifies the user."""
 
     user: Secret | None
-    renewed_after_s: float | None  # None: the session does not expire
+    reauthenticate_after_s: float | None  # None: the session does not expire
 
 
 @dataclass

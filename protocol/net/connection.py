@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # After this wait for a reply, and again after the same time, the client asks other brokers if this one has left.
-_LATE_S = 2.0
+_SILENCE_CHECK_S = 2.0
 _SIZE_BYTES = 4
 _TLS_ALERT = 0x15
 # ApiVersions may be sent twice. A listener with SASL closes the connection on the request after it.
-_FIRST_AFTER_API_VERSIONS = 2
+_LAST_ID_REFUSED_WITHOUT_SASL = 2
 _DESCRIBE_QUORUM = 55
-_WANTS_SASL = " (if that listener requires SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
+_SASL_HINT = " (if that listener requires SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
 _HTTP = int.from_bytes(b"HTTP", "big")
 
 
@@ -63,13 +63,13 @@ class Reply:
         return self._connection.address
 
     @property
-    def arrived(self) -> bool:
+    def done(self) -> bool:
         """True if `result` returns or raises without reading the socket."""
         return self.frame is not None or self._connection.closed
 
-    def take_in(self) -> bool:
-        """Read what has come, without waiting; return `arrived`. Part of a reply has not arrived."""
-        return self.arrived or self._connection.take_in(self)
+    def poll(self) -> bool:
+        """Read what has come, without waiting; return `done`. Part of a reply has not arrived."""
+        return self.done or self._connection.poll(self)
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket that receives the reply (for `readiness`); -1 once closed."""
@@ -207,7 +207,7 @@ class Connection:
         """
         with self._closed_when_broken():
             self._session = authenticator.authenticate(self.address, self._ask, deadline, self._session)
-        after_s = self._session.renewed_after_s
+        after_s = self._session.reauthenticate_after_s
         self._authenticate_at_s = float("inf") if after_s is None else self._clock.now_s() + after_s
 
     @hide_variables
@@ -225,12 +225,12 @@ class Connection:
 
     def close(self, error: KafkaError | None = None) -> None:
         """Close the connection; waiting calls raise `error` (a failure of the broker), by default `ConnectionLost`."""
-        first, self._closed = self._closed is None, self._closed or error or self._closed_here()
+        first, self._closed = self._closed is None, self._closed or error or self._closed_by_client()
         self._stream.close()
         if first and error is not None:
             self._on_failure(error)
 
-    def _closed_here(self) -> KafkaError:
+    def _closed_by_client(self) -> KafkaError:
         return ConnectionLost(f"{self.address}: the connection was closed by the client")
 
     # -- requests and replies -----------------------------------------------------------------
@@ -304,12 +304,12 @@ class Connection:
         """Wait for a reply, as `Reply.result`. One of the waiting threads reads frames for all."""
         if reply.error is not None:
             raise reply.error
-        if self._begin_to_read(reply, deadline):
+        if self._become_reader(reply, deadline):
             try:
                 with self._closed_when_broken():
                     self._read_until(reply, deadline)
             finally:
-                self._end_to_read()
+                self._stop_reading()
         self.last_used_s = now_s = self._clock.now_s()
         assert reply.frame is not None
         body = frame.decode_response(reply.api, reply.version, reply.frame)
@@ -320,7 +320,7 @@ class Connection:
             log.debug("%s: throttled %s v%d, correlation id %d, for %d ms", *_names(reply), throttle_ms)
         return body
 
-    def _begin_to_read(self, reply: Reply, deadline: Deadline) -> bool:
+    def _become_reader(self, reply: Reply, deadline: Deadline) -> bool:
         """Wait while another thread reads. Returns False if that thread has read this reply."""
         with self._arrivals:
             while self._has_reader and reply.frame is None and not deadline.passed:
@@ -334,41 +334,41 @@ class Connection:
         self.close(error)
         raise error
 
-    def _end_to_read(self) -> None:
+    def _stop_reading(self) -> None:
         with self._arrivals:
             self._has_reader = False
             self._arrivals.notify_all()
 
-    def take_in(self, reply: Reply) -> bool:
-        """Read what has come, as `Reply.take_in`, unless another thread is reading."""
+    def poll(self, reply: Reply) -> bool:
+        """Read what has come, as `Reply.poll`, unless another thread is reading."""
         with self._arrivals:
-            if self._has_reader or reply.arrived:
-                return reply.arrived
+            if self._has_reader or reply.done:
+                return reply.done
             self._has_reader = True
         try:
             with self._closed_when_broken():
-                while reply.frame is None and self._receive_next() is not None:
+                while reply.frame is None and self._receive_frame() is not None:
                     pass
         except KafkaError as error:
             reply.error = error
         finally:
-            self._end_to_read()
-        return reply.arrived
+            self._stop_reading()
+        return reply.done
 
     def _read_until(self, wanted: Reply, deadline: Deadline) -> None:
         while wanted.frame is None:
             self._raise_if_closed(wanted)
             try:
-                while (arrived := self._receive_next()) is None:
+                while (received := self._receive_frame()) is None:
                     self._stream.wait_readable(deadline)
             except RequestTimedOut as error:
                 raise self._no_reply(wanted) from error
             except ConnectionLost as error:
                 self._raise_if_closed(wanted)
-                if self._authenticator is None and 0 < wanted.correlation_id <= _FIRST_AFTER_API_VERSIONS:
-                    raise ConnectionLost(f"{error}{_WANTS_SASL}", settings=("security.protocol",)) from error
+                if self._authenticator is None and 0 < wanted.correlation_id <= _LAST_ID_REFUSED_WITHOUT_SASL:
+                    raise ConnectionLost(f"{error}{_SASL_HINT}", settings=("security.protocol",)) from error
                 raise
-            if arrived is not wanted:
+            if received is not wanted:
                 with self._arrivals:
                     self._arrivals.notify_all()
 
@@ -379,13 +379,13 @@ class Connection:
     def check_silence(self, deadline: Deadline) -> None:
         """Close the connection if the broker is unresponsive and other brokers report that it has left the cluster."""
         now_s = self._clock.now_s()
-        if self.closed or not self._in_flight or now_s - self._silent_since_s < _LATE_S:
+        if self.closed or not self._in_flight or now_s - self._silent_since_s < _SILENCE_CHECK_S:
             return
         self._silent_since_s = now_s
         if self._is_departed(deadline):
             self.close(ConnectionLost(f"{self.address}: no reply, and other brokers say that it has left the cluster"))
 
-    def _receive_next(self) -> Reply | None:
+    def _receive_frame(self) -> Reply | None:
         """Receive what has come, and return the reply that it completes; None if more has to come."""
         while count := self._stream.receive_some(self._incoming[self._received_bytes :]):
             self._received_bytes += count

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator
 
 # Within this time, a caller that received a connection has sent its request.
-_IDLE_OF_DEPARTED_S = 5.0
+_DEPARTED_IDLE_S = 5.0
 
 # `get` may have returned a connection just before its idle limit: its caller sends within this time.
 _GRACE_S = 1.0
@@ -61,12 +61,12 @@ class ConnectionPool:
         self._clock = clock
         self._is_departed = is_departed
         self._connections: dict[tuple[str, int, str], Connection] = {}
-        self._tls = _tls(config)
+        self._tls = _tls_context(config)
         self._authenticator = _authenticator(config, clock)
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._lock = threading.Lock()
         self._closed = False
-        self._next_look_s = 0.0
+        self._next_idle_check_s = 0.0
         self._process_id = os.getpid()
 
     def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
@@ -121,8 +121,8 @@ class ConnectionPool:
     def discard_purpose(self, purpose: str) -> None:
         """Close all connections of a purpose."""
         with self._lock:
-            gone = [connection for key, connection in self._connections.items() if key[2] == purpose]
-        for connection in gone:
+            closing = [connection for key, connection in self._connections.items() if key[2] == purpose]
+        for connection in closing:
             self.discard(connection)
 
     def close_departed(self, departed: Collection[Address]) -> set[Address]:
@@ -137,7 +137,7 @@ class ConnectionPool:
             self._forget_after_fork()
             for key, connection in list(self._connections.items()):
                 idle_s = self._clock.now_s() - connection.last_used_s
-                is_idle = not connection.in_flight and idle_s >= _IDLE_OF_DEPARTED_S
+                is_idle = not connection.in_flight and idle_s >= _DEPARTED_IDLE_S
                 if key[:2] in departed and (connection.closed or is_idle):
                     connection.close()
                     del self._connections[key]
@@ -168,18 +168,18 @@ class ConnectionPool:
     def _close_idle(self) -> None:
         """Close idle connections; at most once a second, since `get` is called for each request."""
         now_s = self._clock.now_s()
-        if now_s < self._next_look_s:
+        if now_s < self._next_idle_check_s:
             return
-        self._next_look_s = now_s + 1.0
+        self._next_idle_check_s = now_s + 1.0
         for key, connection in list(self._connections.items()):
             if self._idle_beyond(connection, _GRACE_S):
                 connection.close()
                 del self._connections[key]
 
     def _require_reachable(self, host: str, port: int) -> None:
-        early = self._reachability.too_early((host, port), self._clock.now_s())
-        if early is not None:
-            wait_s, error = early
+        backoff = self._reachability.current_backoff((host, port), self._clock.now_s())
+        if backoff is not None:
+            wait_s, error = backoff
             if isinstance(error, SecurityError):
                 raise type(error)(error.message, **error.context) from error.__cause__
             raise ConnectFailed(
@@ -192,9 +192,9 @@ class ConnectionPool:
         if self._tls is not None:
             # Reading a key store may take seconds, which must not count as the broker's time.
             self._tls.current()
-        setup = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
+        setup_deadline = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
         try:
-            connection = self._connect(host, port, setup)
+            connection = self._connect(host, port, setup_deadline)
         except KafkaError as error:
             if isinstance(error, AuthenticationFailed):
                 self._sensors.failed_authentications.record((self._clock.now_s(),))
@@ -205,14 +205,14 @@ class ConnectionPool:
             self._reachability.answered((host, port))
         return connection
 
-    def _connect(self, host: str, port: int, setup: Deadline) -> Connection:
+    def _connect(self, host: str, port: int, setup_deadline: Deadline) -> Connection:
         with self._lock:
             failures = self._reachability.failures((host, port))
         open_socket = partial(
             connect,
             host,
             port,
-            setup,
+            setup_deadline,
             send_buffer_bytes=self._config.send_buffer_bytes,
             receive_buffer_bytes=self._config.receive_buffer_bytes,
             # Start with another address each time: one that accepts and then sends nothing must not block the others.
@@ -221,7 +221,7 @@ class ConnectionPool:
         if self._tls is None:
             stream = ByteStream(open_socket(), f"{host}:{port}")
         else:
-            stream = connect_tls(open_socket, host, port, self._tls, setup)
+            stream = connect_tls(open_socket, host, port, self._tls, setup_deadline)
         connection = Connection(
             stream,
             self._config.client_id,
@@ -233,7 +233,7 @@ class ConnectionPool:
             sensors=NodeSensors(self._sensors, (host, port)),
         )
         try:
-            connection.handshake(setup)
+            connection.handshake(setup_deadline)
         except BaseException:
             connection.close()
             raise
@@ -249,11 +249,11 @@ class ConnectionPool:
             self._process_id = os.getpid()
             self._connections = {}
             # Another thread may have held their locks during the fork.
-            self._tls = _tls(self._config)
+            self._tls = _tls_context(self._config)
             self._authenticator = _authenticator(self._config, self._clock)
 
 
-def _tls(config: ClientConfig) -> TLSContext | None:
+def _tls_context(config: ClientConfig) -> TLSContext | None:
     return TLSContext(config.tls) if config.security_protocol.endswith("SSL") else None
 
 

@@ -57,7 +57,7 @@ class Reachability:
         failing = self._failing.get(address)
         return 0 if failing is None else failing.backoff.tries
 
-    def too_early(self, address: Address, now_s: float) -> tuple[float, KafkaError] | None:
+    def current_backoff(self, address: Address, now_s: float) -> tuple[float, KafkaError] | None:
         """Return the seconds until the next attempt and the failure; None if the address may be tried now."""
         failing = self._failing.get(address)
         if failing is None or now_s >= failing.retry_at_s:

@@ -40,7 +40,7 @@ def ready(
     list of Reply
         May be empty, also because only part of a reply has come.
     """
-    arrived = [reply for reply in replies if reply.take_in()]
+    arrived = [reply for reply in replies if reply.poll()]
     if arrived or not (replies or self_pipe):
         return arrived
     poll = select.poll()
@@ -61,7 +61,7 @@ def ready(
         for reply in replies:
             reply.check_silence(deadline)
     come = [by_number[number] for number, _ in events if number in by_number]
-    return arrived + [reply for reply in come if reply.take_in()]
+    return arrived + [reply for reply in come if reply.poll()]
 
 
 class SelfPipe:

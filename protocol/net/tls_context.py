@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.config_providers import resolved
+from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
 from protocol.security.stores import KeyPair, read_key_pair, read_trust_store, store_fingerprint
@@ -100,7 +100,7 @@ def _trust(context: ssl.SSLContext, config: TLSConfig) -> None:
 
 @hide_variables
 def _load(context: ssl.SSLContext, pair: KeyPair, name: str) -> None:
-    password = Secret("" if pair.password is None else resolved(pair.password.reveal()))
+    password = Secret("" if pair.password is None else resolve_references(pair.password.reveal()))
     try:
         with _nameless_file(pair.chain) as chain, _nameless_file(pair.key.reveal()) as key:
             # Without this callable, OpenSSL would prompt for a password on the terminal.

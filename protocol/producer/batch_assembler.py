@@ -24,7 +24,7 @@ from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
-from protocol.producer.messages import MessageBuffer, Messages
+from protocol.producer.messages import MessageBuffer, TopicMessages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
 from protocol.producer.results import BatchResult, SentColumns, complete_rows, reports_failures
@@ -65,32 +65,32 @@ class BatchAssembler:
         self._on_failure = on_failure
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
         self._encode = encode
-        self._checked: set[tuple[str, int | None]] = set()
+        self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
-        self._one_at_a_time = threading.RLock()
-        self._taken = False
-        self._end: KafkaError | None = None
+        self._lock = threading.RLock()
+        self._inside = False
+        self._close_error: KafkaError | None = None
 
     # -- input --------------------------------------------------------------------------------
 
-    def take_columns(self, topic: str, columns: pa.RecordBatch, given: GivenPartitions | None) -> SentColumns:
+    def append_columns(self, topic: str, columns: pa.RecordBatch, given: GivenPartitions | None) -> SentColumns:
         """Accept rows, as `Producer.send_columns`."""
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
-        known, named = self._choice.resolve_topic(topic, rows.num_rows, given)
+        metadata, given_partitions = self._choice.resolve_topic(topic, rows.num_rows, given)
         sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
         refused = too_large(topic, sizes, self._config.max_request_size_bytes, say_row=True)
         kept = np.delete(np.arange(rows.num_rows), list(refused))
         partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
         if refused:
-            rows, sizes, named = _rows_of(kept, rows, sizes, named)
+            rows, sizes, given_partitions = _select_rows(kept, rows, sizes, given_partitions)
         self.wait_for_room(int(sizes.sum()), columns=True)
-        with self._alone():
-            self._raise_if_ended()
-            self._take_messages()
+        with self._exclusive():
+            self._raise_if_closed()
+            self._append_waiting_messages()
             if rows.num_rows:
-                partitions[kept] = self._choice.choose(known, rows, sizes, named)
+                partitions[kept] = self._choice.choose(metadata, rows, sizes, given_partitions)
             sent = SentColumns(topic, partitions, timestamps_ms, self._incomplete.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
@@ -103,12 +103,12 @@ class BatchAssembler:
 
     def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
         """Check, once for each, that topic and partition exist. Raises as in `PartitionChoice`."""
-        if (topic, partition) not in self._checked:
+        if (topic, partition) not in self._checked_partitions:
             if wait:
                 self._choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))
             else:
                 self._choice.check_partition(topic, partition)
-            self._checked.add((topic, partition))
+            self._checked_partitions.add((topic, partition))
 
     def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
         """Wait while `buffer.memory` is full.
@@ -122,35 +122,37 @@ class BatchAssembler:
         KafkaError
             Earlier columns could not be written. Only for columns: futures of messages report their own failures.
         """
-        most = self._config.buffer_memory_bytes
+        limit_bytes = self._config.buffer_memory_bytes
 
         def fits() -> bool:
-            return self._memory.held_bytes + min(size_bytes, most) <= most or (columns and self._incomplete.empty)
+            return self._memory.held_bytes + min(size_bytes, limit_bytes) <= limit_bytes or (
+                columns and self._incomplete.empty
+            )
 
         block_s = self._config.max_block_ms / 1000
         if fits() or self._incomplete.wait_for_room(fits, block_s, despite_failures=not columns):
             return
         raise DeadlineExceeded(
-            f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {most}, and nothing was "
+            f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {limit_bytes}, and nothing was "
             f"acknowledged for {self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
             settings=("buffer.memory", "max.block.ms"),
         )
 
     def drain(self) -> None:
         """Hand over all rows and messages."""
-        with self._alone():
-            self._take_messages()
+        with self._exclusive():
+            self._append_waiting_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
         self._incomplete.wake()
 
     def hand_over_due(self) -> float | None:
         """Hand over the batches that have waited for `linger.ms`; return the next time to call, None if unknown."""
-        with self._alone(wait=False) as free:
+        with self._exclusive(wait=False) as free:
             if not free:
                 return None
             now_s = self._clock.now_s()
             if self._messages_are_due(now_s):
-                self._take_messages()
+                self._append_waiting_messages()
             with suppress(MemoryError):  # only these rows have failed; others can still be sent
                 self._hand_over(self._due(now_s), wait=False)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
@@ -158,14 +160,14 @@ class BatchAssembler:
 
     def close(self, error: KafkaError) -> None:
         """Fail all waiting rows and messages, and refuse further ones; `flush` raises what no result reports."""
-        self._end = error
+        self._close_error = error
         self.messages.close(error)
         if self.discard(error):
             self._incomplete.failed([error])
 
     def discard(self, error: KafkaError) -> bool:
         """Fail all waiting rows and messages; return True if some rows do not report it."""
-        with self._alone():
+        with self._exclusive():
             for messages in self.messages.take():
                 self._fail_messages(messages, error)
             return self._fail_rows(self._accumulator.drain(), error)
@@ -173,7 +175,7 @@ class BatchAssembler:
     # -- one thread at a time -----------------------------------------------------------------
 
     @contextmanager
-    def _alone(self, *, wait: bool = True) -> Iterator[bool]:
+    def _exclusive(self, *, wait: bool = True) -> Iterator[bool]:
         """Exclude other threads; yield False if one is inside and `wait` is False.
 
         Raises
@@ -181,22 +183,22 @@ class BatchAssembler:
         UsageError
             This thread is already inside: a signal handler, a partitioner or a callback called the producer.
         """
-        if not self._one_at_a_time.acquire(blocking=wait):
+        if not self._lock.acquire(blocking=wait):
             yield False
             return
         try:
-            if self._taken:
+            if self._inside:
                 raise UsageError(
                     "this thread is already sending with this producer: a signal handler, a partitioner or a callback "
                     "must not write, flush or close meanwhile; set a flag, and do so afterwards"
                 )
-            self._taken = True
+            self._inside = True
             try:
                 yield True
             finally:
-                self._taken = False
+                self._inside = False
         finally:
-            self._one_at_a_time.release()
+            self._lock.release()
 
     @property
     def _linger_s(self) -> float:
@@ -213,7 +215,7 @@ class BatchAssembler:
         oldest_s = self.messages.oldest_s
         return oldest_s is not None and (self.messages.full or now_s >= oldest_s + self._linger_s)
 
-    def _take_messages(self) -> None:
+    def _append_waiting_messages(self) -> None:
         taken = deque(self.messages.take())
         while taken:
             messages = taken.popleft()
@@ -231,12 +233,12 @@ class BatchAssembler:
             finally:
                 self._memory.hold(-messages.size_bytes)
 
-    def _append_messages(self, messages: Messages) -> None:
+    def _append_messages(self, messages: TopicMessages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
-        known, futures = self._choice.last_seen(messages.topic), messages.futures
-        chosen, refused = self._choice.choose_each(known, rows, sizes, messages.partitions())
+        metadata, futures = self._choice.cached_topic(messages.topic), messages.futures
+        chosen, refused = self._choice.choose_each(metadata, rows, sizes, messages.partitions())
         refused |= too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
         for row, error in refused.items():
             self._on_failure(error)
@@ -244,14 +246,14 @@ class BatchAssembler:
         if refused:
             kept = np.delete(np.arange(rows.num_rows), list(refused))
             futures = [futures[row] for row in kept.tolist()]
-            rows, sizes, _ = _rows_of(kept, rows, sizes, None)
+            rows, sizes, _ = _select_rows(kept, rows, sizes, None)
             chosen = chosen[kept]
         if not futures:
             return
         messages.futures = futures
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._hand_over(
-            self._accumulator.append(messages.topic, rows, chosen, sizes, messages.since_s, sent), wait=False
+            self._accumulator.append(messages.topic, rows, chosen, sizes, messages.oldest_s, sent), wait=False
         )
 
     def _hand_over(self, ready: Sequence[ReadyBatches], *, wait: bool = True) -> None:
@@ -302,24 +304,26 @@ class BatchAssembler:
             self._memory.hold(-together.held_bytes)
         return unreported
 
-    def _fail_messages(self, messages: Messages, error: KafkaError) -> None:
+    def _fail_messages(self, messages: TopicMessages, error: KafkaError) -> None:
         _fail_futures(messages, error)
         self._memory.hold(-messages.size_bytes)
 
-    def _raise_if_ended(self) -> None:
-        if self._end is not None:
-            raise UsageError(str(self._end)) from self._end  # a new error, since raising adds a traceback
+    def _raise_if_closed(self) -> None:
+        if self._close_error is not None:
+            raise UsageError(
+                str(self._close_error)
+            ) from self._close_error  # a new error, since raising adds a traceback
 
 
-def _rows_of(
-    numbers: npt.NDArray[np.int64], rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
+def _select_rows(
+    row_numbers: npt.NDArray[np.int64], rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], given: pa.Int32Array | None
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], pa.Int32Array | None]:
     """Select rows by number."""
-    wanted = to_arrow(numbers)
-    return rows.take(wanted), sizes[numbers], None if named is None else named.take(wanted)
+    indexes = to_arrow(row_numbers)
+    return rows.take(indexes), sizes[row_numbers], None if given is None else given.take(indexes)
 
 
-def _fail_futures(messages: Messages, error: KafkaError) -> None:
+def _fail_futures(messages: TopicMessages, error: KafkaError) -> None:
     for future in messages.futures:
         with suppress(InvalidStateError):  # it has failed already
             future.set_exception(error)

@@ -21,7 +21,7 @@ from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_LAST_TIMESTAMP_MS = 2**63 - 1
+_MAX_TIMESTAMP_MS = 2**63 - 1
 # Approximate cost of a message besides its key, value and headers.
 _OVERHEAD_BYTES = 100
 
@@ -37,7 +37,7 @@ class Message:
         self.headers = [_header(each) for each in headers] if headers else ()
         self.timestamp_ms = timestamp_ms
         self.partition = partition
-        if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= _LAST_TIMESTAMP_MS:
+        if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= _MAX_TIMESTAMP_MS:
             raise UsageError(f"timestamp_ms is {timestamp_ms!r}; it must be milliseconds since 1970")
         if not isinstance(partition, int | None):
             raise UsageError(f"partition is {partition!r}; it must be an int")
@@ -62,11 +62,11 @@ def _header(header: object) -> tuple[str, bytes | None]:
 
 
 @dataclass(eq=False)
-class Messages:
+class TopicMessages:
     """Messages of one topic, and their futures."""
 
     topic: str
-    since_s: float
+    oldest_s: float
     size_bytes: int = 0
     messages: list[Message] = field(default_factory=list)
     futures: list[Future[RecordMetadata]] = field(default_factory=list)
@@ -98,8 +98,8 @@ class MessageBuffer:
         self._full_count = full_count
         self._count = 0
         self._waiting_bytes = 0
-        self._end: KafkaError | None = None
-        self._topics: dict[str, Messages] = {}
+        self._close_error: KafkaError | None = None
+        self._topics: dict[str, TopicMessages] = {}
         self._lock = threading.Lock()
 
     def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
@@ -120,21 +120,21 @@ class MessageBuffer:
         # A sent message cannot be cancelled.
         future.set_running_or_notify_cancel()
         with self._lock:
-            if self._end is not None:
-                raise UsageError(str(self._end)) from self._end
-            told = not self._topics
+            if self._close_error is not None:
+                raise UsageError(str(self._close_error)) from self._close_error
+            wake = not self._topics
             was_full = self.full
             messages = self._topics.get(topic)
             if messages is None:
-                messages = self._topics[topic] = Messages(topic, now_s)
+                messages = self._topics[topic] = TopicMessages(topic, now_s)
             messages.messages.append(message)
             messages.futures.append(future)
             messages.size_bytes += message.size_bytes
             self._memory.hold(message.size_bytes)
             self._waiting_bytes += message.size_bytes
             self._count += 1
-            told |= self.full and not was_full
-        return future, told
+            wake |= self.full and not was_full
+        return future, wake
 
     @property
     def full(self) -> bool:
@@ -145,9 +145,9 @@ class MessageBuffer:
     def oldest_s(self) -> float | None:
         """Start of the longest wait; None if no message waits."""
         with self._lock:
-            return min((each.since_s for each in self._topics.values()), default=None)
+            return min((each.oldest_s for each in self._topics.values()), default=None)
 
-    def take(self) -> list[Messages]:
+    def take(self) -> list[TopicMessages]:
         """Remove and return all messages by topic. The caller frees their `size_bytes`."""
         with self._lock:
             taken = list(self._topics.values())
@@ -158,7 +158,7 @@ class MessageBuffer:
     def close(self, error: KafkaError) -> None:
         """Refuse further messages with this error."""
         with self._lock:
-            self._end = error
+            self._close_error = error
 
 
 def _header_lists(headers: Sequence[Headers]) -> pa.Array:

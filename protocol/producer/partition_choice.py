@@ -43,30 +43,30 @@ class PartitionChoice:
         self._function = function
         self._rng = random.Random()  # noqa: S311 - shared by all topics, since its state takes 2.5 kB
         self._partitioners: dict[str, Partitioner] = {}
-        self._last_seen: dict[str, Topic] = {}
+        self._cached_topics: dict[str, Topic] = {}
 
     def resolve_topic(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
         """Return the arguments of `choose`; wait for a missing topic. Raises `UsageError` for missing partitions."""
-        named = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
-        numbers = None if named is None else to_numpy(named)[valid(named)]
+        partitions = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
+        numbers = None if partitions is None else to_numpy(partitions)[valid(partitions)]
         deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
-        known = self._last_seen[topic] = topic_to_write(self._client, topic, numbers, deadline)
-        return known, named
+        metadata = self._cached_topics[topic] = topic_to_write(self._client, topic, numbers, deadline)
+        return metadata, partitions
 
     def check_partition(self, topic: str, partition: int | None) -> None:
         """Check one partition, as `resolve_topic`, without waiting for missing topics: for the sender's thread."""
-        if topic not in self._last_seen:
-            self._last_seen[topic] = self._client.topic(topic, create=True)
-        require_partition(self.last_seen(topic), partition)
+        if topic not in self._cached_topics:
+            self._cached_topics[topic] = self._client.topic(topic, create=True)
+        require_partition(self.cached_topic(topic), partition)
 
-    def last_seen(self, topic: str) -> Topic:
+    def cached_topic(self, topic: str) -> Topic:
         """Return the cached topic of an earlier `resolve_topic`, without a request."""
-        if known := self._client.remembered_topic(topic):
-            self._last_seen[topic] = known
-        return self._last_seen[topic]
+        if current := self._client.remembered_topic(topic):
+            self._cached_topics[topic] = current
+        return self._cached_topics[topic]
 
     def choose(
-        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
+        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], given: pa.Int32Array | None
     ) -> Partitions:
         """Choose one partition per row. One caller at a time.
 
@@ -76,17 +76,17 @@ class PartitionChoice:
         rows : pyarrow.RecordBatch
         sizes : ndarray of int64
             Bytes of each record.
-        named : pyarrow.Int32Array or None
+        given : pyarrow.Int32Array or None
             Partitions given in the rows; null rows are chosen.
         """
-        if named is not None and not named.null_count:
-            return to_numpy(named)
+        if given is not None and not given.null_count:
+            return to_numpy(given)
         by = self._by_strategy if self._function is None else self._by_function
         chosen = by(topic, rows, sizes)
-        return chosen if named is None else _first_of(named, chosen)
+        return chosen if given is None else _fill_nulls(given, chosen)
 
     def choose_each(
-        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], named: pa.Int32Array | None
+        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], given: pa.Int32Array | None
     ) -> tuple[Partitions, dict[int, KafkaError]]:
         """Choose for rows of several callers: if `choose` raises, choose for each row alone, so that each fails alone.
 
@@ -97,11 +97,11 @@ class PartitionChoice:
             By row number. Includes `SystemExit`, which would end the sender's thread.
         """
         try:
-            return self.choose(topic, rows, sizes, named), {}
+            return self.choose(topic, rows, sizes, given), {}
         except (Exception, SystemExit):
             chosen, failed = np.full(rows.num_rows, NO_PARTITION, np.int32), {}
         for row in range(rows.num_rows):
-            one = None if named is None else named.slice(row, 1)
+            one = None if given is None else given.slice(row, 1)
             try:
                 (chosen[row],) = self.choose(topic, rows.slice(row, 1), sizes[row : row + 1], one)
             except (Exception, SystemExit) as error:
@@ -110,15 +110,16 @@ class PartitionChoice:
 
     def _by_function(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         assert self._function is not None
-        count, words = len(topic.partitions), f"by the partitioner for {rows.num_rows} rows"
-        found = _int32(self._function(topic.name, rows, count), rows.num_rows, words)
-        named = to_numpy(found)[valid(found)]
-        if len(named) and not 0 <= int(named.min()) <= int(named.max()) < count:
+        count, source = len(topic.partitions), f"by the partitioner for {rows.num_rows} rows"
+        found = _int32(self._function(topic.name, rows, count), rows.num_rows, source)
+        chosen = to_numpy(found)[valid(found)]
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
             raise UsageError(
-                f"the partitioner chose partitions {named.min()} to {named.max()}, but topic {topic.name} has {count}",
+                f"the partitioner chose partitions {chosen.min()} to {chosen.max()}, "
+                f"but topic {topic.name} has {count}",
                 topic=topic.name,
             )
-        return _first_of(found, self._by_strategy(topic, rows, sizes)) if found.null_count else to_numpy(found)
+        return _fill_nulls(found, self._by_strategy(topic, rows, sizes)) if found.null_count else to_numpy(found)
 
     def _by_strategy(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         if topic.name not in self._partitioners:
@@ -131,16 +132,16 @@ class PartitionChoice:
         return self._partitioners[topic.name].choose(keys, sizes, len(topic.partitions), *load)
 
 
-def _int32(partitions: GivenPartitions, rows: int, words: str) -> pa.Int32Array:
+def _int32(partitions: GivenPartitions, rows: int, source: str) -> pa.Int32Array:
     if len(partitions) != rows:
-        raise UsageError(f"{len(partitions)} partitions were given {words}")
+        raise UsageError(f"{len(partitions)} partitions were given {source}")
     if isinstance(partitions, np.ndarray):
         return to_arrow(partitions.astype(np.int32, copy=False))
     return partitions if partitions.type == pa.int32() else partitions.cast(pa.int32())
 
 
-def _first_of(named: pa.Int32Array, otherwise: Partitions) -> Partitions:
-    return np.where(valid(named), to_numpy(named), otherwise)
+def _fill_nulls(given: pa.Int32Array, chosen: Partitions) -> Partitions:
+    return np.where(valid(given), to_numpy(given), chosen)
 
 
 def partition_load(

@@ -157,7 +157,7 @@ class Producer:
         """
         self._raise_if_unusable("send_columns")
         self._begin_account()
-        sent = self._assembler.take_columns(topic, columns, partitions)
+        sent = self._assembler.append_columns(topic, columns, partitions)
         if self._config.linger_ms is not None:
             self._sender.wake()
         return sent

@@ -103,12 +103,12 @@ def decode(
         for starts, ends, batch_of_row in _bounds_and_batches(unpacked):
             for rows in _chunk_slices(starts, ends):
                 chunk = _Chunk(unpacked.data, headers, batch_of_row[rows], starts[rows], ends[rows])
-                found = chunk.record_batch(schema, first_offset, end_offset)
-                if found is not None:
-                    yield found
+                batch = chunk.record_batch(schema, first_offset, end_offset)
+                if batch is not None:
+                    yield batch
 
-    for messages, run in records.split_by_format(batches):
-        if messages:
+    for is_legacy, run in records.split_by_format(batches):
+        if is_legacy:
             yield from decode_messages(
                 records.buffer,
                 records.headers["position"][run].tolist(),
@@ -211,10 +211,10 @@ class _Chunk:
 
     def _timestamps(self, fields: RecordFields) -> npt.NDArray[np.int64]:
         """Return each record's timestamp: the broker's applies to a whole batch, the producer's is per record."""
-        broker = self._log_append_time
-        base = np.where(broker, self.headers["max_timestamp_ms"], self.headers["first_timestamp_ms"])
+        log_append = self._log_append_time
+        base = np.where(log_append, self.headers["max_timestamp_ms"], self.headers["first_timestamp_ms"])
         delta = fields.timestamp_delta
-        if broker.any():
-            delta = np.where(broker.take(self.batch_of_row), 0, delta)
+        if log_append.any():
+            delta = np.where(log_append.take(self.batch_of_row), 0, delta)
         timestamps: npt.NDArray[np.int64] = base.take(self.batch_of_row) + delta
         return timestamps

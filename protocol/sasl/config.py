@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protocol.config_providers import resolved
+from protocol.config_providers import resolve_references
 from protocol.property_kinds import (
     BOOLEAN,
     MILLISECONDS,
@@ -210,5 +210,5 @@ NO_SASL = SaslConfig()
 
 def _resolved(value: Any) -> Any:
     if isinstance(value, Secret):
-        return Secret(resolved(value.reveal()))
-    return resolved(value) if isinstance(value, str) else value
+        return Secret(resolve_references(value.reveal()))
+    return resolve_references(value) if isinstance(value, str) else value

@@ -158,14 +158,14 @@ def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
     AuthenticationFailed
         The broker refused the token.
     """
-    refusal = yield _message(token, extensions)
+    refusal = yield _initial_response(token, extensions)
     if refusal:
         # Only after this message does the broker end the exchange, with its own error.
         yield _SEPARATOR.encode()
-        raise AuthenticationFailed(f"the broker refused the token{_said(refusal)}")
+        raise AuthenticationFailed(f"the broker refused the token{_refusal_details(refusal)}")
 
 
-def _message(token: Secret, extensions: Mapping[str, str]) -> bytes:
+def _initial_response(token: Secret, extensions: Mapping[str, str]) -> bytes:
     fields = {"auth": f"Bearer {_checked_token(token)}", **checked_extensions(extensions)}
     pairs = "".join(f"{name}={value}{_SEPARATOR}" for name, value in fields.items())
     return f"n,,{_SEPARATOR}{pairs}{_SEPARATOR}".encode()
@@ -187,7 +187,7 @@ def checked_extensions(extensions: Mapping[str, str]) -> Mapping[str, str]:
     return extensions
 
 
-def _said(refusal: bytes) -> str:
+def _refusal_details(refusal: bytes) -> str:
     """Return the status and scope of the refusal (RFC 7628) in brackets."""
     try:
         fields = json.loads(bytes(refusal))

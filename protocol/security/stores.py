@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.config_providers import resolved
+from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
 from protocol.security import java_stores, pem
@@ -33,7 +33,10 @@ def store_fingerprint(config: TLSConfig) -> list[object]:
     """Return a value that changes if a store may have changed: files, and external secrets (`${dir:...}`)."""
     paths = (config.truststore_location, config.keystore_location)
     inline = (config.truststore_certificates, config.keystore_certificate_chain, config.keystore_key)
-    return [*(_state_of(resolved(path)) for path in paths if path), *(Secret(_revealed(each) or "") for each in inline)]
+    return [
+        *(_state_of(resolve_references(path)) for path in paths if path),
+        *(Secret(_revealed(each) or "") for each in inline),
+    ]
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:
@@ -55,10 +58,10 @@ def read_trust_store(config: TLSConfig) -> str | None:
         The trust store cannot be read, or has no certificate.
     """
     if config.truststore_certificates is not None:
-        return _certificates("ssl.truststore.certificates", resolved(config.truststore_certificates.reveal()))
+        return _certificates("ssl.truststore.certificates", resolve_references(config.truststore_certificates.reveal()))
     if config.truststore_location is None:
         return None
-    path = resolved(config.truststore_location)
+    path = resolve_references(config.truststore_location)
     data = _read("ssl.truststore", path, config.truststore_type)
     if _is_pem(data):
         return _certificates("ssl.truststore.location", data.decode("ascii", "replace"))
@@ -80,7 +83,7 @@ def read_key_pair(config: TLSConfig) -> KeyPair | None:
     key_password = config.key_password or config.keystore_password
     if config.keystore_location is not None:
         name = key_name = "ssl.keystore.location"
-        path = resolved(config.keystore_location)
+        path = resolve_references(config.keystore_location)
         data = _read("ssl.keystore", path, config.keystore_type)
         if _is_pem(data):
             chain = key = data.decode("ascii", "replace")
@@ -117,7 +120,7 @@ def _is_pem(data: bytes) -> bool:
 
 
 def _revealed(secret: Secret | None) -> str | None:
-    return None if secret is None else resolved(secret.reveal())
+    return None if secret is None else resolve_references(secret.reveal())
 
 
 def _wrong(name: str, why: str) -> ConfigurationError:

@@ -44,7 +44,7 @@ class TestRebalances:
         second = GroupMember(client, first.group)
         waiting = second.begin()
         first.await_rebalance()
-        assert not waiting.arrived
+        assert not waiting.done
         reply = first.send_join()
         first.end(reply), second.end(waiting)
         assert first.generation == second.generation == 2
@@ -53,7 +53,7 @@ class TestRebalances:
         assert second.joined["members"] == [], "only the leader receives the members"
         follows = second.sync()
         time.sleep(0.2)
-        assert not follows.arrived, "followers wait for the leader's SyncGroup"
+        assert not follows.done, "followers wait for the leader's SyncGroup"
         leads = first.sync({first.member_id: b"one half", second.member_id: b"the other"})
         assert [bytes(each.result(client.deadline())["assignment"]) for each in (leads, follows)] == [
             b"one half",

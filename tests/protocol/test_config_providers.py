@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config_providers import is_reference, resolved
+from protocol.config_providers import is_reference, resolve_references
 from protocol.errors import ConfigurationError
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_reference_is_replaced_by_its_value(folder: Path, text: str, value: str) -> None:
-    assert resolved(text.replace("FOLDER", str(folder))) == value
+    assert resolve_references(text.replace("FOLDER", str(folder))) == value
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_reference_is_replaced_by_its_value(folder: Path, text: str, value: str)
 def test_broken_reference_is_refused_with_its_location(folder: Path, text: str, why: str) -> None:
     text = text.replace("FOLDER", str(folder))
     with pytest.raises(ConfigurationError, match=why) as refused:
-        resolved(text)
+        resolve_references(text)
     assert text in str(refused.value)
 
 
@@ -61,7 +61,7 @@ def test_value_that_is_not_text_is_not_shown(folder: Path, monkeypatch: pytest.M
     monkeypatch.setitem(os.environb, b"BINARY_OF_A_TEST", b"hunter2\xff")
     (folder / "binary").write_bytes(b"hunter2\xff")
     with pytest.raises(ConfigurationError) as refused:
-        resolved(text.replace("FOLDER", str(folder)))
+        resolve_references(text.replace("FOLDER", str(folder)))
     error: BaseException | None = refused.value
     while error is not None:
         assert "hunter2" not in f"{error!r} {vars(error)}"

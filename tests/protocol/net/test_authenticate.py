@@ -45,7 +45,7 @@ def sign_in(
     authenticator: Authenticator, broker: Broker, clock: ManualClock, timeout_ms: float = 1_000
 ) -> float | None:
     deadline = Deadline.after_ms(timeout_ms, clock)
-    return authenticator.authenticate("broker:9093", broker.ask, deadline).renewed_after_s
+    return authenticator.authenticate("broker:9093", broker.ask, deadline).reauthenticate_after_s
 
 
 @pytest.mark.parametrize(

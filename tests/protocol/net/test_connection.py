@@ -322,7 +322,7 @@ class TestReconnecting:
         reachability = Reachability(50, 1_000)
         address, now_s, tries = ("b", 9092), 100.0, []
         while now_s < 110:
-            if reachability.too_early(address, now_s) is None:
+            if reachability.current_backoff(address, now_s) is None:
                 tries.append(now_s)
                 for _ in range(3):
                     reachability.failed(address, ConnectFailed("b:9092: refused"), now_s)
@@ -331,7 +331,7 @@ class TestReconnecting:
         for wait, wanted in zip(waits, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=False):
             assert wanted * 0.8 <= wait <= wanted * 1.2 + 0.002
         reachability.answered(address)
-        assert reachability.too_early(address, now_s) is None
+        assert reachability.current_backoff(address, now_s) is None
         assert reachability.failures(address) == 0
 
     @pytest.fixture

@@ -179,7 +179,7 @@ class TestBatching:
         with producer_of(kafka.bootstrap_servers, options) as producer:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
-                with producer._assembler._one_at_a_time:  # otherwise rows just being passed on may be counted twice
+                with producer._assembler._lock:  # otherwise rows just being passed on may be counted twice
                     most = max(most, producer.held_bytes)
         # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES

@@ -245,7 +245,7 @@ class TestCoordinators:
             replies = [first.begin(), second.begin()]
             while len(fake.groups.groups["etl"].members) < 2:
                 time.sleep(0.01)
-            assert not any(each.arrived for each in replies)
+            assert not any(each.done for each in replies)
             clock.advance(4)
             assert [member.end(reply).generation for member, reply in zip((first, second), replies, strict=True)] == [
                 1,
