@@ -7,20 +7,16 @@ followed. Messages never contain sent data; of the response they contain only th
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import logging
-import socket
 import ssl
-import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.clock import Backoff, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
-from protocol.net.connect import connect
+from protocol.net.http_exchange import TRANSIENT_STATUS, exchange, parse_url, shown_url
 from protocol.net.tls_context import new_context
 from protocol.once import warn_once
 from protocol.property_kinds import Effect, Property, shown
@@ -32,10 +28,7 @@ from protocol.security.tls_config import TLS_PROPERTIES, parse_tls
 
 log = logging.getLogger(__name__)
 
-_MAX_BYTES = 1 << 20
 _SETTINGS = ("sasl.oauthbearer.token.endpoint.url",)
-_PORTS = {"http": 80, "https": 443}
-_WORTH_ANOTHER_TRY = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
 class _NoAnswer(Exception):
@@ -61,7 +54,8 @@ def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) 
     url = _parsed(source.url)
     if url.scheme == "http":
         warn_once(
-            f"{_SETTINGS[0]} is {_shown(url)}…: client secret and token are sent unencrypted; use https", _SETTINGS[0]
+            f"{_SETTINGS[0]} is {shown_url(url)}…: client secret and token are sent unencrypted; use https",
+            _SETTINGS[0],
         )
     backoff = Backoff(config.login_retry_backoff_ms, config.login_retry_backoff_max_ms)
     while True:
@@ -70,24 +64,17 @@ def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) 
         except _NoAnswer as error:
             wait_s = backoff.next_s()
             if wait_s >= deadline.remaining_s():
-                raise ConnectFailed(f"no token from {_shown(url)}: {error}", settings=_SETTINGS) from None
-            log.debug("no token from %s, retrying: %s", _shown(url), error)
+                raise ConnectFailed(f"no token from {shown_url(url)}: {error}", settings=_SETTINGS) from None
+            log.debug("no token from %s, retrying: %s", shown_url(url), error)
             deadline.clock.sleep_s(wait_s)
 
 
 def _parsed(text: str) -> urllib.parse.SplitResult:
     """Parse a URL; raise `ConfigurationError` if it is not http or https."""
-    with suppress(ValueError):
-        url = urllib.parse.urlsplit(text)
-        # Reading the port validates it.
-        if url.scheme in _PORTS and url.hostname and url.port != 0 and text.isascii():
-            return url
-    raise ConfigurationError(f"{_SETTINGS[0]} is neither https://… nor file:///….", settings=_SETTINGS)
-
-
-def _shown(url: urllib.parse.SplitResult) -> str:
-    """Format a URL without user and password."""
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+    url = parse_url(text)
+    if url is None:
+        raise ConfigurationError(f"{_SETTINGS[0]} is neither https://… nor file:///….", settings=_SETTINGS)
+    return url
 
 
 @hide_variables
@@ -95,25 +82,20 @@ def _ask(
     url: urllib.parse.SplitResult, source: TokenEndpoint, config: SaslConfig, deadline: Deadline
 ) -> tuple[str, float | None]:
     fields = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
-    form, path = urllib.parse.urlencode(fields), url.path or "/"
+    form = urllib.parse.urlencode(fields)
+    limit = deadline.at_most_ms(config.login_read_timeout_ms)
     try:
-        with _connected(url, source.tls, deadline.at_most_ms(config.login_read_timeout_ms)) as connection:
-            target = f"{path}?{url.query}" if url.query else path
-            connection.request("POST", target, form, _headers(source, config))
-            response = connection.getresponse()
-            body = response.read(_MAX_BYTES)
-            if response.length:
-                raise _NoAnswer("the response is truncated or too long")
+        status, body = exchange(
+            url, "POST", _headers(source, config), form, limit, context=lambda: _context(source.tls)
+        )
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationFailed(
-            f"the certificate of the token endpoint {_shown(url)} is not trusted: {error.verify_message}",
+            f"the certificate of the token endpoint {shown_url(url)} is not trusted: {error.verify_message}",
             settings=_SETTINGS,
         ) from error
-    except (OSError, ConnectFailed) as error:
-        raise _NoAnswer(str(error) or type(error).__name__) from error
-    except http.client.HTTPException as error:
-        raise _NoAnswer(f"the response is not HTTP ({type(error).__name__})") from error
-    return _token(url, source, response.status, body)
+    except ConnectFailed as error:
+        raise _NoAnswer(str(error)) from error
+    return _token(url, source, status, body)
 
 
 def _headers(source: TokenEndpoint, config: SaslConfig) -> dict[str, str]:
@@ -125,36 +107,6 @@ def _headers(source: TokenEndpoint, config: SaslConfig) -> dict[str, str]:
         "Authorization": f"Basic {base64.b64encode(':'.join(pair).encode()).decode()}",
         "Content-Type": "application/x-www-form-urlencoded",
     }
-
-
-@contextmanager
-def _connected(
-    url: urllib.parse.SplitResult, tls: Mapping[str, Secret], deadline: Deadline
-) -> Iterator[http.client.HTTPConnection]:
-    """Open an HTTP connection that is shut down at the deadline: socket timeouts restart with each received byte."""
-    host, context = str(url.hostname), _context(tls) if url.scheme == "https" else None
-    sock = connect(host, url.port or _PORTS[url.scheme], deadline)
-    sock.setblocking(True)
-    ended = threading.Event()
-
-    def end(same: socket.socket) -> None:
-        ended.set()
-        with suppress(OSError):
-            same.shutdown(socket.SHUT_RDWR)
-
-    # `ssl` takes over the socket; the duplicate refers to the same connection.
-    with closing(http.client.HTTPConnection(host, url.port)) as connection, sock.dup() as same:
-        timer = threading.Timer(deadline.remaining_s(), end, (same,))
-        timer.daemon = True
-        timer.start()
-        try:
-            connection.sock = context.wrap_socket(sock, server_hostname=host) if context else sock
-            yield connection
-        finally:
-            timer.cancel()
-            timer.join()
-        if ended.is_set():
-            raise _NoAnswer("no complete response in time")
 
 
 def _context(tls: Mapping[str, Secret]) -> ssl.SSLContext:
@@ -185,9 +137,9 @@ def _token(url: urllib.parse.SplitResult, source: TokenEndpoint, status: int, bo
         if isinstance(fields.get(name), str)
     )
     answer = f"the response has status {status}{f' ({words})' if words else ''} and no access_token"
-    if status in _WORTH_ANOTHER_TRY:
+    if status in TRANSIENT_STATUS:
         raise _NoAnswer(answer)
     raise AuthenticationFailed(
-        f"no token from {_shown(url)}: {answer}; check the client's id, its secret and the scope",
+        f"no token from {shown_url(url)}: {answer}; check the client's id, its secret and the scope",
         settings=_SETTINGS,
     )

@@ -16,7 +16,7 @@ from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConnectFailed, KafkaError
-from protocol.net import token_endpoint
+from protocol.net import http_exchange
 from protocol.sasl.credentials import Kerberos, credentials
 from protocol.testing.fake_broker import FakeBroker
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -106,12 +106,12 @@ def read_timeout_ms(cluster: SmallCluster, given: dict[str, str]) -> int:
     """Return the longest wait for a reply of an endpoint, in ms."""
     waits_ms: list[int] = []
 
-    def no_answer(url: object, tls: object, deadline: Deadline) -> None:
+    def no_answer(host: str, port: int, deadline: Deadline) -> None:
         waits_ms.append(round(deadline.remaining_ms()))
         raise ConnectFailed("there is no endpoint")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_endpoint, "_connected", no_answer)
+        patch.setattr(http_exchange, "connect", no_answer)
         authentication_request({**_endpoint_properties("http://127.0.0.1:1/token"), **given}, ManualClock())
     return waits_ms[0]
 

@@ -1,0 +1,116 @@
+"""One HTTP request and its response, within a deadline: for token endpoints and schema registries.
+
+Redirects are not followed. Messages contain no sent data.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+
+from protocol.clock import Deadline
+from protocol.errors import ConfigurationError, ConnectFailed
+from protocol.net.connect import connect
+
+_MOST_BYTES = 1 << 20
+_PORTS = {"http": 80, "https": 443}
+
+# Status codes that another attempt may resolve.
+TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+def parse_url(text: str) -> urllib.parse.SplitResult | None:
+    """Parse a URL; None if it is not http or https."""
+    with suppress(ValueError):
+        url = urllib.parse.urlsplit(text)
+        # Reading the port validates it.
+        if url.scheme in _PORTS and url.hostname and url.port != 0 and text.isascii():
+            return url
+    return None
+
+
+def shown_url(url: urllib.parse.SplitResult) -> str:
+    """Format a URL without user, password, path and query."""
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+
+
+def exchange(
+    url: urllib.parse.SplitResult,
+    method: str,
+    headers: Mapping[str, str],
+    body: str | bytes | None,
+    deadline: Deadline,
+    *,
+    context: Callable[[], ssl.SSLContext],
+    most_bytes: int = _MOST_BYTES,
+) -> tuple[int, bytes]:
+    """Send a request and return the status and the body of the response.
+
+    Parameters
+    ----------
+    url : urllib.parse.SplitResult
+        With path and query.
+    context : callable
+        Returns the TLS context, for https.
+    most_bytes : int
+        Limit of the body.
+
+    Raises
+    ------
+    ConnectFailed
+        No complete and valid response by the deadline.
+    ssl.SSLCertVerificationError
+        The certificate of the server is not trusted.
+    ConfigurationError
+        A file of the TLS context cannot be read.
+    """
+    target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
+    try:
+        with _connected(url, context, deadline) as connection:
+            connection.request(method, target, body, dict(headers))
+            response = connection.getresponse()
+            received = response.read(most_bytes)
+            if response.length or (response.length is None and response.read(1)):
+                raise ConnectFailed("the response is truncated or too long")
+            return response.status, received
+    except (ssl.SSLCertVerificationError, ConfigurationError):
+        raise
+    except OSError as error:
+        raise ConnectFailed(str(error) or type(error).__name__) from error
+    except http.client.HTTPException as error:
+        raise ConnectFailed(f"the response is not HTTP ({type(error).__name__})") from error
+
+
+@contextmanager
+def _connected(
+    url: urllib.parse.SplitResult, context: Callable[[], ssl.SSLContext], deadline: Deadline
+) -> Iterator[http.client.HTTPConnection]:
+    """Open an HTTP connection that is shut down at the deadline: socket timeouts restart with each received byte."""
+    host, tls = str(url.hostname), context() if url.scheme == "https" else None
+    sock = connect(host, url.port or _PORTS[url.scheme], deadline)
+    sock.setblocking(True)
+    ended = threading.Event()
+
+    def end(same: socket.socket) -> None:
+        ended.set()
+        with suppress(OSError):
+            same.shutdown(socket.SHUT_RDWR)
+
+    # `ssl` takes over the socket; the duplicate refers to the same connection.
+    with closing(http.client.HTTPConnection(host, url.port)) as connection, sock.dup() as same:
+        timer = threading.Timer(deadline.remaining_s(), end, (same,))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.sock = tls.wrap_socket(sock, server_hostname=host) if tls else sock
+            yield connection
+        finally:
+            timer.cancel()
+            timer.join()
+        if ended.is_set():
+            raise ConnectFailed("no complete response in time")
