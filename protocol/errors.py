@@ -226,5 +226,12 @@ class AdminFailed(KafkaError):
         return dict(self.context["results"])
 
 
+class RegistryFailed(KafkaError):
+    """A schema registry refused a request, or did not respond in time.
+
+    The context has `status` and `error_code` of a refusal.
+    """
+
+
 class WakeUp(KafkaError):
     """Another thread has woken a `KafkaConsumer` that was in `poll`."""

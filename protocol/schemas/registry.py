@@ -1,0 +1,337 @@
+"""A client of a schema registry: the REST interface of Confluent's registry, which Apicurio and Redpanda have, too.
+
+Schemas never change under their id, so each is fetched once per process. Runs on the driver (a subject's version) and
+on executors (the schemas of records).
+
+Source: Confluent's Schema Registry API reference.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
+from protocol.config_providers import resolved
+from protocol.errors import ConfigurationError, ConnectFailed, RegistryFailed
+from protocol.net.http_exchange import TRANSIENT_STATUS, exchange, parse_url, shown_url
+from protocol.net.tls_context import TLSContext
+from protocol.net.token_endpoint import ask_endpoint
+from protocol.sasl.config import NO_SASL
+from protocol.sasl.credentials import TokenEndpoint
+from protocol.schemas.registry_config import PREFIX, RegistryConfig
+from protocol.secret import Secret, hide_variables
+from protocol.security.tls_config import DEFAULT_TLS
+
+log = logging.getLogger(__name__)
+
+_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+_MOST_BYTES = 16 << 20
+_MOST_REFERENCES = 1_000
+# An unknown id is asked for again after this time: the registry may lag behind a producer that has just registered it.
+_UNKNOWN_S = 10.0
+_TOKEN_SHARE = 0.8
+_TOKEN_S = 300.0
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True)
+class SchemaReference:
+    """Another schema that a schema uses: `name` as written in it, registered as a version of a subject."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """A schema in a registry.
+
+    Attributes
+    ----------
+    text : str
+        The schema; for Protobuf a `.proto` file.
+    kind : str
+        "AVRO", "PROTOBUF" or "JSON".
+    schema_id : int or None
+    guid : str or None
+        Confluent's globally unique id, if the registry has it.
+    subject : str or None
+    version : int or None
+        Set if the schema was asked for by subject.
+    references : tuple of SchemaReference
+    """
+
+    text: str
+    kind: str = "AVRO"
+    schema_id: int | None = None
+    guid: str | None = None
+    subject: str | None = None
+    version: int | None = None
+    references: tuple[SchemaReference, ...] = ()
+
+
+@dataclass
+class _Token:
+    text: Secret
+    renew_at_s: float
+
+
+@dataclass
+class _Unknown:
+    error: RegistryFailed
+    until_s: float
+
+
+@dataclass
+class _Cache:
+    schemas: dict[str, RegisteredSchema | _Unknown] = field(default_factory=dict)
+    versions: dict[tuple[str, int], RegisteredSchema] = field(default_factory=dict)
+
+
+class SchemaRegistry:
+    """A client of one registry. Thread-safe.
+
+    Parameters
+    ----------
+    config : RegistryConfig
+    clock : Clock, optional
+    """
+
+    def __init__(self, config: RegistryConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.config = config
+        self._clock = clock
+        self._tls = TLSContext(config.tls)
+        self._lock = threading.Lock()
+        self._cache = _Cache()
+        self._token: _Token | None = None
+
+    # -- schemas ------------------------------------------------------------------------------
+
+    def by_id(self, schema_id: int, *, form: str | None = None) -> RegisteredSchema:
+        """Return the schema with an id; `form="serialized"` asks for a Protobuf descriptor instead of its text.
+
+        Raises
+        ------
+        RegistryFailed
+            There is none, or the registry refused or did not respond.
+        """
+        query = f"?format={form}" if form else ""
+        return self._cached(f"/schemas/ids/{schema_id}{query}", f"the schema with the id {schema_id}", schema_id)
+
+    def by_guid(self, guid: str, *, form: str | None = None) -> RegisteredSchema:
+        """Return the schema with a globally unique id. Raises `RegistryFailed`."""
+        query = f"?format={form}" if form else ""
+        return self._cached(f"/schemas/guids/{urllib.parse.quote(guid)}{query}", f"the schema {guid}", None)
+
+    def version(self, subject: str, version: int | None = None, *, form: str | None = None) -> RegisteredSchema:
+        """Return a version of a subject; None: the latest one, which is always asked for. Raises `RegistryFailed`."""
+        if version is not None and form is None and (known := self._cache.versions.get((subject, version))):
+            return known
+        query = f"?format={form}" if form else ""
+        path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}{query}"
+        found = _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
+        if form is None and found.version is not None:
+            self._cache.versions[subject, found.version] = found
+        return found
+
+    def references(self, schema: RegisteredSchema, *, form: str | None = None) -> dict[str, RegisteredSchema]:
+        """Return the schemas that a schema uses, by name, each behind those that it uses itself."""
+        found: dict[str, RegisteredSchema] = {}
+
+        def add(references: tuple[SchemaReference, ...]) -> None:
+            for each in references:
+                if each.name in found:
+                    continue
+                if len(found) >= _MOST_REFERENCES:
+                    raise RegistryFailed(f"a schema uses more than {_MOST_REFERENCES} others")
+                other = self.version(each.subject, each.version, form=form)
+                add(other.references)
+                found[each.name] = other
+
+        add(schema.references)
+        return found
+
+    def subjects(self) -> list[str]:
+        """Return the names of all subjects. Raises `RegistryFailed`."""
+        return list(self._request("GET", "/subjects", "the subjects"))
+
+    def versions(self, subject: str) -> list[int]:
+        """Return the versions of a subject. Raises `RegistryFailed`."""
+        return list(self._request("GET", f"/subjects/{_quoted(subject)}/versions", f"the subject {subject}"))
+
+    def lookup(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> RegisteredSchema:
+        """Return the registered version of a schema. Raises `RegistryFailed` if the subject does not have it."""
+        path = f"/subjects/{_quoted(subject)}{'?normalize=true' if normalize else ''}"
+        return _schema(self._request("POST", path, f"the schema in the subject {subject}", _body(schema)))
+
+    def register(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> int:
+        """Register a schema as the next version of a subject, if the subject does not have it; return its id.
+
+        Raises
+        ------
+        RegistryFailed
+            The schema is not compatible with the versions before, or the registry refused or did not respond.
+        """
+        path = f"/subjects/{_quoted(subject)}/versions{'?normalize=true' if normalize else ''}"
+        answer = self._request("POST", path, f"a new version of the subject {subject}", _body(schema))
+        return int(answer["id"])
+
+    def compatible(self, subject: str, schema: RegisteredSchema) -> tuple[bool, list[str]]:
+        """Return whether a schema may be registered as the next version of a subject, and the reasons if not."""
+        path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
+        answer = self._request("POST", path, f"the compatibility with the subject {subject}", _body(schema))
+        return bool(answer.get("is_compatible")), [str(each) for each in answer.get("messages", ())]
+
+    def _cached(self, path: str, what: str, schema_id: int | None) -> RegisteredSchema:
+        with self._lock:
+            known = self._cache.schemas.get(path)
+            if isinstance(known, RegisteredSchema):
+                return known
+            if known is not None and known.until_s > self._clock.now_s():
+                raise known.error
+            try:
+                found = _schema(self._request("GET", path, what), schema_id)
+            except RegistryFailed as error:
+                if error.context.get("status") == _NOT_FOUND:
+                    self._cache.schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
+                raise
+            self._cache.schemas[path] = found
+            return found
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _request(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send a request to the first address that responds; repeat it after a passing failure."""
+        backoff = Backoff(self.config.retries_wait_ms, self.config.retries_max_wait_ms)
+        text = None if body is None else json.dumps(body)
+        for attempt in range(self.config.max_retries + 1):
+            if attempt:
+                self._clock.sleep_s(backoff.next_s())
+            failure = "no address"
+            for address in self.config.url:
+                url = parse_url(address + path)
+                if url is None:
+                    raise ConfigurationError(f"{PREFIX}url has an invalid address", settings=(f"{PREFIX}url",))
+                try:
+                    status, received = self._exchange(url, method, text)
+                except ConnectFailed as error:
+                    failure = f"{shown_url(url)}: {error}"
+                    continue
+                if status not in TRANSIENT_STATUS:
+                    return self._answer(url, status, received, what)
+                failure = f"{shown_url(url)}: status {status}"
+            log.debug("no response from the schema registry: %s", failure)
+        raise RegistryFailed(
+            f"the schema registry does not respond to the request for {what}: {failure}", settings=(f"{PREFIX}url",)
+        )
+
+    @hide_variables
+    def _exchange(self, url: urllib.parse.SplitResult, method: str, text: str | None) -> tuple[int, bytes]:
+        deadline = Deadline.after_ms(self.config.request_timeout_ms, self._clock)
+        headers = {"Accept": f"{_MEDIA_TYPE}, application/json", **self._authorization(deadline)}
+        if text is not None:
+            headers["Content-Type"] = _MEDIA_TYPE
+        try:
+            return exchange(url, method, headers, text, deadline, context=self._context, most_bytes=_MOST_BYTES)
+        except ssl.SSLCertVerificationError as error:
+            raise RegistryFailed(
+                f"the certificate of the schema registry {shown_url(url)} is not trusted: {error.verify_message}",
+                settings=(f"{PREFIX}ssl.truststore.location",),
+            ) from error
+
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context() if self.config.tls == DEFAULT_TLS else self._tls.current()
+
+    def _answer(self, url: urllib.parse.SplitResult, status: int, received: bytes, what: str) -> Any:
+        try:
+            said = json.loads(received)
+        except (ValueError, RecursionError):
+            said = None
+        if status in (200, 201) and said is not None:
+            return said
+        code, words = (said.get("error_code"), said.get("message")) if isinstance(said, dict) else (None, None)
+        detail = f": {str(words)[:500]}" if words else ""
+        hint = f"; check {PREFIX}basic.auth.user.info or the token" if status in (401, 403) else ""
+        raise RegistryFailed(
+            f"the schema registry {shown_url(url)} refuses the request for {what} with the status {status}"
+            f"{f' (error code {code})' if code not in (None, status) else ''}{detail}{hint}",
+            status=status,
+            error_code=code,
+        )
+
+    @hide_variables
+    def _authorization(self, deadline: Deadline) -> dict[str, str]:
+        config = self.config
+        if config.basic_auth_user_info is not None:
+            pair = resolved(config.basic_auth_user_info.reveal()).encode()
+            return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+        more = {
+            name: value
+            for name, value in (
+                ("target-sr-cluster", config.bearer_auth_logical_cluster),
+                ("Confluent-Identity-Pool-Id", config.bearer_auth_identity_pool_id),
+            )
+            if value is not None
+        }
+        if config.bearer_auth_source == "OAUTHBEARER":
+            return {"Authorization": f"Bearer {self._oauth_token(deadline).reveal()}", **more}
+        if config.bearer_auth_token is not None:
+            return {"Authorization": f"Bearer {resolved(config.bearer_auth_token.reveal())}", **more}
+        return more
+
+    @hide_variables
+    def _oauth_token(self, deadline: Deadline) -> Secret:
+        now_s = self._clock.now_s()
+        token = self._token
+        if token is None or token.renew_at_s <= now_s:
+            config = self.config
+            assert config.bearer_auth_issuer_endpoint_url
+            assert config.bearer_auth_client_id
+            assert config.bearer_auth_client_secret is not None
+            source = TokenEndpoint(
+                resolved(config.bearer_auth_issuer_endpoint_url),
+                Secret(resolved(config.bearer_auth_client_id)),
+                Secret(resolved(config.bearer_auth_client_secret.reveal())),
+                config.bearer_auth_scope,
+            )
+            text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
+            token = self._token = _Token(Secret(text), now_s + _TOKEN_SHARE * (lifetime_s or _TOKEN_S))
+        return token.text
+
+
+def _quoted(subject: str) -> str:
+    return urllib.parse.quote(subject, safe="")
+
+
+def _body(schema: RegisteredSchema) -> dict[str, Any]:
+    references = [{"name": each.name, "subject": each.subject, "version": each.version} for each in schema.references]
+    kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
+    return {"schema": schema.text, **kind, **({"references": references} if references else {})}
+
+
+def _schema(said: Any, schema_id: int | None = None) -> RegisteredSchema:
+    try:
+        references = tuple(
+            SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"]))
+            for each in said.get("references") or ()
+        )
+        return RegisteredSchema(
+            str(said.get("schema") or ""),
+            str(said.get("schemaType") or "AVRO").upper(),
+            said.get("id", schema_id),
+            said.get("guid"),
+            said.get("subject"),
+            said.get("version"),
+            references,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise RegistryFailed("the response of the schema registry has no schema") from None

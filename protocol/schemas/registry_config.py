@@ -1,0 +1,171 @@
+"""Properties of a schema registry's client, with Confluent's names after `schema.registry.`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protocol.config_providers import is_reference
+from protocol.errors import ConfigurationError
+from protocol.net.http_exchange import parse_url, shown_url
+from protocol.property_kinds import (
+    MILLISECONDS,
+    NONEMPTY,
+    POSITIVE_MILLISECONDS,
+    SECRET,
+    Effect,
+    Kind,
+    Property,
+    Role,
+    applies,
+    integer,
+    one_of,
+)
+from protocol.secret import Secret, hide_variables, pickled_with_secrets
+from protocol.security.tls_config import DEFAULT_TLS, TLS_PROPERTIES, TLSConfig, parse_tls
+from protocol.spelling import meant
+
+PREFIX = "schema.registry."
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(each.strip().rstrip("/") for each in text.split(",") if each.strip())
+    if not urls or any(parse_url(each) is None for each in urls):
+        raise ValueError("an entry is not http://… or https://…")
+    if any("@" in each.partition("//")[2].partition("/")[0] for each in urls):
+        raise ValueError("an entry has a user; use basic.auth.user.info")
+    return urls
+
+
+def _user_info(text: str) -> Secret:
+    if ":" not in text:
+        raise ValueError("there is no colon")
+    return Secret(text)
+
+
+_URLS = Kind("http://host:port or https://host:port, separated by commas", _urls, secret=True)
+_USER_INFO = Kind("user:password", _user_info, secret=True, exact=True)
+_CLIENT = Role.CLIENT
+
+REGISTRY_PROPERTIES: tuple[Property, ...] = (
+    applies(_CLIENT, "url", _URLS, "addresses of the registry; the next one is asked if one does not respond"),
+    applies(
+        _CLIENT,
+        "basic.auth.credentials.source",
+        one_of("USER_INFO", otherwise="give the user in basic.auth.user.info"),
+        "where user and password are: in basic.auth.user.info",
+        field="basic_auth_source",
+    ),
+    applies(_CLIENT, "basic.auth.user.info", _USER_INFO, "user and password, with a colon between them"),
+    applies(
+        _CLIENT,
+        "bearer.auth.credentials.source",
+        one_of("STATIC_TOKEN", "OAUTHBEARER"),
+        "STATIC_TOKEN: bearer.auth.token; OAUTHBEARER: a token from bearer.auth.issuer.endpoint.url",
+        field="bearer_auth_source",
+    ),
+    applies(_CLIENT, "bearer.auth.token", SECRET, "the token"),
+    applies(_CLIENT, "bearer.auth.issuer.endpoint.url", NONEMPTY, "the endpoint that issues tokens"),
+    applies(_CLIENT, "bearer.auth.client.id", NONEMPTY, "the client's id at that endpoint"),
+    applies(_CLIENT, "bearer.auth.client.secret", SECRET, "the client's secret at that endpoint"),
+    applies(_CLIENT, "bearer.auth.scope", NONEMPTY, "the scope to ask for"),
+    applies(_CLIENT, "bearer.auth.logical.cluster", NONEMPTY, "Confluent Cloud: the registry's logical cluster"),
+    applies(_CLIENT, "bearer.auth.identity.pool.id", NONEMPTY, "Confluent Cloud: the identity pool"),
+    applies(_CLIENT, "request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one response"),
+    applies(_CLIENT, "max.retries", integer(0), "how often a failed request is repeated"),
+    applies(_CLIENT, "retries.wait.ms", MILLISECONDS, "wait before the first repetition; doubles each time"),
+    applies(_CLIENT, "retries.max.wait.ms", MILLISECONDS, "the longest such wait"),
+    *(row for row in TLS_PROPERTIES if row.effect is Effect.APPLIES),
+)
+_BY_NAME = {row.name: row for row in REGISTRY_PROPERTIES}
+
+
+@dataclass(frozen=True)
+class RegistryConfig:
+    """Values of the registry's properties. Secrets are revealed when a request is sent."""
+
+    url: tuple[str, ...]
+    basic_auth_user_info: Secret | None = None
+    bearer_auth_source: Literal["STATIC_TOKEN", "OAUTHBEARER"] | None = None
+    bearer_auth_token: Secret | None = None
+    bearer_auth_issuer_endpoint_url: str | None = None
+    bearer_auth_client_id: str | None = None
+    bearer_auth_client_secret: Secret | None = None
+    bearer_auth_scope: str | None = None
+    bearer_auth_logical_cluster: str | None = None
+    bearer_auth_identity_pool_id: str | None = None
+    request_timeout_ms: int = 10_000
+    max_retries: int = 3
+    retries_wait_ms: int = 1_000
+    retries_max_wait_ms: int = 20_000
+    tls: TLSConfig = DEFAULT_TLS
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To executors, which fetch schemas.
+        return _unpickled, (pickled_with_secrets(vars(self)),)
+
+    @property
+    def shown(self) -> str:
+        """The addresses, without paths, for messages."""
+        return ", ".join(shown_url(url) for each in self.url if (url := parse_url(each)) is not None)
+
+
+def _unpickled(fields: bytes) -> RegistryConfig:
+    return RegistryConfig(**pickle.loads(fields))  # noqa: S301
+
+
+@hide_variables
+def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
+    """Parse the properties that begin with `schema.registry.`; None if there are none.
+
+    Raises
+    ------
+    ConfigurationError
+        A property is unknown or wrong, or two do not fit together.
+    """
+    given: dict[str, Any] = {}
+    for key, value in properties.items():
+        if not key.lower().startswith(PREFIX):
+            continue
+        name = key.lower().removeprefix(PREFIX)
+        row = _BY_NAME.get(name)
+        if row is None:
+            like = meant(name, list(_BY_NAME))
+            hint = f"; did you mean {PREFIX}{like}?" if like else ""
+            raise ConfigurationError(f"{key} is unknown{hint}", settings=(key,))
+        given[row.field] = row.kind.read(PREFIX + name, str(value), PREFIX + name)
+    if not given:
+        return None
+    if "url" not in given:
+        raise _missing("url", next(iter(given)).replace("_", "."))
+    given.pop("basic_auth_source", None)
+    tls = {name.removeprefix("ssl_"): given.pop(name) for name in list(given) if name.startswith("ssl_")}
+    config = RegistryConfig(**given, tls=parse_tls(tls))
+    _check_bearer(config)
+    return config
+
+
+def _check_bearer(config: RegistryConfig) -> None:
+    token, issuer = "bearer.auth.token", "bearer.auth.issuer.endpoint.url"
+    if config.bearer_auth_source == "STATIC_TOKEN" and config.bearer_auth_token is None:
+        raise _missing(token, "bearer.auth.credentials.source")
+    if config.bearer_auth_source == "OAUTHBEARER":
+        for name in (issuer, "bearer.auth.client.id", "bearer.auth.client.secret"):
+            if getattr(config, name.replace(".", "_")) is None:
+                raise _missing(name, "bearer.auth.credentials.source")
+    elif config.bearer_auth_token is not None and config.basic_auth_user_info is not None:
+        both = (PREFIX + token, f"{PREFIX}basic.auth.user.info")
+        raise ConfigurationError(f"{both[0]} and {both[1]} are both set. Remove one of them.", settings=both)
+
+
+def _missing(name: str, because_of: str) -> ConfigurationError:
+    names = (PREFIX + because_of, PREFIX + name)
+    return ConfigurationError(f"{names[0]} is set, but {names[1]} is not. Set both.", settings=names)
+
+
+def is_registry_secret(name: str, text: str) -> bool:
+    """Return True if the property is a secret that is given as plain text."""
+    row = _BY_NAME.get(name.lower().removeprefix(PREFIX))
+    return row is not None and row.kind in (SECRET, _USER_INFO) and not is_reference(text)
