@@ -109,6 +109,9 @@ def _connected(
         try:
             connection.sock = tls.wrap_socket(sock, server_hostname=host) if tls else sock
             yield connection
+        except (OSError, http.client.HTTPException):
+            if not ended.is_set():
+                raise
         finally:
             timer.cancel()
             timer.join()

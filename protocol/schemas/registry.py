@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
-from protocol.config_providers import resolved
+from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError, ConnectFailed, RegistryFailed
 from protocol.net.http_exchange import TRANSIENT_STATUS, exchange, parse_url, shown_url
 from protocol.net.tls_context import TLSContext
@@ -272,7 +272,7 @@ class SchemaRegistry:
     def _authorization(self, deadline: Deadline) -> dict[str, str]:
         config = self.config
         if config.basic_auth_user_info is not None:
-            pair = resolved(config.basic_auth_user_info.reveal()).encode()
+            pair = resolve_references(config.basic_auth_user_info.reveal()).encode()
             return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
         more = {
             name: value
@@ -285,7 +285,7 @@ class SchemaRegistry:
         if config.bearer_auth_source == "OAUTHBEARER":
             return {"Authorization": f"Bearer {self._oauth_token(deadline).reveal()}", **more}
         if config.bearer_auth_token is not None:
-            return {"Authorization": f"Bearer {resolved(config.bearer_auth_token.reveal())}", **more}
+            return {"Authorization": f"Bearer {resolve_references(config.bearer_auth_token.reveal())}", **more}
         return more
 
     @hide_variables
@@ -298,9 +298,9 @@ class SchemaRegistry:
             assert config.bearer_auth_client_id
             assert config.bearer_auth_client_secret is not None
             source = TokenEndpoint(
-                resolved(config.bearer_auth_issuer_endpoint_url),
-                Secret(resolved(config.bearer_auth_client_id)),
-                Secret(resolved(config.bearer_auth_client_secret.reveal())),
+                resolve_references(config.bearer_auth_issuer_endpoint_url),
+                Secret(resolve_references(config.bearer_auth_client_id)),
+                Secret(resolve_references(config.bearer_auth_client_secret.reveal())),
                 config.bearer_auth_scope,
             )
             text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)

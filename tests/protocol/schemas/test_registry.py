@@ -1,0 +1,201 @@
+"""The registry's client: each answer and failure; Confluent's own client judges the double."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
+from protocol.schemas.registry_config import parse_registry
+from protocol.secret import pickled_with_secrets
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.token_endpoint import Endpoint
+
+ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
+WITH_NOTE = (
+    '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, '
+    '{"name": "note", "type": "string", "default": ""}]}'
+)
+WITHOUT_DEFAULT = WITH_NOTE.replace(', "default": ""', "")
+
+
+@pytest.fixture
+def server() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as registry:
+        yield registry
+
+
+def client(url: str, clock: Any = None, **more: object) -> SchemaRegistry:
+    given = {f"schema.registry.{name.replace('_', '.')}": value for name, value in more.items()}
+    config = parse_registry({"schema.registry.url": url, **given})
+    assert config is not None
+    return SchemaRegistry(config, clock or ManualClock())
+
+
+def test_schema_is_found_by_id_and_by_subject(server: FakeSchemaRegistry) -> None:
+    registry = client(server.url)
+    first = registry.register("orders-value", RegisteredSchema(ORDER))
+    second = registry.register("orders-value", RegisteredSchema(WITH_NOTE))
+    assert registry.by_id(first).text == ORDER
+    assert registry.version("orders-value").text == WITH_NOTE
+    assert registry.version("orders-value", 1).schema_id == first
+    assert (registry.version("orders-value").version, registry.version("orders-value").schema_id) == (2, second)
+    assert registry.by_guid(str(registry.version("orders-value", 1).guid)).text == ORDER
+    assert registry.lookup("orders-value", RegisteredSchema(ORDER)).version == 1
+    assert (registry.subjects(), registry.versions("orders-value")) == (["orders-value"], [1, 2])
+
+
+def test_schema_of_an_id_is_fetched_once(server: FakeSchemaRegistry) -> None:
+    server.register("a", ORDER)
+    registry = client(server.url)
+    for _ in range(3):
+        registry.by_id(1)
+        registry.version("a", 1)
+    assert server.requests == ["GET /schemas/ids/1", "GET /subjects/a/versions/1"]
+
+
+def test_unknown_id_is_asked_for_again_after_a_while(server: FakeSchemaRegistry) -> None:
+    clock = ManualClock()
+    registry = client(server.url, clock)
+    for _ in range(3):
+        with pytest.raises(RegistryFailed, match=r"schema with the id 7 with the status 404 \(error code 40403\)"):
+            registry.by_id(7)
+    assert len(server.requests) == 1
+    clock.advance(11)
+    for number in range(7):
+        server.register(f"s{number}", ORDER.replace("id", f"id{number}"))
+    assert "id6" in registry.by_id(7).text
+
+
+def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) -> None:
+    server.register("c", '{"type": "enum", "name": "C", "symbols": ["X"]}')
+    c = {"name": "C", "subject": "c", "version": 1}
+    server.register("b", '{"type": "record", "name": "B", "fields": [{"name": "c", "type": "C"}]}', references=[c])
+    registry = client(server.url)
+    schema = RegisteredSchema("", references=(SchemaReference("B", "b", 1), SchemaReference("C", "c", 1)))
+    assert list(registry.references(schema)) == ["C", "B"]
+
+
+def test_incompatible_schema_is_refused_with_the_reason(server: FakeSchemaRegistry) -> None:
+    registry = client(server.url)
+    registry.register("orders-value", RegisteredSchema(ORDER))
+    with pytest.raises(RegistryFailed, match=r"new version of the subject orders-value with the status 409: .*note"):
+        registry.register("orders-value", RegisteredSchema(WITHOUT_DEFAULT))
+    assert registry.compatible("orders-value", RegisteredSchema(WITH_NOTE)) == (True, [])
+    ok, messages = registry.compatible("orders-value", RegisteredSchema(WITHOUT_DEFAULT))
+    assert not ok
+    assert "note is missing" in messages[0]
+
+
+def test_passing_failures_are_retried_and_the_next_address_is_asked(server: FakeSchemaRegistry) -> None:
+    server.register("a", ORDER)
+    with FakeSchemaRegistry() as gone:
+        pass
+    registry = client(f"{gone.url}, {server.url}/")
+    server.fail_next(503, 2)
+    assert registry.by_id(1).text == ORDER
+    assert server.requests == ["GET /schemas/ids/1"] * 3
+
+
+def test_registry_that_does_not_respond_is_named_without_secrets(server: FakeSchemaRegistry) -> None:
+    server.stop()
+    registry = client(server.url, basic_auth_user_info="me:hunter2")
+    with pytest.raises(
+        RegistryFailed, match=r"does not respond to the request for the subjects: http://127.0.0.1:\d+: "
+    ):
+        registry.subjects()
+
+
+def test_silent_registry_fails_at_its_deadline() -> None:
+    with Endpoint() as silent:
+        registry = client(silent.url.partition("/token")[0], request_timeout_ms=200, max_retries=0)
+        # The server knows no POST path; without an answer prepared it is silent.
+        with pytest.raises(RegistryFailed, match="no complete response in time"):
+            registry.register("a", RegisteredSchema(ORDER))
+
+
+def test_user_is_sent_and_wrong_one_is_refused_with_the_property() -> None:
+    with FakeSchemaRegistry(user_info="me:hunter2") as server:
+        assert client(server.url, basic_auth_user_info="me:hunter2").subjects() == []
+        with pytest.raises(RegistryFailed, match=r"status 401: .*basic.auth.user.info") as refused:
+            client(server.url, basic_auth_user_info="me:wrong").subjects()
+    assert "wrong" not in str(refused.value)
+
+
+def test_secret_is_taken_from_the_environment_when_a_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_USER", "me:hunter2")
+    with FakeSchemaRegistry(user_info="me:hunter2") as server:
+        registry = client(server.url, basic_auth_user_info="${env:REGISTRY_USER}:".removesuffix(":"))
+        assert registry.subjects() == []
+        assert "hunter2" not in repr(registry.config)
+
+
+def test_token_comes_from_the_endpoint_once(server: FakeSchemaRegistry) -> None:
+    with Endpoint() as endpoint:
+        endpoint.answers = [(200, {}, b'{"access_token": "t0ken", "expires_in": 100}')]
+        clock = ManualClock()
+        registry = client(
+            server.url, clock, bearer_auth_credentials_source="OAUTHBEARER", bearer_auth_client_id="me",
+            bearer_auth_client_secret="hunter2", bearer_auth_issuer_endpoint_url=endpoint.url,
+        )  # fmt: skip
+        registry.subjects()
+        registry.subjects()
+        assert len(endpoint.asked) == 1
+        clock.advance(90)
+        registry.subjects()
+        assert len(endpoint.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"schema.registry.urls": "x"}, "schema.registry.urls is unknown; did you mean schema.registry.url?"),
+        ({"schema.registry.url": "registry:8081"}, "schema.registry.url has a wrong value.*not http://"),
+        ({"schema.registry.url": "http://me:pw@r:1"}, "an entry has a user; use basic.auth.user.info"),
+        (
+            {"schema.registry.bearer.auth.token": "t"},
+            "schema.registry.bearer.auth.token is set, but schema.registry.url",
+        ),
+        (
+            {"schema.registry.url": "http://r:1", "schema.registry.bearer.auth.credentials.source": "STATIC_TOKEN"},
+            "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not",
+        ),
+        ({"schema.registry.url": "http://r:1", "schema.registry.basic.auth.user.info": "pw"}, "there is no colon"),
+    ],
+)
+def test_wrong_property_is_refused_with_its_name(properties: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        parse_registry(properties)
+    assert "pw" not in str(refused.value).replace("wrong", "")
+
+
+def test_configuration_reaches_other_processes_with_its_secret() -> None:
+    config = parse_registry({"schema.registry.url": "http://r:1", "schema.registry.basic.auth.user.info": "me:hunter2"})
+    assert config is not None
+    assert pickle.loads(pickled_with_secrets(config)) == config
+    assert "hunter2" not in repr(config)
+    assert parse_registry({"group.id": "g"}) is None
+
+
+def test_confluents_client_works_with_the_double(server: FakeSchemaRegistry) -> None:
+    theirs = SchemaRegistryClient({"url": server.url})
+    schema_id = theirs.register_schema("orders-value", Schema(ORDER, "AVRO"))
+    assert theirs.register_schema("orders-value", Schema(WITH_NOTE, "AVRO")) == schema_id + 1
+    assert theirs.get_latest_version("orders-value").version == 2
+    assert theirs.get_schema(schema_id).schema_str == ORDER
+    assert theirs.lookup_schema("orders-value", Schema(ORDER, "AVRO")).schema_id == schema_id
+    assert theirs.get_subjects() == ["orders-value"]
+    assert theirs.test_compatibility("orders-value", Schema(WITH_NOTE, "AVRO"))
+    with pytest.raises(SchemaRegistryError) as refused:
+        theirs.register_schema("orders-value", Schema(WITHOUT_DEFAULT.replace("note", "other"), "AVRO"))
+    assert refused.value.http_status_code == 409
+    with pytest.raises(SchemaRegistryError) as missing:
+        theirs.get_latest_version("nothing")
+    assert missing.value.error_code == 40401
