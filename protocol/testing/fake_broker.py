@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from protocol.broker_errors import ErrorCode
+from protocol.errors import ProtocolError, UnsupportedVersion
 from protocol.wire import frame
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.registry import API_BY_KEY
@@ -94,7 +96,14 @@ class FakeBroker:
         if self.greeting is not None:
             connection.sendall(self.greeting)
             return
-        api, version, correlation_id, client_id, body = frame.decode_request(memoryview(request))
+        try:
+            api, version, correlation_id, client_id, body = frame.decode_request(memoryview(request), exact=False)
+        except UnsupportedVersion as error:
+            _refuse_version(connection, error)
+            return
+        except ProtocolError:
+            _reset(connection)
+            return
         self.client_ids.append(client_id)
         self.requests.append((api.name, version, body))
         reply = self.answer(api, version, client_id, body)
@@ -116,6 +125,16 @@ def _reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.shutdown(socket.SHUT_RDWR)
     connection.close()
+
+
+def _refuse_version(connection: socket.socket, error: UnsupportedVersion) -> None:
+    """Reply to a newer ApiVersions as brokers do, with error 35 in version 0; close the connection otherwise."""
+    if error.context["api_key"] != API_VERSIONS.key:
+        _reset(connection)
+        return
+    row = {"api_key": API_VERSIONS.key, "min_version": API_VERSIONS.first, "max_version": API_VERSIONS.last}
+    body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": [row]}
+    connection.sendall(b"".join(frame.encode_response(API_VERSIONS, 0, error.context["correlation_id"], body)))
 
 
 def _api_versions(body: dict[str, Any], version: int) -> dict[str, Any]:

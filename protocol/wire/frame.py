@@ -117,13 +117,15 @@ def _refused(reader: Reader) -> bool:
     return error_code == _UNSUPPORTED_VERSION
 
 
-def decode_request(frame: BytesLike) -> tuple[Api, int, int, str | None, Value]:
+def decode_request(frame: BytesLike, *, exact: bool = True) -> tuple[Api, int, int, str | None, Value]:
     """Decode a request.
 
     Parameters
     ----------
     frame
         The request without its size.
+    exact
+        Raise `Corrupt` for bytes after the body. Brokers ignore them, and librdkafka's Metadata v13 has some.
 
     Returns
     -------
@@ -159,12 +161,17 @@ def decode_request(frame: BytesLike) -> tuple[Api, int, int, str | None, Value]:
         version,
         correlation,
         client_id,
-        _in_context(what, _whole_body, decoder(api.request, version, flexible), reader),
+        _in_context(what, _whole_body if exact else _body, decoder(api.request, version, flexible), reader),
     )
 
 
-def _whole_body(decode: Any, reader: Reader) -> Value:
+def _body(decode: Any, reader: Reader) -> Value:
     value: Value = decode(reader)
+    return value
+
+
+def _whole_body(decode: Any, reader: Reader) -> Value:
+    value = _body(decode, reader)
     require_end(reader)
     return value
 

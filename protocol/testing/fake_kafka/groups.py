@@ -14,6 +14,9 @@ from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.group import Group, Member, State, Waiting
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 
+_FIRST_WITH_MEMBER_ID_REQUIRED = 4  # of JoinGroup
+_FIRST_WITH_PROTOCOL_NAME = 5  # of SyncGroup
+
 
 class Groups:
     """All groups: `groups` of the classic protocol, and `consumer_groups` of the consumer protocol."""
@@ -97,11 +100,11 @@ class Groups:
     def _join_new(self, group: Group, request: Request, now_s: float) -> Body | Pending:
         body, instance_id = request.body, request.body["group_instance_id"]
         member_id = f"{instance_id or request.client_id}-{uuid.uuid4()}"
-        if instance_id is None:
+        if instance_id is None and request.version >= _FIRST_WITH_MEMBER_ID_REQUIRED:
             # KIP-394: assign an id first, so that a lost reply leaves no unknown member behind.
             group.pending[member_id] = now_s + body["session_timeout_ms"] / 1000
             raise Refused(ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id)
-        before = group.static_member(instance_id)
+        before = group.static_member(instance_id) if instance_id is not None else None
         return (
             self._add(group, request, member_id, now_s)
             if before is None
@@ -115,7 +118,7 @@ class Groups:
             body["group_instance_id"],
             request.client_id,
             body["session_timeout_ms"],
-            body["rebalance_timeout_ms"] if body["rebalance_timeout_ms"] >= 0 else body["session_timeout_ms"],
+            _rebalance_timeout_ms(body),
             [(row["name"], bytes(row["metadata"])) for row in body["protocols"]],
             now_s + body["session_timeout_ms"] / 1000,
         )
@@ -151,7 +154,7 @@ class Groups:
     def _update(member: Member, body: Body) -> None:
         member.protocols = [(row["name"], bytes(row["metadata"])) for row in body["protocols"]]
         member.session_timeout_ms = body["session_timeout_ms"]
-        member.rebalance_timeout_ms = body["rebalance_timeout_ms"]
+        member.rebalance_timeout_ms = _rebalance_timeout_ms(body)
 
     @staticmethod
     def _wait_for_round(group: Group, member: Member, now_s: float) -> Pending:
@@ -163,14 +166,14 @@ class Groups:
 
     def sync(self, request: Request, now_s: float) -> Body | Pending:
         body = request.body
-        protocol = (body["protocol_type"], body["protocol_name"])
-        if None in protocol:
+        protocol, named = (body["protocol_type"], body["protocol_name"]), request.version >= _FIRST_WITH_PROTOCOL_NAME
+        if named and None in protocol:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         group = self.get(body["group_id"])
         member = group.member(body["member_id"], body["group_instance_id"])
         if body["generation_id"] != group.generation:
             raise Refused(ErrorCode.ILLEGAL_GENERATION)
-        if protocol != (group.protocol_type, group.protocol):
+        if named and protocol != (group.protocol_type, group.protocol):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if group.state is State.PREPARING_REBALANCE:
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS)
@@ -234,3 +237,9 @@ class Groups:
             "protocol_data": (group.protocol or "") if stable else "",
             "members": members,
         }
+
+
+def _rebalance_timeout_ms(body: Body) -> int:
+    """Return the rebalance timeout; version 0 of JoinGroup has none but the session timeout."""
+    timeout_ms: int = body["rebalance_timeout_ms"]
+    return timeout_ms if timeout_ms >= 0 else int(body["session_timeout_ms"])

@@ -191,11 +191,10 @@ HANDLERS: dict[Api, Handler] = {
     LIST_TRANSACTIONS: list_transactions,
 }
 
-# The newest version that this client supports. Older versions only where their meaning differs: topic names instead of
-# ids, and transactions before KIP-890.
-_OLDEST = {PRODUCE: 11, FETCH: 12, OFFSET_COMMIT: 9, OFFSET_FETCH: 9, END_TXN: 4, TXN_OFFSET_COMMIT: 4, API_VERSIONS: 0}
-VERSIONS = {api: (_OLDEST.get(api, api.last), api.last) for api in HANDLERS} | {
-    ADD_PARTITIONS_TO_TXN: (LAST_ADD_PARTITIONS, LAST_ADD_PARTITIONS)
+# All versions that the schemas describe, except those that only brokers send, and one that cannot report an error.
+VERSIONS = {api: (api.first, api.last) for api in HANDLERS} | {
+    ADD_PARTITIONS_TO_TXN: (ADD_PARTITIONS_TO_TXN.first, LAST_ADD_PARTITIONS),
+    OFFSET_FETCH: (2, OFFSET_FETCH.last),
 }
 
 

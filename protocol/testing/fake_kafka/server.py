@@ -10,6 +10,8 @@ from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.testing.fake_broker import CUT, FakeBroker, Handler, kept_port
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.faults import Fault, Kind
+from protocol.testing.fake_kafka.handlers import VERSIONS
+from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
 from protocol.testing.fake_kafka.requests import Body, Pending, Request
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.schema import Api
@@ -106,11 +108,15 @@ class _Listener(FakeBroker):
         own = self.handlers.get(api.key) or kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
+        first, last = VERSIONS.get(api, (1, 0))
+        if not first <= version <= last:
+            return CUT
         if kafka.brokers[self._broker_id].silent:
             return None
         if self._fault(Kind.REQUEST_LOST, api):
             return CUT
-        reply = self._when_due(kafka.handle(self._broker_id, Request(api, version, body, client_id or "")))
+        request = Request(api, version, newest_request(api, version, body), client_id or "")
+        reply = self._when_due(kafka.handle(self._broker_id, request))
         if self._fault(Kind.REPLY_LOST, api):
             return CUT
         late = self._fault(Kind.REPLY_LATE, api)
@@ -119,10 +125,11 @@ class _Listener(FakeBroker):
             self._when_due(lambda: {} if kafka.clock.now_s() >= until_s else None)
         edited = self._fault(Kind.REPLY_EDITED, api)
         if edited:
-            return edited.edit(reply)
+            changed = edited.edit(reply)
+            return reply_in(api, version, changed) if isinstance(changed, dict) else changed
         if kafka.brokers[self._broker_id].silent:
             return None
-        return _without_answer(reply) if api is PRODUCE and body["acks"] == 0 else reply
+        return _without_answer(reply) if api is PRODUCE and body["acks"] == 0 else reply_in(api, version, reply)
 
     def _fault(self, kind: Kind, api: Api) -> Fault | None:
         return self._kafka.fault(kind, api, self._broker_id)
