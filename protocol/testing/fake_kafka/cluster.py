@@ -77,6 +77,8 @@ class Cluster:
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self.changed = threading.Condition(threading.RLock())
         self.faults = Faults()
+        self.cluster_id = "fake"
+        self.group_configs: dict[str, dict[str, str]] = {}
         ids = range(1, brokers + 1)
         self.addresses: dict[int, tuple[str, int]] = {node_id: ("127.0.0.1", 9091 + node_id) for node_id in ids}
         self.brokers = {node_id: Broker(self, node_id) for node_id in ids}

@@ -54,6 +54,14 @@ class ConsumerGroup:
     target: dict[str, set[Partition]] = field(default_factory=dict)
     _seen: Any = None
 
+    @property
+    def state(self) -> str:
+        """Kafka's name of the group's state."""
+        if not self.members:
+            return "Empty"
+        settled = all(each.epoch == self.epoch and not each.revoking for each in self.members.values())
+        return "Stable" if settled else "Reconciling"
+
     # -- requests -----------------------------------------------------------------------------
 
     def heartbeat(self, body: Body, client_id: str, topics: Mapping[str, TopicImage], now_s: float) -> Body:

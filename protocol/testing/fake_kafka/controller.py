@@ -65,6 +65,15 @@ class Controller:
         topic_id: bytes | None = None,
     ) -> TopicImage:
         """Create a topic, with leaders in turn; raise `Refused` if CreateTopics would fail."""
+        count, copies = self.check_new_topic(name, partitions, replication_factor)
+        assert topic_id is None or self.image.topic_of_id(topic_id) is None, "two topics have one id"
+        rows = tuple(self._new_partition(copies) for _ in range(count))
+        topic = TopicImage(name, topic_id or uuid.uuid4().bytes, rows, dict(config or {}))
+        self._put(topic)
+        return topic
+
+    def check_new_topic(self, name: str, partitions: int, replication_factor: int) -> tuple[int, int]:
+        """Return the numbers of partitions and replicas of a new topic; raise `Refused` if it cannot be created."""
         count = int(self._settings["num.partitions"]) if partitions == -1 else partitions
         copies = int(self._settings["default.replication.factor"]) if replication_factor == -1 else replication_factor
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
@@ -75,11 +84,11 @@ class Controller:
             raise Refused(ErrorCode.INVALID_PARTITIONS)
         if not 1 <= copies <= len(self.image.brokers):
             raise Refused(ErrorCode.INVALID_REPLICATION_FACTOR)
-        assert topic_id is None or self.image.topic_of_id(topic_id) is None, "two topics have one id"
-        rows = tuple(self._new_partition(copies) for _ in range(count))
-        topic = TopicImage(name, topic_id or uuid.uuid4().bytes, rows, dict(config or {}))
-        self._put(topic)
-        return topic
+        return count, copies
+
+    def set_config(self, name: str, config: Mapping[str, str]) -> None:
+        """Replace a topic's configuration. Raises `Refused`."""
+        self._put(replace(self.topic(name), config=dict(config)))
 
     def create_partitions(self, name: str, count: int) -> None:
         """Increase a topic's number of partitions to `count`. Raises `Refused`."""

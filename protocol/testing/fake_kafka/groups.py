@@ -6,13 +6,14 @@ The rules are those of Kafka's `GroupMetadataManager`. `cluster` chooses the coo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from protocol.broker_errors import ErrorCode
 from protocol.testing.fake_kafka.consumer_group import ConsumerGroup
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.group import Group, Member, State, Waiting
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
+from protocol.wire.consumer_metadata import LAST_VERSION, SUBSCRIPTION, decode_versioned
 
 _FIRST_WITH_MEMBER_ID_REQUIRED = 4  # of JoinGroup
 _FIRST_WITH_PROTOCOL_NAME = 5  # of SyncGroup
@@ -53,6 +54,19 @@ class Groups:
             self.groups[group_id].check_commit(member_id, instance_id, generation, in_transaction=in_transaction)
         elif generation >= 0:
             raise Refused(ErrorCode.ILLEGAL_GENERATION if in_transaction else ErrorCode.GROUP_ID_NOT_FOUND)
+
+    def subscribed_topics(self, group_id: str, topics: Iterable[str]) -> set[str]:
+        """Return the topics that members of a group subscribe to. Raises `Refused` for an unknown group."""
+        if group_id in self.consumer_groups:
+            members = self.consumer_groups[group_id].members.values()
+            return {topic for topic in topics if any(each.wants(topic) for each in members)}
+        if group_id not in self.groups:
+            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND)
+        group, subscribed = self.groups[group_id], set()
+        for member in group.members.values() if group.protocol_type == "consumer" else ():
+            _, subscription = decode_versioned(SUBSCRIPTION, LAST_VERSION, member.metadata(group.protocol))
+            subscribed.update(subscription["topics"])
+        return subscribed
 
     # -- ConsumerGroupHeartbeat ---------------------------------------------------------------
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from protocol.testing.fake_kafka.administration import (
+    delete_groups,
+    delete_offsets,
+    describe_cluster,
+    describe_consumer_groups,
+    describe_log_dirs,
+    describe_producers,
+    list_groups,
+    list_reassignments,
+)
 from protocol.testing.fake_kafka.broker import Broker, named
+from protocol.testing.fake_kafka.configs import alter_configs, describe_configs, incremental_alter_configs
 from protocol.testing.fake_kafka.fetch import fetch
 from protocol.testing.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, row_of
@@ -35,10 +46,19 @@ from protocol.wire.messages.m24_add_partitions_to_txn import LAST_CLIENT_VERSION
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
+from protocol.wire.messages.m33_alter_configs import ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from protocol.wire.messages.m34_log_dirs import DESCRIBE_LOG_DIRS
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
+from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
+from protocol.wire.messages.m45_partition_reassignments import LIST_PARTITION_REASSIGNMENTS
+from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
+from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
+from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
 from protocol.wire.schema import Api
 
 Handler = Callable[[Broker, Request], "Body | Pending"]
@@ -106,26 +126,6 @@ def describe_groups(broker: Broker, request: Request) -> Body:
     return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["groups"]]}
 
 
-def list_groups(broker: Broker, request: Request) -> Body:
-    """Return the groups that this broker coordinates."""
-    cluster = broker.cluster
-    here = [
-        each for each in cluster.groups.groups.values() if cluster.coordinator(GROUP, each.group_id) == broker.node_id
-    ]
-    wanted = request.body["states_filter"]
-    rows = [
-        {
-            "group_id": each.group_id,
-            "protocol_type": each.protocol_type or "",
-            "group_state": each.state.value,
-            "group_type": "classic",
-        }
-        for each in here
-        if not wanted or each.state.value in wanted
-    ]
-    return {"groups": rows}
-
-
 def describe_transactions(broker: Broker, request: Request) -> Body:
     def described(transactional_id: str) -> Body:
         broker.cluster.faults.refuse(DESCRIBE_TRANSACTIONS, broker.node_id)
@@ -189,6 +189,16 @@ HANDLERS: dict[Api, Handler] = {
     CREATE_PARTITIONS: create_partitions,
     DESCRIBE_TRANSACTIONS: describe_transactions,
     LIST_TRANSACTIONS: list_transactions,
+    DESCRIBE_CONFIGS: describe_configs,
+    ALTER_CONFIGS: alter_configs,
+    INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
+    DESCRIBE_LOG_DIRS: describe_log_dirs,
+    DELETE_GROUPS: delete_groups,
+    LIST_PARTITION_REASSIGNMENTS: list_reassignments,
+    OFFSET_DELETE: delete_offsets,
+    DESCRIBE_CLUSTER: describe_cluster,
+    DESCRIBE_PRODUCERS: describe_producers,
+    CONSUMER_GROUP_DESCRIBE: describe_consumer_groups,
 }
 
 # All versions that the schemas describe, except those that only brokers send, and one that cannot report an error.

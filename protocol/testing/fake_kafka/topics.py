@@ -7,6 +7,7 @@ from functools import partial
 
 from protocol.broker_errors import ErrorCode
 from protocol.testing.fake_kafka.broker import Broker
+from protocol.testing.fake_kafka.configs import check_topic_config
 from protocol.testing.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
 from protocol.wire.messages.m03_metadata import METADATA
@@ -21,7 +22,7 @@ def metadata(broker: Broker, request: Request) -> Body:
         rows = [_wanted(broker, asked, create=request.body["allow_auto_topic_creation"]) for asked in wanted]
     return {
         "brokers": broker.cluster.endpoints(image.brokers),
-        "cluster_id": "fake",
+        "cluster_id": broker.cluster.cluster_id,
         "controller_id": min(image.brokers, default=-1),
         "topics": rows,
     }
@@ -74,6 +75,10 @@ def _rows(broker: Broker, request: Request, asked: list[Body], act: Callable[[Bo
 def create_topics(broker: Broker, request: Request) -> Body:
     def create(row: Body) -> Body:
         config = {each["name"]: each["value"] for each in row["configs"]}
+        check_topic_config(config)
+        if request.body["validate_only"]:
+            broker.cluster.controller.check_new_topic(row["name"], row["num_partitions"], row["replication_factor"])
+            return {}
         created = broker.cluster.controller.create_topic(
             row["name"], row["num_partitions"], row["replication_factor"], config
         )
