@@ -1,1 +1,32 @@
-"""Test doubles for code that uses Kafka: an in-memory cluster, and a broker with scripted replies."""
+"""Test doubles for code that uses Kafka: an in-memory cluster that listens on ports.
+
+    from protocol.testing import FakeKafka
+
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders")
+        kafka.produce("orders", b"1", b"2")
+
+The names in `__all__` are the public API. `protocol.testing.pytest_plugin` has fixtures for pytest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.lazy_names import attach
+
+if TYPE_CHECKING:
+    from protocol.testing.fake_kafka.clock import ManualClock
+    from protocol.testing.fake_kafka.server import FakeKafka
+
+_MODULES = {
+    "FakeKafka": "protocol.testing.fake_kafka.server",
+    "ManualClock": "protocol.testing.fake_kafka.clock",
+}
+
+__all__ = [
+    "FakeKafka",
+    "ManualClock",
+]
+
+__getattr__, __dir__ = attach(__name__, _MODULES)

@@ -41,14 +41,19 @@ class FakeBroker:
     """
 
     def __init__(
-        self, handlers: dict[Api, Handler] | None = None, *, greeting: bytes | None = None, port: int = 0
+        self,
+        handlers: dict[Api, Handler] | None = None,
+        *,
+        greeting: bytes | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
         self.greeting = greeting
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
         self.client_ids: list[str | None] = []
         self.connections: list[socket.socket] = []
-        self._server = socket.create_server(("127.0.0.1", port))
+        self._server = socket.create_server((host, port))
         self.host, self.port = self._server.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
 

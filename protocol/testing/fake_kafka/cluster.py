@@ -14,12 +14,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.kafka_terms import TopicPartition
-from protocol.testing.fake_kafka.broker import Broker, Hosted
+from protocol.testing.fake_kafka.broker import Broker, Hosted, Replica
+from protocol.testing.fake_kafka.configs import check_topic_config, topic_config
 from protocol.testing.fake_kafka.controller import Controller, TopicImage
-from protocol.testing.fake_kafka.faults import ALWAYS, Edit, Fault, Faults, Kind
+from protocol.testing.fake_kafka.faults import ALWAYS, Edit, Fault, Faults, Kind, api_of, code_of
 from protocol.testing.fake_kafka.groups import Groups
 from protocol.testing.fake_kafka.handlers import HANDLERS, refused
 from protocol.testing.fake_kafka.log import Log
+from protocol.testing.fake_kafka.log_cleaner import clean
 from protocol.testing.fake_kafka.offsets import Offsets
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.testing.fake_kafka.transactions import Transactions
@@ -37,6 +39,7 @@ DEFAULT_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.max.session.timeout.ms": "1800000",
     "group.min.session.timeout.ms": "1000",
+    "log.retention.check.interval.ms": "-1",
     "max.message.bytes": "1048588",
     "min.insync.replicas": "1",
     "num.partitions": "1",
@@ -47,7 +50,8 @@ DEFAULT_SETTINGS = {
 }
 """Defaults by Kafka's names for brokers, topics and features, as in `conf/kafka-broker.properties` if it has them.
 
-`process.roles` is `broker` for a cluster without ZooKeeper.
+`process.roles` is `broker` for a cluster without ZooKeeper. `log.retention.check.interval.ms` is -1: retention and
+compaction run only in `clean_logs`.
 """
 
 
@@ -87,6 +91,7 @@ class Cluster:
         self.offsets: Offsets = Offsets(self.groups, self.settings)
         self.transactions: Transactions = Transactions(self, self.settings)
         self.coordinators: dict[tuple[int, str], int] = {}
+        self._cleaned_s = clock.now_s()
         self.advance()
 
     # -- requests -----------------------------------------------------------------------------
@@ -127,6 +132,10 @@ class Cluster:
                 self.controller.fence(broker.node_id)
         self.groups.tick(now_s)
         self.transactions.tick(now_s)
+        interval_s = int(self.settings["log.retention.check.interval.ms"]) / 1000
+        if 0 <= interval_s <= now_s - self._cleaned_s:
+            self._cleaned_s = now_s
+            self.clean_logs()
         for broker in self.brokers.values():
             if broker.running and not broker.silent and not broker.isolated and broker.image != self.controller.image:
                 broker.apply(self.controller.image)
@@ -203,6 +212,14 @@ class Cluster:
             self.groups.groups[key].load(self.clock.now_s())
 
     @_step
+    def rehash_coordinators(self) -> None:
+        """Move the coordinator of each group and transactional id to the next broker."""
+        alive = self.controller.image.brokers
+        for (kind, key), broker_id in list(self.coordinators.items()):
+            following = [each for each in alive if each > broker_id] or list(alive)
+            self.move_coordinator(key, following[0], kind)
+
+    @_step
     def rebalance(self, group_id: str) -> None:
         """Start a rebalance: all members of the group must join again."""
         self.groups.groups[group_id].rebalance(self.clock.now_s())
@@ -224,7 +241,24 @@ class Cluster:
         config: Mapping[str, str] | None = None,
         topic_id: bytes | None = None,
     ) -> TopicImage:
-        """Create a topic; raise `Refused` if CreateTopics would fail."""
+        """Create a topic.
+
+        Parameters
+        ----------
+        name : str
+        partitions, replication_factor : int
+            -1: the defaults in `settings`.
+        config : mapping of str to str, optional
+            Topic configurations by Kafka's names.
+        topic_id : bytes, optional
+            16 bytes; random by default.
+
+        Raises
+        ------
+        Refused
+            CreateTopics would fail.
+        """
+        check_topic_config(config or {})
         return self.controller.create_topic(name, partitions, replication_factor, config, topic_id)
 
     @_step
@@ -263,7 +297,20 @@ class Cluster:
 
     @_step
     def move_leader(self, topic: str, partition: int, broker_id: int, *, isr: Iterable[int] | None = None) -> None:
-        """Elect another broker with its own log for the next epoch; unclean if it was not in sync. -1: no leader."""
+        """Elect another broker as leader of a partition for the next epoch.
+
+        Parameters
+        ----------
+        topic, partition
+        broker_id : int
+            A replica leads with its own log: an unclean election if it was not in sync. Another broker gets a copy of
+            the log. -1: the partition has no leader.
+        isr : iterable of int, optional
+            In-sync replicas afterwards; by default the present ones and the leader.
+        """
+        found = self.controller.topic(topic)
+        if broker_id in self.brokers and broker_id not in found.partitions[partition].replicas:
+            self._copy_log(found, partition, broker_id)
         self.controller.elect(topic, partition, broker_id, None if isr is None else tuple(isr))
 
     @_step
@@ -271,6 +318,40 @@ class Cluster:
         """Set the leader epoch, as after as many elections."""
         known = self.controller.topic(topic).partitions[partition]
         self.controller.change(topic, partition, replace(known, leader_epoch=epoch))
+
+    @_step
+    def shuffle_leaders(self) -> None:
+        """Move the leader of each partition to its next replica, or to another broker if it has only one."""
+        for topic in list(self.controller.image.topics.values()):
+            for number, partition in enumerate(topic.partitions):
+                others = [each for each in partition.isr if each != partition.leader]
+                others = others or [each for each in self.controller.image.brokers if each != partition.leader]
+                if others:
+                    self.move_leader(topic.name, number, others[0])
+
+    def _copy_log(self, topic: TopicImage, number: int, broker_id: int) -> None:
+        if topic.partitions[number].leader in self.brokers:
+            led = self._led(topic.name, number)
+            copied = Replica(led.log.copy(), led.replica.high_watermark)
+            self.brokers[broker_id].replicas[topic.topic_id, number] = copied
+
+    @_step
+    def shrink_log(self, topic: str, partition: int, start_offset: int) -> None:
+        """Delete the records before an offset, as retention does."""
+        self.log(topic, partition).delete_before(start_offset)
+
+    @_step
+    def clean_logs(self, topic: str | None = None) -> None:
+        """Apply retention and compaction now, to one topic or to all.
+
+        By default they run only in this call, so that records with old timestamps stay. Set
+        `log.retention.check.interval.ms` for a cluster that runs them by itself.
+        """
+        for broker in self.brokers.values():
+            for led in list(broker.leads()):
+                if topic in (None, led.topic.name):
+                    config = topic_config(self.settings, led.topic.config)
+                    clean(led.log, config, led.replica.last_stable_offset, self.clock.wall_ms())
 
     # -- brokers ------------------------------------------------------------------------------
 
@@ -284,6 +365,12 @@ class Cluster:
     def start(self, broker_id: int) -> None:
         """Start the broker again, with its logs."""
         self.brokers[broker_id].running = True
+        self.controller.unfence(broker_id)
+
+    @_step
+    def join(self, broker_id: int) -> None:
+        """Add a broker to the cluster."""
+        self.brokers[broker_id] = Broker(self, broker_id)
         self.controller.unfence(broker_id)
 
     @_step
@@ -308,35 +395,54 @@ class Cluster:
     @_step
     def refuse(
         self,
-        api: Api,
-        code: ErrorCode,
+        kind: Api | str,
+        code: ErrorCode | str,
         times: int = 1,
         *,
         broker: int | None = None,
         partition: TopicPartition | None = None,
     ) -> None:
-        """Refuse the next requests (or their rows for a partition) with this error code, without effect."""
-        self.faults.add(Fault(Kind.REFUSED, api, times, broker, partition, code=code))
+        """Refuse the next requests (or their rows for a partition) with an error code, without effect.
+
+        Parameters
+        ----------
+        kind : Api or str
+            Kind of request by its name in Kafka, such as "Produce" or "OffsetCommit".
+        code : ErrorCode or str
+            Kafka's error code by its name, such as "NOT_LEADER_OR_FOLLOWER".
+        times : int
+            Number of requests.
+        broker : int, optional
+            Only requests at this broker.
+        partition : (str, int), optional
+            Only rows of this topic and partition.
+        """
+        self.faults.add(Fault(Kind.REFUSED, api_of(kind), times, broker, partition, code=code_of(code)))
 
     @_step
-    def lose_requests(self, api: Api, times: int = 1, *, broker: int | None = None) -> None:
+    def lose_requests(self, kind: Api | str, times: int = 1, *, broker: int | None = None) -> None:
         """Reset the connection for the next requests, without handling them."""
-        self.faults.add(Fault(Kind.REQUEST_LOST, api, times, broker))
+        self.faults.add(Fault(Kind.REQUEST_LOST, api_of(kind), times, broker))
 
     @_step
-    def lose_replies(self, api: Api, times: int = 1, *, broker: int | None = None) -> None:
+    def lose_replies(self, kind: Api | str, times: int = 1, *, broker: int | None = None) -> None:
         """Handle the next requests, and reset the connection instead of replying."""
-        self.faults.add(Fault(Kind.REPLY_LOST, api, times, broker))
+        self.faults.add(Fault(Kind.REPLY_LOST, api_of(kind), times, broker))
 
     @_step
-    def delay_replies(self, api: Api, seconds: float, times: int = 1, *, broker: int | None = None) -> None:
+    def delay_replies(self, kind: Api | str, seconds: float, times: int = 1, *, broker: int | None = None) -> None:
         """Delay the next replies by a number of seconds of the cluster's clock."""
-        self.faults.add(Fault(Kind.REPLY_LATE, api, times, broker, late_s=seconds))
+        self.faults.add(Fault(Kind.REPLY_LATE, api_of(kind), times, broker, late_s=seconds))
 
     @_step
-    def edit_replies(self, api: Api, edit: Edit, times: int = ALWAYS, *, broker: int | None = None) -> None:
+    def edit_replies(self, kind: Api | str, edit: Edit, times: int = ALWAYS, *, broker: int | None = None) -> None:
         """Replace the next replies by the result of `edit`: another body, raw bytes, or None for no reply."""
-        self.faults.add(Fault(Kind.REPLY_EDITED, api, times, broker, edit=edit))
+        self.faults.add(Fault(Kind.REPLY_EDITED, api_of(kind), times, broker, edit=edit))
+
+    @_step
+    def clear_faults(self) -> None:
+        """Remove all faults that have not happened yet."""
+        self.faults.clear()
 
     def fault(self, kind: Kind, api: Api, broker_id: int) -> Fault | None:
         """Return the next fault of a kind; for the server."""

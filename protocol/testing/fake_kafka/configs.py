@@ -84,7 +84,7 @@ def _configs_of(broker: Broker, kind: int, name: str) -> dict[str, tuple[str, in
     if kind == _TOPIC:
         own = broker.topic({"name": name}).config
         return {
-            key: (value, _FROM_TOPIC if key in own else _FROM_BROKER if key in settings else _FROM_DEFAULT)
+            key: (value, _FROM_TOPIC if key in own else _FROM_DEFAULT if value == TOPIC_DEFAULTS[key] else _FROM_BROKER)
             for key, value in topic_config(settings, own).items()
         }
     if kind == _BROKER:

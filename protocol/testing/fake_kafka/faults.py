@@ -7,12 +7,36 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.broker_errors import ErrorCode
+from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.spelling import meant
 from protocol.testing.fake_kafka.requests import Body, Refused
+from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 
 ALWAYS = 10**9
 Edit = Callable[[Body], "Body | bytes | None"]
+
+
+def api_of(kind: Api | str) -> Api:
+    """Return the API of a request kind, which may be its name in Kafka, such as "Produce"; raise `UsageError`."""
+    if isinstance(kind, Api):
+        return kind
+    by_name = {api.name: api for api in API_BY_KEY.values()}
+    if kind not in by_name:
+        near = meant(kind, by_name)
+        raise UsageError(f"{kind} is no kind of request{f'; did you mean {near}?' if near else ''}")
+    return by_name[kind]
+
+
+def code_of(code: ErrorCode | str) -> ErrorCode:
+    """Return an error code, which may be given by its name in Kafka; raise `UsageError`."""
+    if isinstance(code, ErrorCode):
+        return code
+    if code not in ErrorCode.__members__:
+        near = meant(code, ErrorCode.__members__)
+        raise UsageError(f"{code} is no error code of Kafka{f'; did you mean {near}?' if near else ''}")
+    return ErrorCode[code]
 
 
 class Kind(Enum):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import EARLIEST, LATEST
-from protocol.records.batch_header import TRANSACTIONAL
+from protocol.records.batch_header import TRANSACTIONAL, checksum
 from protocol.testing.fake_kafka.broker import Broker, Hosted
+from protocol.testing.fake_kafka.configs import topic_config
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.log import batches_of
+from protocol.testing.fake_kafka.record_batches import read_batch
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -16,6 +18,8 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 
 _WANTED_ACKS = (-1, 0, 1)
 _READ_COMMITTED = 1
+_MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -3, -4, -5
+_WITHOUT_KEY = "Compacted topic cannot accept message without key in topic partition."
 
 
 def produce(broker: Broker, request: Request) -> Body | Pending:
@@ -24,9 +28,13 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
 
     def append(topic: TopicImage, part: Body) -> Body:
         led = broker.led(topic, part["index"])
-        base_offset, end_offset = _append(broker, request, led, bytes(part["records"] or b""))
+        base_offset, end_offset, append_time_ms = _append(broker, request, led, bytes(part["records"] or b""))
         written.append((led, end_offset))
-        return {"base_offset": base_offset, "log_start_offset": led.log.start_offset}
+        return {
+            "base_offset": base_offset,
+            "log_start_offset": led.log.start_offset,
+            "log_append_time_ms": -1 if append_time_ms is None else append_time_ms,
+        }
 
     shape = {"parts": "partition_data", "key": "index", "answers": "partition_responses"}
     topics = broker.rows(PRODUCE, body["topic_data"], append, **shape, refused={"base_offset": -1})
@@ -41,15 +49,18 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
     return when_replicated if body["acks"] == -1 else reply
 
 
-def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tuple[int, int]:
-    """Append records; return their first offset, and the offset that the high watermark must reach."""
+def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tuple[int, int, int | None]:
+    """Append records; return their first offset, the one that the high watermark must reach, and the append time."""
     acks = request.body["acks"]
-    config = {**broker.cluster.settings, **led.topic.config}
+    config = topic_config(broker.cluster.settings, led.topic.config)
     if acks not in _WANTED_ACKS:
         raise Refused(ErrorCode.INVALID_REQUIRED_ACKS)
     if acks == -1 and len(led.partition.isr) < int(config["min.insync.replicas"]):
         raise Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+    append_time_ms = broker.cluster.clock.wall_ms() if config["message.timestamp.type"] == "LogAppendTime" else None
     for batch in batches_of(records):
+        if "compact" in config["cleanup.policy"] and checksum(batch.data) == batch.crc:
+            _require_keys(batch.data)
         state = led.log.producers.get(batch.producer_id)
         is_open = state is not None and state.transaction_from is not None and state.epoch == batch.producer_epoch
         if batch.attributes & TRANSACTIONAL and not is_open:
@@ -61,7 +72,13 @@ def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tu
                 (led.topic.name, led.number),
                 add=request.version > LAST_BEFORE_TRANSACTION_V2,
             )
-    return led.log.append(records, led.partition.leader_epoch, int(config["max.message.bytes"]))
+    largest = int(config["max.message.bytes"])
+    return *led.log.append(records, led.partition.leader_epoch, largest, append_time_ms), append_time_ms
+
+
+def _require_keys(batch: bytes) -> None:
+    if any(each.key is None for each in read_batch(batch).records):
+        raise Refused(ErrorCode.INVALID_RECORD, error_message=_WITHOUT_KEY)
 
 
 def _timed_out(reply: Body) -> Body:
@@ -84,11 +101,16 @@ def _offset_at(led: Hosted, timestamp_ms: int, committed: bool) -> Body:
     end_offset = led.replica.last_stable_offset if committed else led.replica.high_watermark
     if timestamp_ms == LATEST:
         return {"offset": end_offset, "leader_epoch": led.partition.leader_epoch}
-    if timestamp_ms == EARLIEST:
+    if timestamp_ms in (EARLIEST, _EARLIEST_LOCAL):
         return {"offset": led.log.start_offset, "leader_epoch": led.log.epoch_at(led.log.start_offset)}
-    if timestamp_ms < 0:
+    if timestamp_ms == _LATEST_TIERED:
+        return {}
+    if timestamp_ms < 0 and timestamp_ms != _MAX_TIMESTAMP:
         raise Refused(ErrorCode.UNSUPPORTED_VERSION)
-    found = led.log.offset_at(timestamp_ms, end_offset)
+    if timestamp_ms == _MAX_TIMESTAMP:
+        found = led.log.offset_of_max_timestamp(end_offset)
+    else:
+        found = led.log.offset_at(timestamp_ms, end_offset)
     return dict(zip(("offset", "timestamp", "leader_epoch"), found, strict=True)) if found else {}
 
 

@@ -11,6 +11,7 @@ from protocol.records.batch_header import (
     CONTROL,
     HEADER_BYTES,
     LAYOUT,
+    LOG_APPEND_TIME,
     LOG_OVERHEAD_BYTES,
     MAGIC,
     TRANSACTIONAL,
@@ -53,6 +54,14 @@ class LogBatch:
         return replace(
             self, data=bytes(data), base_offset=base_offset, last_offset=last_offset, leader_epoch=leader_epoch
         )
+
+    def with_append_time(self, time_ms: int) -> LogBatch:
+        """Return the batch with the time at which a broker appended it, in place of the records' own."""
+        data = bytearray(self.data)
+        data[21:23] = (self.attributes | LOG_APPEND_TIME).to_bytes(2, "big")
+        data[35:43] = time_ms.to_bytes(8, "big")
+        data[17:21] = checksum(data).to_bytes(4, "big")
+        return LogBatch.of(bytes(data))
 
 
 def batches_of(data: bytes) -> Iterator[LogBatch]:
@@ -97,10 +106,12 @@ class Log:
         if not self.epochs or self.epochs[-1][0] < leader_epoch:
             self.epochs.append((leader_epoch, self.end_offset))
 
-    def append(self, records: bytes, leader_epoch: int, max_bytes: int) -> tuple[int, int]:
+    def append(
+        self, records: bytes, leader_epoch: int, max_bytes: int, append_time_ms: int | None = None
+    ) -> tuple[int, int]:
         """Append one record batch of a client; return its base offset, and the offset that acknowledges it.
 
-        A duplicate is not appended. Raises `Refused`.
+        A duplicate is not appended. `append_time_ms` replaces the timestamps (`LogAppendTime`). Raises `Refused`.
         """
         batches = list(batches_of(records))
         if len(batches) != 1 or batches[0].data[16] != MAGIC:
@@ -119,6 +130,8 @@ class Log:
             state.check_sequence(batch.producer_epoch, batch.base_sequence)
             if state.transaction_from is not None and not batch.attributes & TRANSACTIONAL:
                 raise Refused(ErrorCode.INVALID_TXN_STATE)
+        if append_time_ms is not None:
+            batch = batch.with_append_time(append_time_ms)
         self._add(batch.placed(self.end_offset, leader_epoch))
         return self.end_offset - batch.count, self.end_offset
 
@@ -202,10 +215,17 @@ class Log:
                 continue
             read = read_batch(batch.data)
             for record in read.records:
-                at_ms, offset = read.first_timestamp + record.timestamp_delta, batch.base_offset + record.offset_delta
+                at_ms, offset = read.timestamp_of(record), batch.base_offset + record.offset_delta
                 if at_ms >= timestamp_ms and self.start_offset <= offset < end_offset:
                     return offset, at_ms, batch.leader_epoch
         return None
+
+    def offset_of_max_timestamp(self, end_offset: int) -> tuple[int, int, int] | None:
+        """Return (offset, timestamp, leader epoch) of the first record with the largest timestamp."""
+        largest = max(
+            (batch.max_timestamp_ms for batch in self.batches if batch.last_offset < end_offset), default=None
+        )
+        return None if largest is None else self.offset_at(largest, end_offset)
 
     def epoch_at(self, offset: int) -> int:
         """Return the leader epoch of an existing or future offset."""

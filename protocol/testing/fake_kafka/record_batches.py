@@ -51,6 +51,11 @@ class Batch:
             return self.base_offset + self.last_offset_delta
         return self.base_offset + (self.records[-1].offset_delta if self.records else 0)
 
+    def timestamp_of(self, record: Record) -> int:
+        """Return a record's timestamp: its own, or that of the append."""
+        appended = bool(self.flags & LOG_APPEND_TIME)
+        return self.max_timestamp if appended else self.first_timestamp + record.timestamp_delta
+
 
 def varint(value: int) -> bytes:
     raw = (value << 1) ^ (value >> 63)
@@ -123,14 +128,13 @@ def marker(base_offset: int, producer_id: int, *, commit: bool, empty: bool = Fa
 def rows(batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
     """Yield the records of data batches as a consumer receives them, one dict per record."""
     for batch in batches:
-        appended = bool(batch.flags & LOG_APPEND_TIME)
         for record in batch.records:
             yield {
                 "key": record.key,
                 "value": record.value,
                 "offset": batch.base_offset + record.offset_delta,
-                "timestamp_ms": batch.max_timestamp if appended else batch.first_timestamp + record.timestamp_delta,
-                "timestamp_type": int(appended),
+                "timestamp_ms": batch.timestamp_of(record),
+                "timestamp_type": int(bool(batch.flags & LOG_APPEND_TIME)),
                 "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
             }
 

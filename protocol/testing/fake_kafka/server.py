@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from protocol.broker_errors import broker_error
 from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.errors import UsageError
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.messages import Headers, Message
+from protocol.producer.partitioner import partition_of
 from protocol.testing.fake_broker import CUT, FakeBroker, Handler, kept_port
 from protocol.testing.fake_kafka.cluster import Cluster
-from protocol.testing.fake_kafka.faults import Fault, Kind
+from protocol.testing.fake_kafka.faults import Fault, Kind, api_of
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
+from protocol.testing.fake_kafka.record_batches import Batch, Record, committed, read_batch, rows, write_batch
 from protocol.testing.fake_kafka.requests import Body, Pending, Request
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.schema import Api
@@ -24,7 +31,23 @@ _Cluster = TypeVar("_Cluster", bound="FakeKafka")
 
 
 class FakeKafka(Cluster):
-    """A cluster that accepts connections until it is closed.
+    """An in-memory Kafka cluster that listens on loopback ports until it is closed. Thread-safe.
+
+    Parameters
+    ----------
+    brokers : int
+        Number of brokers; their ids are 1, 2, …
+    clock : Clock
+        Time of timeouts, sessions and delays; by default the system's.
+    settings : mapping of str to str, optional
+        Broker settings by Kafka's names, such as `auto.create.topics.enable`; the others have the values of
+        `DEFAULT_SETTINGS`.
+    host : str
+        Address to listen on, also the one that brokers advertise.
+    port : int
+        Port of the first broker; the next brokers have the next ports. 0: free ports.
+    record_requests : bool
+        Keep all requests in `requests`.
 
     Attributes
     ----------
@@ -38,15 +61,31 @@ class FakeKafka(Cluster):
     """
 
     def __init__(
-        self, brokers: int = 1, *, clock: Clock = SYSTEM_CLOCK, settings: Mapping[str, str] | None = None
+        self,
+        brokers: int = 1,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        settings: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        record_requests: bool = True,
     ) -> None:
         super().__init__(brokers, clock=clock, settings=settings)
         self.handlers: dict[Api, Handler] = {}
         self.before: dict[Api, Callable[[Body], object]] = {}
         self.requests: list[tuple[str, int, Body]] = []
+        self.record_requests = record_requests
         self.closed = False
+        self._host = host
         self._kept: dict[int, socket.socket] = {}
-        self.listeners = {node_id: _Listener(self, node_id) for node_id in self.brokers}
+        self._turns: dict[str, int] = {}
+        self.listeners: dict[int, _Listener] = {}
+        try:
+            for number, node_id in enumerate(self.brokers):
+                self.listeners[node_id] = _Listener(self, node_id, port and port + number)
+        except BaseException:
+            self.close()
+            raise
         self.addresses = {node_id: (each.host, each.port) for node_id, each in self.listeners.items()}
 
     def __enter__(self: _Cluster) -> _Cluster:
@@ -56,6 +95,9 @@ class FakeKafka(Cluster):
         self.close()
 
     def close(self) -> None:
+        """Close all connections and listeners. Idempotent."""
+        if self.closed:
+            return
         self.closed = True
         for listener in self.listeners.values():
             listener.close()
@@ -63,23 +105,160 @@ class FakeKafka(Cluster):
             kept.close()
 
     @property
+    def host(self) -> str:
+        """The address of all listeners."""
+        return self._host
+
+    @property
     def bootstrap_servers(self) -> str:
+        """The addresses of all brokers, for `bootstrap.servers`."""
         return ",".join(map(self.address, self.brokers))
 
     def address(self, broker_id: int = 1) -> str:
+        """Return `host:port` of one broker."""
         host, port = self.addresses[broker_id]
         return f"{host}:{port}"
 
-    def asked(self, api: Api) -> list[Body]:
-        """Return the bodies of all requests of one API, in order."""
-        return [body for name, _, body in list(self.requests) if name == api.name]
+    # -- records ------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        topic: str,
+        *values: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> list[int]:
+        """Write one record per value, in one record batch per partition.
+
+        Parameters
+        ----------
+        topic : str
+        *values : bytes, str or None
+            None is a tombstone.
+        key : bytes, str or None
+        headers : sequence of (str, bytes or None)
+        partition : int, optional
+            By default the hash of the key decides, as in the Java client; without a key the partitions take turns.
+        timestamp_ms : int, optional
+            Milliseconds since 1970; by default now.
+
+        Returns
+        -------
+        list of int
+            The offset of each record in its partition.
+
+        Raises
+        ------
+        UsageError
+            The topic or the partition does not exist.
+        BrokerError
+            The cluster refuses the records, for example one without a key for a compacted topic.
+        """
+        found = self.controller.image.topics.get(topic)
+        if found is None or (partition is not None and not 0 <= partition < len(found.partitions)):
+            which = topic if partition is None else f"{topic}-{partition}"
+            raise UsageError(f"{which} does not exist in this cluster; call create_topic first", topic=topic)
+        time_ms = self.clock.wall_ms() if timestamp_ms is None else timestamp_ms
+        messages = [Message(value, key, headers, time_ms, partition) for value in values]
+        chosen = [self._partition(topic, len(found.partitions), each) for each in messages]
+        offsets = {
+            number: self._append(
+                topic, number, [each for each, at in zip(messages, chosen, strict=True) if at == number]
+            )
+            for number in dict.fromkeys(chosen)
+        }
+        return [next(offsets[number]) for number in chosen]
+
+    def _partition(self, topic: str, count: int, message: Message) -> int:
+        if message.partition is not None:
+            return message.partition
+        if message.key is not None:
+            return partition_of(message.key, count)
+        self._turns[topic] = self._turns.get(topic, -1) + 1
+        return self._turns[topic] % count
+
+    def _append(self, topic: str, partition: int, messages: list[Message]) -> Iterator[int]:
+        """Write one record batch; yield the offsets of its records."""
+        records = [
+            Record(each.value, each.key, offset_delta=delta, headers=tuple(each.headers))
+            for delta, each in enumerate(messages)
+        ]
+        time_ms = messages[0].timestamp_ms
+        data = write_batch(Batch(records, first_timestamp=time_ms, max_timestamp=time_ms))
+        found = self.controller.topic(topic)
+        rows = [{"topic_id": found.topic_id, "partition_data": [{"index": partition, "records": data}]}]
+        leader = found.partitions[partition].leader
+        reply = self.ask(leader, PRODUCE, {"acks": 1, "timeout_ms": 0, "topic_data": rows})
+        (row,) = reply["responses"][0]["partition_responses"]
+        if row["error_code"]:
+            raise broker_error(row["error_code"], f"produce to {topic}-{partition}", topic=topic, partition=partition)
+        return iter(range(row["base_offset"], row["base_offset"] + len(messages)))
+
+    def records(
+        self, topic: str, partition: int | None = None, *, isolation_level: str = "read_committed"
+    ) -> list[ConsumerMessage]:
+        """Return the records that a consumer would read now, by partition and offset.
+
+        Parameters
+        ----------
+        topic : str
+        partition : int, optional
+            By default all partitions.
+        isolation_level : str
+            `read_uncommitted` adds records of open and aborted transactions.
+        """
+        numbers = range(len(self.controller.topic(topic).partitions)) if partition is None else [partition]
+        with self.changed:
+            return [each for number in numbers for each in self._read(topic, number, isolation_level)]
+
+    def _read(self, topic: str, partition: int, isolation_level: str) -> Iterator[ConsumerMessage]:
+        led = self._led(topic, partition)
+        committed_only = isolation_level == "read_committed"
+        until = led.replica.last_stable_offset if committed_only else led.replica.high_watermark
+        batches = [read_batch(batch.data) for batch in led.log.batches if batch.base_offset < until]
+        aborted = led.log.aborted if committed_only else []
+        visible = committed(batches, [{"producer_id": a.producer_id, "first_offset": a.first_offset} for a in aborted])
+        for row in rows(visible):
+            if led.log.start_offset <= row["offset"] < until:
+                pairs = [(each["key"], each["value"]) for each in row.pop("headers") or ()]
+                yield ConsumerMessage(topic=topic, partition=partition, headers=pairs or None, **row)
+
+    def committed_offsets(self, group_id: str) -> dict[TopicPartition, int]:
+        """Return the committed offsets of a group."""
+        with self.changed:
+            return {key: each.offset for key, each in self.offsets.committed.get(group_id, {}).items()}
+
+    # -- requests and brokers -----------------------------------------------------------------
+
+    def asked(self, kind: Api | str) -> list[Body]:
+        """Return the bodies of all requests of one kind, in order."""
+        name = api_of(kind).name
+        return [body for each, _, body in list(self.requests) if each == name]
+
+    def drop_connections(self, broker_id: int | None = None) -> None:
+        """Close all open connections of one broker, or of all; clients may connect again at once."""
+        for node_id, listener in list(self.listeners.items()):
+            if broker_id in (None, node_id):
+                listener.cut()
+
+    def add_broker(self) -> int:
+        """Start one more broker, without replicas, and return its id."""
+        broker_id = max(self.brokers) + 1
+        listener = self.listeners[broker_id] = _Listener(self, broker_id)
+        self.addresses[broker_id] = listener.host, listener.port
+        self.join(broker_id)
+        return broker_id
 
     def stop(self, broker_id: int) -> None:
+        """Stop a broker: it refuses connections, and other in-sync replicas lead its partitions."""
         self.listeners[broker_id].close()
         self._kept[broker_id] = kept_port(self.addresses[broker_id][1])
         super().stop(broker_id)
 
     def start(self, broker_id: int) -> None:
+        """Start a stopped broker again, at the same address and with its logs."""
         self._kept.pop(broker_id).close()
         self.listeners[broker_id] = _Listener(self, broker_id, self.addresses[broker_id][1])
         super().start(broker_id)
@@ -99,11 +278,12 @@ class _Listener(FakeBroker):
     def __init__(self, kafka: FakeKafka, broker_id: int, port: int = 0) -> None:
         self._kafka = kafka
         self._broker_id = broker_id
-        super().__init__(port=port)
+        super().__init__(host=kafka.host, port=port)
 
     def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
         kafka = self._kafka
-        kafka.requests.append((api.name, version, body))
+        if kafka.record_requests:
+            kafka.requests.append((api.name, version, body))
         kafka.before.get(api, _nothing)(body)
         own = self.handlers.get(api.key) or kafka.handlers.get(api)
         if own is not None:

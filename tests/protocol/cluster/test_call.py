@@ -15,6 +15,7 @@ from protocol.cluster.coordinators import group_coordinator, transaction_coordin
 from protocol.cluster.metadata import Broker
 from protocol.config import ClientConfig
 from protocol.errors import BrokerError, Corrupt, DeadlineExceeded, KafkaError, UnsupportedVersion, UsageError
+from protocol.testing.fake_kafka.faults import api_of
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
@@ -54,10 +55,10 @@ class Cluster(FakeKafka):
         """Return the brokers that received a request, in broker order."""
         return [number for number, each in self.listeners.items() for name, *_ in each.requests if name == api.name]
 
-    def asked(self, api: Api) -> list[dict[str, Any]]:
+    def asked(self, kind: Api | str) -> list[dict[str, Any]]:
         """Return the request bodies, in broker order."""
         every = [each for listener in self.listeners.values() for each in listener.requests]
-        return [body for name, _, body in every if name == api.name]
+        return [body for name, _, body in every if name == api_of(kind).name]
 
 
 @contextmanager
