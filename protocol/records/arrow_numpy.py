@@ -123,3 +123,10 @@ def text_column(column: pa.Array) -> pa.Array:
         values = [None if each is None else each.decode("utf-8", "replace").encode() for each in column.to_pylist()]
         # UTF-8 by construction, so the cast, which imports no pandas, cannot fail.
         return nullable_binaries(values).cast(pa.string())
+
+
+def take_rows(array: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
+    """Return the elements at these positions; null for -1."""
+    there = positions >= 0
+    validity = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    return array.take(pa.Array.from_buffers(pa.int64(), len(positions), [validity, pa.py_buffer(positions)]))

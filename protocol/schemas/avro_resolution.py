@@ -204,14 +204,20 @@ class InvalidValue:
     reason : str
     path : str
         The field; empty for the value itself.
+    schema_id : int or str or None
+        The id or GUID of the writer's schema.
     """
 
     row: int
     reason: str
     path: str = ""
+    schema_id: int | str | None = None
 
     def __str__(self) -> str:
-        return f"field {self.path}: {self.reason}" if self.path else self.reason
+        schema = "" if self.schema_id is None else f"schema id {self.schema_id}"
+        field = f"field {self.path}" if self.path else ""
+        where = ", ".join(filter(None, (schema, field)))
+        return f"{where}: {self.reason}" if where else self.reason
 
 
 class AvroDecoder:
@@ -260,7 +266,7 @@ class AvroDecoder:
                 rows = np.delete(rows, wrong)
 
 
-def reader_schema(avro: AvroType, fields: Collection[str]) -> AvroType:
+def select_fields(avro: AvroType, fields: Collection[str]) -> AvroType:
     """Return a record's schema with these fields only, in its own order.
 
     Raises

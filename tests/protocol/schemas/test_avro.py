@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError
-from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, reader_schema
+from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, select_fields
 from protocol.schemas.avro_schema import AvroType, arrow_type, parse_avro
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, encoded, plain
 from tests.soak import scaled
@@ -268,11 +268,11 @@ def test_selected_fields_are_read_alone() -> None:
     parsed = parse(schema)
     samples = Samples(2)
     values = [samples.value(schema) for _ in range(10)]
-    column, _, invalid = AvroDecoder(parsed, reader_schema(parsed, ["d", "b"])).decode(*bounds(encoded(schema, values)))
+    column, _, invalid = AvroDecoder(parsed, select_fields(parsed, ["d", "b"])).decode(*bounds(encoded(schema, values)))
     assert invalid == []
     assert column.to_pylist() == [{"b": each["b"], "d": each["d"]} for each in values]
     with pytest.raises(ConfigurationError, match="the schema has no field e; it has a, b, c, d"):
-        reader_schema(parsed, ["e"])
+        select_fields(parsed, ["e"])
 
 
 # -- schemas ----------------------------------------------------------------------------------

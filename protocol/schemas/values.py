@@ -1,0 +1,290 @@
+"""Decode a column of keys or values into a column of its schema's type.
+
+The reader's schema is fixed by the caller, on the driver. Records that were written with other schemas of the registry
+are resolved to it; each of these schemas is fetched once per process.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.records.arrow_numpy import take_rows, text_column, valid
+from protocol.records.varints import Bytes, Positions
+from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, select_fields
+from protocol.schemas.avro_schema import AvroType, parse_avro
+from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+
+Format = Literal["binary", "string", "avro", "confluent-avro"]
+Part = Literal["key", "value"]
+
+# Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
+_MAGIC_ID, _MAGIC_GUID = 0, 1
+_ID_BYTES, _GUID_BYTES = 5, 17
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True)
+class ReaderSchema:
+    """The schema of a decoded column, which all its records are resolved to.
+
+    Attributes
+    ----------
+    format : {"binary", "string", "avro", "confluent-avro"}
+    text : str
+        The schema; empty for the first two formats.
+    references : tuple of (str, str)
+        Schemas that it uses, by name, each behind those that it uses itself.
+    fields : tuple of str
+        The fields of a record to decode; empty: all.
+    subject, version, schema_id
+        Where it is registered.
+    """
+
+    format: Format
+    text: str = ""
+    references: tuple[tuple[str, str], ...] = ()
+    fields: tuple[str, ...] = ()
+    subject: str | None = None
+    version: int | None = None
+    schema_id: int | None = None
+
+    @cached_property
+    def avro(self) -> AvroType:
+        """The parsed schema with its fields. Raises `ConfigurationError`."""
+        parsed = parse_avro(self.text, dict(self.references))
+        return select_fields(parsed, self.fields) if self.fields else parsed
+
+    @property
+    def type(self) -> pa.DataType:
+        """The Arrow type of the column. Raises `ConfigurationError` if the schema is invalid."""
+        if self.format in ("binary", "string"):
+            return pa.binary() if self.format == "binary" else pa.string()
+        return AvroDecoder(self.avro, self.avro).type
+
+
+def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
+    """Return a registered schema as reader's schema. Raises `RegistryFailed` and `ConfigurationError`."""
+    if schema.kind != "AVRO":
+        raise ConfigurationError(
+            f"the subject {schema.subject} has a schema of the type {schema.kind}, which {format} cannot read"
+        )
+    references = tuple((name, each.text) for name, each in registry.references(schema).items())
+    return ReaderSchema(
+        format, schema.text, references, subject=schema.subject, version=schema.version, schema_id=schema.schema_id
+    )
+
+
+class ColumnDecoder:
+    """Decodes columns of keys or values. Thread-safe.
+
+    Parameters
+    ----------
+    schema : ReaderSchema
+    registry : SchemaRegistry, optional
+        For the format "confluent-avro".
+    part : {"key", "value"}
+        Decides which header may have the schema's id.
+    """
+
+    def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None = None, part: Part = "value") -> None:
+        if schema.format == "confluent-avro" and registry is None:
+            raise ConfigurationError("the format confluent-avro needs schema.registry.url")
+        self.schema = schema
+        self.type = schema.type
+        self._registry = registry
+        self._header = f"__{part}_schema_id"
+        self._decoders: dict[int | str, AvroDecoder | str] = {}
+        self._lock = threading.Lock()
+
+    def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
+        """Decode a binary column.
+
+        Parameters
+        ----------
+        column : pyarrow.BinaryArray
+        headers : pyarrow.ListArray, optional
+            The headers of the records, if they may have the ids of schemas.
+
+        Returns
+        -------
+        column : pyarrow.Array
+            Of `type`; null for null and for invalid values.
+        invalid : list of InvalidValue
+
+        Raises
+        ------
+        RegistryFailed
+            The registry did not return a schema. An id that it does not know makes a value invalid instead.
+        """
+        if self.schema.format == "binary":
+            return column, []
+        if self.schema.format == "string":
+            return text_column(column), []
+        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+        data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+        ends = offsets.astype(np.int64)
+        at, ends = ends[:-1], ends[1:]
+        rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
+        if self.schema.format == "avro":
+            pieces = _Pieces(self.type, len(column))
+            pieces.add(self._fixed, data, at, ends, rows)
+            return pieces.column(), pieces.invalid
+        return self._decode_framed(data, at, ends, rows, headers)
+
+    @cached_property
+    def _fixed(self) -> AvroDecoder:
+        return AvroDecoder(self.schema.avro, self.schema.avro)
+
+    def _decode_framed(
+        self, data: Bytes, at: Positions, ends: Positions, rows: Positions, headers: pa.Array | None
+    ) -> tuple[pa.Array, list[InvalidValue]]:
+        pieces = _Pieces(self.type, len(at))
+        if headers is not None:
+            with_guid, guids = header_guids(headers, self._header)
+            known = np.isin(with_guid, rows)
+            for guid in np.unique(guids[known], axis=0):
+                same = with_guid[known & (guids == guid).all(axis=1)]
+                self._add(pieces, bytes(guid).hex(), data, at, ends, same)
+            rows = np.setdiff1d(rows, with_guid)
+        framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
+        framed &= ends[rows] - at[rows] >= _ID_BYTES
+        if not framed.all():
+            pieces.refuse(
+                rows[~framed], "it does not begin with a zero byte and a schema id, as Confluent's format does"
+            )
+            rows = rows[framed]
+        if not len(rows):
+            return pieces.column(), pieces.invalid
+        ids = np.ndarray((len(data) - _ID_BYTES + 1,), ">u4", np.ascontiguousarray(data[1:]), 0, (1,))[at[rows]]
+        start = at + _ID_BYTES
+        if (ids == ids[0]).all():
+            self._add(pieces, int(ids[0]), data, start, ends, rows)
+        else:
+            for schema_id in np.unique(ids).tolist():
+                self._add(pieces, schema_id, data, start, ends, rows[ids == schema_id])
+        return pieces.column(), pieces.invalid
+
+    def _add(
+        self, pieces: _Pieces, key: int | str, data: Bytes, at: Positions, ends: Positions, rows: Positions
+    ) -> None:
+        decoder = self._decoder(key)
+        if isinstance(decoder, str):
+            pieces.refuse(rows, decoder, key)
+        else:
+            pieces.add(decoder, data, at, ends, rows, key)
+
+    def _decoder(self, key: int | str) -> AvroDecoder | str:
+        """Return the decoder of a writer's schema, or why there is none."""
+        with self._lock:
+            known = self._decoders.get(key)
+            if known is not None:
+                return known
+        assert self._registry is not None
+        try:
+            schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid_text(key))
+            if schema.kind != "AVRO":
+                raise ConfigurationError(f"it is a schema of the type {schema.kind}")
+            references = {name: each.text for name, each in self._registry.references(schema).items()}
+            made: AvroDecoder | str = AvroDecoder(parse_avro(schema.text, references), self.schema.avro)
+        except RegistryFailed as error:
+            if error.context.get("status") != _NOT_FOUND:
+                raise
+            return "the registry does not have it"  # not kept: it may come
+        except ConfigurationError as error:
+            made = str(error)
+        with self._lock:
+            self._decoders[key] = made
+        return made
+
+
+class _Pieces:
+    """The decoded parts of a column, and its invalid values."""
+
+    def __init__(self, type: pa.DataType, rows: int) -> None:
+        self.invalid: list[InvalidValue] = []
+        self._type = type
+        self._rows = rows
+        self._pieces: list[pa.Array] = []
+        self._owners: list[Positions] = []
+
+    def add(
+        self,
+        decoder: AvroDecoder,
+        data: Bytes,
+        at: Positions,
+        ends: Positions,
+        rows: Positions,
+        schema_id: int | str | None = None,
+    ) -> None:
+        whole = len(rows) == self._rows
+        column, decoded, invalid = decoder.decode(data, at if whole else at[rows], ends if whole else ends[rows])
+        self.invalid += [InvalidValue(int(rows[each.row]), each.reason, each.path, schema_id) for each in invalid]
+        self._pieces.append(column)
+        self._owners.append(rows[decoded])
+
+    def refuse(self, rows: Positions, reason: str, schema_id: int | str | None = None) -> None:
+        self.invalid += [InvalidValue(row, reason, schema_id=schema_id) for row in rows.tolist()]
+
+    def column(self) -> pa.Array:
+        if len(self._pieces) == 1 and len(self._pieces[0]) == self._rows:
+            return self._pieces[0]
+        if not self._pieces:
+            return pa.nulls(self._rows, self._type)
+        positions = np.full(self._rows, -1, np.int64)
+        positions[np.concatenate(self._owners)] = np.arange(sum(map(len, self._pieces)))
+        whole = self._pieces[0] if len(self._pieces) == 1 else pa.concat_arrays(self._pieces)
+        return take_rows(whole, positions)
+
+
+def header_guids(headers: pa.Array, name: str) -> tuple[Positions, npt.NDArray[np.uint8]]:
+    """Return the rows whose headers have the GUID of a schema, and the 16 bytes of each.
+
+    Parameters
+    ----------
+    headers : pyarrow.ListArray
+        list<struct<key: string, value: binary>>.
+    name : str
+        The header's key.
+    """
+    empty = np.empty(0, np.int64), np.empty((0, _GUID_BYTES - 1), np.uint8)
+    first = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
+    pairs = headers.values
+    keys, values = pairs.field(0), pairs.field(1)
+    key_at, key_ends, key_data = _bounds(keys)
+    value_at, value_ends, value_data = _bounds(values)
+    wanted = np.frombuffer(name.encode(), np.uint8)
+    right = (key_ends - key_at == len(wanted)) & (value_ends - value_at == _GUID_BYTES) & valid(values)
+    candidates = np.flatnonzero(right)
+    if not len(candidates):
+        return empty
+    candidates = candidates[(_gather(key_data, key_at[candidates], len(wanted)) == wanted).all(axis=1)]
+    raw = _gather(value_data, value_at[candidates], _GUID_BYTES)
+    candidates, raw = candidates[raw[:, 0] == _MAGIC_GUID], raw[raw[:, 0] == _MAGIC_GUID]
+    rows = np.searchsorted(first, candidates, side="right") - 1
+    inside = (rows >= 0) & (rows < len(headers))
+    # The first one of a record counts.
+    rows, which = np.unique(rows[inside], return_index=True)
+    return rows.astype(np.int64), raw[inside][which][:, 1:]
+
+
+def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    wide = offsets.astype(np.int64)
+    return wide[:-1], wide[1:], np.frombuffer(column.buffers()[2] or b"", np.uint8)
+
+
+def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:
+    gathered: npt.NDArray[np.uint8] = data[at[:, None] + np.arange(size)]
+    return gathered
+
+
+def _guid_text(key: str) -> str:
+    return "-".join((key[:8], key[8:12], key[12:16], key[16:20], key[20:]))

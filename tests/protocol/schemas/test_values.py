@@ -1,0 +1,195 @@
+"""Columns of framed values: Confluent's serialiser writes them, with ids of several schemas of a registry."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.records.record_fields import HEADERS_TYPE
+from protocol.schemas.registry import SchemaRegistry
+from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder, ReaderSchema, registered
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.schema_registry import FakeSchemaRegistry
+
+FIRST: dict[str, Any] = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+SECOND: dict[str, Any] = {
+    **FIRST,
+    "fields": [*FIRST["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
+}
+THIRD = {**FIRST, "fields": [*reversed(SECOND["fields"]), {"name": "paid", "type": "boolean", "default": True}]}
+SUBJECT = "orders-value"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def registry(server: FakeSchemaRegistry) -> SchemaRegistry:
+    config = parse_registry({"schema.registry.url": server.url, "schema.registry.max.retries": 0})
+    assert config is not None
+    return SchemaRegistry(config, ManualClock())
+
+
+Serialize = Any
+
+
+@pytest.fixture
+def serialize(server: FakeSchemaRegistry) -> Serialize:
+    """Return `serialize(schema, value, headers)`: Confluent's bytes; it registers the schema."""
+    client = SchemaRegistryClient({"url": server.url})
+
+    def write(schema: Any, value: Any, headers: list[Any] | None = None) -> bytes:
+        conf = {"auto.register.schemas": True}
+        if headers is not None:
+            conf["schema.id.serializer"] = header_schema_id_serializer
+        serializer = AvroSerializer(client, json.dumps(schema), conf=conf)
+        made = serializer(value, SerializationContext("orders", MessageField.VALUE, headers))
+        assert made is not None
+        return made
+
+    return write
+
+
+def decoder(registry: SchemaRegistry, **more: Any) -> ColumnDecoder:
+    schema = registered("confluent-avro", registry, registry.version(SUBJECT))
+    return ColumnDecoder(ReaderSchema(**{**vars(schema), **more}), registry)
+
+
+def column(values: Sequence[bytes | None]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def test_values_of_all_versions_are_resolved_to_the_readers(serialize: Serialize, registry: SchemaRegistry) -> None:
+    values = [
+        serialize(FIRST, {"id": 1}),
+        serialize(SECOND, {"id": 2, "note": "two"}),
+        None,
+        serialize(THIRD, {"note": None, "id": 3, "paid": False}),
+        serialize(FIRST, {"id": 4}),
+    ]
+    decoded, invalid = decoder(registry).decode(column(values))
+    decoded.validate(full=True)
+    assert invalid == []
+    assert decoded.to_pylist() == [
+        {"note": None, "id": 1, "paid": True},
+        {"note": "two", "id": 2, "paid": True},
+        None,
+        {"note": None, "id": 3, "paid": False},
+        {"note": None, "id": 4, "paid": True},
+    ]
+
+
+def test_slice_of_a_column_is_decoded(serialize: Serialize, registry: SchemaRegistry) -> None:
+    values = column([None, *(serialize(FIRST, {"id": number}) for number in range(10)), None])
+    decoded, invalid = decoder(registry).decode(values.slice(3, 6))
+    assert (decoded.field(0).to_pylist(), invalid) == ([2, 3, 4, 5, 6, 7], [])
+
+
+def test_each_schema_is_fetched_once(
+    serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry
+) -> None:
+    values = column([serialize(FIRST, {"id": 1}), serialize(SECOND, {"id": 2, "note": "x"})])
+    both = decoder(registry)
+    server.requests.clear()
+    for _ in range(3):
+        both.decode(values)
+    assert server.requests == ["GET /schemas/ids/1", "GET /schemas/ids/2"]
+
+
+def test_invalid_values_are_null_and_reported(serialize: Serialize, registry: SchemaRegistry) -> None:
+    good = serialize(SECOND, {"id": 7, "note": "x"})
+    values = [good, b"", b"\0\0\0", b'{"id": 7}', good[:-1], good + b"\0", struct.pack(">bI", 0, 99) + b"\2", good]
+    decoded, invalid = decoder(registry).decode(column(values))
+    assert [row for row, value in enumerate(decoded.to_pylist()) if value is None] == [1, 2, 3, 4, 5, 6]
+    assert {each.row: str(each) for each in invalid} == {
+        **dict.fromkeys((1, 2, 3), "it does not begin with a zero byte and a schema id"),
+        4: "schema id 1, field note: a length that exceeds the value",
+        5: "schema id 1: bytes are left behind the value",
+        6: "schema id 99: the registry does not have it",
+    }
+
+
+def test_incompatible_writer_makes_its_values_invalid(
+    serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry
+) -> None:
+    old = serialize(FIRST, {"id": 1})
+    server.register(SUBJECT, json.dumps({**FIRST, "fields": [{"name": "id", "type": "string"}]}))
+    decoded, invalid = decoder(registry).decode(column([old]))
+    assert decoded.to_pylist() == [None]
+    assert str(invalid[0]) == (
+        "schema id 1: incompatible Avro schemas: id is long in the writer's schema, string in the reader's"
+    )
+
+
+def test_registry_that_is_away_fails_instead_of_making_values_invalid(
+    serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry
+) -> None:
+    value = serialize(FIRST, {"id": 1})
+    both = decoder(registry)
+    server.stop()
+    with pytest.raises(RegistryFailed, match="does not respond to the request for the schema with the id 1"):
+        both.decode(column([value]))
+    server.start()
+    assert both.decode(column([value]))[0].to_pylist() == [{"id": 1}]
+
+
+def test_ids_in_headers_are_read_beside_ids_in_values(serialize: Serialize, registry: SchemaRegistry) -> None:
+    headers: list[list[Any]] = [[], [("x", b"y")], []]
+    values = [
+        serialize(FIRST, {"id": 1}, headers[0]),
+        serialize(SECOND, {"id": 2, "note": "two"}, headers[1]),
+        serialize(SECOND, {"id": 3, "note": "three"}),
+    ]
+    given = pa.array([[{"key": key, "value": value} for key, value in each] for each in headers], HEADERS_TYPE)
+    decoded, invalid = decoder(registry).decode(column(values), given)
+    assert invalid == []
+    assert [each["id"] for each in decoded.to_pylist()] == [1, 2, 3]
+    assert [each["note"] for each in decoded.to_pylist()] == [None, "two", "three"]
+    part, _ = decoder(registry).decode(column(values).slice(1), given.slice(1))
+    assert part.to_pylist() == decoded.to_pylist()[1:]
+
+
+def test_selected_fields_are_decoded_alone(serialize: Serialize, registry: SchemaRegistry) -> None:
+    value = serialize(THIRD, {"note": "n", "id": 3, "paid": False})
+    decoded, _ = decoder(registry, fields=("paid", "id")).decode(column([value]))
+    assert decoded.to_pylist() == [{"id": 3, "paid": False}]
+
+
+def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
+    server.register("address", json.dumps({"type": "record", "name": "Address",
+                                           "fields": [{"name": "city", "type": "string"}]}))  # fmt: skip
+    order = {"type": "record", "name": "Order", "fields": [{"name": "to", "type": "Address"}]}
+    references = [{"name": "Address", "subject": "address", "version": 1}]
+    schema_id = server.register(SUBJECT, json.dumps(order), references=references)
+    decoded, invalid = decoder(registry).decode(column([struct.pack(">bI", 0, schema_id) + b"\x08Kiel"]))
+    assert (decoded.to_pylist(), invalid) == ([{"to": {"city": "Kiel"}}], [])
+
+
+def test_plain_formats_need_no_registry() -> None:
+    values = column([b"a", None, b"\xff"])
+    assert ColumnDecoder(ReaderSchema("binary")).decode(values) == (values, [])
+    assert ColumnDecoder(ReaderSchema("string")).decode(values)[0].to_pylist() == ["a", None, "�"]
+    decoded, invalid = ColumnDecoder(ReaderSchema("avro", '"long"')).decode(column([b"\2", None, b"\2\2", b""]))
+    assert decoded.to_pylist() == [1, None, None, None]
+    assert [each.row for each in invalid] == [2, 3] or [each.row for each in invalid] == [3, 2]
+    with pytest.raises(ConfigurationError, match=r"needs schema\.registry\.url"):
+        ColumnDecoder(ReaderSchema("confluent-avro", '"long"'))
+
+
+def test_other_type_of_schema_is_refused(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
+    server.register(SUBJECT, "{}", "JSON")
+    with pytest.raises(ConfigurationError, match="orders-value has a schema of the type JSON, which confluent-avro"):
+        decoder(registry)
