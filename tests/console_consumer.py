@@ -31,5 +31,5 @@ class ConsoleConsumer:
 
     def close(self) -> list[bytes]:
         self._process.terminate()
-        said, _ = self._process.communicate(timeout=60)
-        return [line for line in said.splitlines() if line[:1].isdigit()]
+        output, _ = self._process.communicate(timeout=60)
+        return [line for line in output.splitlines() if line[:1].isdigit()]

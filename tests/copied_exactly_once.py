@@ -102,8 +102,8 @@ class Copy:
         where = (self.proxy.servers, self.source, self.target, str(self.checkpoint))
         options = [f"{name}={value}" for name, value in self.options.items()]
         command = [sys.executable, "-m", "tests.jobs.copy_exactly_once", *where, *options]
-        with stderr.open("wb") as said:
-            return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
+        with stderr.open("wb") as file:
+            return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=file)
 
     def check(self) -> None:
         """Assert that each row exists once, in order if the query keeps the order, and that no transaction is open."""

@@ -41,8 +41,8 @@ class Query:
     def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
         """Write rows (topic, value) in a task."""
         columns = pa.record_batch({"topic": [topic for topic, _ in rows], "value": [value for _, value in rows]})
-        told = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
-        with told, self.process_of(start):
+        context = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
+        with context, self.process_of(start):
             return self.writer().write([columns])
 
     def writer(self, *, streaming: bool = True) -> TransactionalTaskWriter:

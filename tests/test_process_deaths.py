@@ -63,7 +63,7 @@ SEGMENTATION_FAULT = r"Fatal Python error: Segmentation fault(.|\n)*in test_dies
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "closing", "said"),
+    ("one", "other", "closing", "pattern"),
     [
         (DIES, GOES_ON, "2 failed, 1 passed", SEGMENTATION_FAULT),
         (HANGS, GOES_ON, "2 failed, 1 passed", r"Timeout(.|\n)*in test_hangs"),
@@ -72,7 +72,7 @@ SEGMENTATION_FAULT = r"Fatal Python error: Segmentation fault(.|\n)*in test_dies
     ],
     ids=["dies", "hangs", "dies with a child", "dies at its end"],
 )
-def test_process_that_dies_ends_the_run(one: str, other: str, closing: str, said: str, tmp_path: Path) -> None:
+def test_process_that_dies_ends_the_run(one: str, other: str, closing: str, pattern: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {OPTIONS}\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_one.py").write_text(one)
@@ -89,4 +89,4 @@ def test_process_that_dies_ends_the_run(one: str, other: str, closing: str, said
     *_, last = text.splitlines()
     assert re.search(rf"\b{closing} in ", last), text
     assert ended.returncode != 0
-    assert re.search(said, text), text
+    assert re.search(pattern, text), text

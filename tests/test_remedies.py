@@ -29,7 +29,7 @@ def caused(error: KafkaError, cause: Exception) -> KafkaError:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (KafkaError("raise fetch.max.bytes", settings=("fetch.max.bytes",)), "raise kafka.fetch.max.bytes"),
         (KafkaError("(bootstrap.servers=a:1)", settings=("bootstrap.servers",)), "(kafka.bootstrap.servers=a:1)"),
@@ -43,13 +43,13 @@ def caused(error: KafkaError, cause: Exception) -> KafkaError:
     ],
     ids=["a property", "with its value", "once only", "no property", "not a part of a name", "not what is no setting"],
 )
-def test_settings_become_options(error: KafkaError, said: str) -> None:
-    assert with_option_names(error) == said
+def test_settings_become_options(error: KafkaError, message: str) -> None:
+    assert with_option_names(error) == message
     with pytest.raises(KafkaError) as raised, with_remedies():
         raise error
-    assert str(raised.value) == said
-    assert with_option_names(raised.value) == said, "once is enough"
-    assert str(pickle.loads(pickle.dumps(raised.value))) == said
+    assert str(raised.value) == message
+    assert with_option_names(raised.value) == message, "once is enough"
+    assert str(pickle.loads(pickle.dumps(raised.value))) == message
 
 
 def test_message_that_repeats_its_cause_names_its_settings_too() -> None:
@@ -75,7 +75,7 @@ GOES_ON = {"failOnDataLoss": "false"}
 
 
 @pytest.mark.parametrize(
-    ("options", "loss", "said"),
+    ("options", "loss", "message"),
     [
         (DEFAULTS, LOST, r"t-0: gone. To continue without the lost records, set failOnDataLoss=false$"),
         (
@@ -94,7 +94,7 @@ GOES_ON = {"failOnDataLoss": "false"}
 def test_options_say_what_is_lost_without_a_failure(
     options: dict[str, str],
     loss: DataLoss,
-    said: str | None,
+    message: str | None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -110,12 +110,12 @@ def test_options_say_what_is_lost_without_a_failure(
     monkeypatch.setattr(range_reader, "BoundedReader", Consumer)
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", **options}
     reading = range_reader.read_range(parse_source_options(given, streaming=True), [Range("t", 0, 5, 9)])
-    if said is None:
+    if message is None:
         assert list(reading) == []
         option = "onTopicRecreated=earliest" if loss is RECREATED else "failOnDataLoss=false"
         assert f"{loss} ({option}: 4 offsets are skipped)" in caplog.text
     else:
-        with pytest.raises(DataLoss, match=said) as raised:
+        with pytest.raises(DataLoss, match=message) as raised:
             list(reading)
         assert str(raised.value).startswith("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] t-0: ")
 

@@ -24,8 +24,8 @@ _LEVELS = "committed", "uncommitted"
 def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
     """Wait until every running broker knows the leader of each partition, and the leaders serve requests."""
 
-    def known(told: Topic) -> bool:
-        return len(told.partitions) == partitions and all(each.leader >= 0 for each in told.partitions.values())
+    def known(metadata: Topic) -> bool:
+        return len(metadata.partitions) == partitions and all(each.leader >= 0 for each in metadata.partitions.values())
 
     _wait(kafka, topic, known, f"be known with {partitions} partitions")
     # Metadata names a leader before that broker serves the partition.
@@ -35,7 +35,7 @@ def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
 
 def wait_until_gone(kafka: LocalKafka, topic: str) -> None:
     """Wait until no running broker knows the topic."""
-    _wait(kafka, topic, lambda told: told.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "be gone")
+    _wait(kafka, topic, lambda metadata: metadata.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "be gone")
 
 
 def wait_until_decided(kafka: LocalKafka, partitions: Iterable[tuple[str, int]]) -> None:

@@ -367,7 +367,7 @@ class Client:
         names = None if topics is None else sorted(set(topics))
         deadline = deadline or self.deadline()
         quiet = Deadline.after_ms(_QUIET_S * 1_000, self.clock)
-        told: list[KafkaError] = []
+        errors: list[KafkaError] = []
 
         def ask(deadline: Deadline) -> Metadata:
             wanted = None if names is None else [{"name": name} for name in names]
@@ -379,8 +379,8 @@ class Client:
                     )
                 )
             except ConnectFailed as error:
-                if quiet.passed and not told:
-                    told.append(error)
+                if quiet.passed and not errors:
+                    errors.append(error)
                     log.warning("%s. Retrying for %.0f s more", self.format_error(error), deadline.remaining_s())
                 raise
 

@@ -186,7 +186,7 @@ class Consumer:
                 if (batch := stream.poll_reply(max_rows)) is not None:
                     return stream, batch
             except KafkaError:
-                self._fetcher.end_turn(stream.buffer, told=True)
+                self._fetcher.end_turn(stream.buffer, error_delivered=True)
                 raise
             self._fetcher.end_turn(stream.buffer)
         return None

@@ -152,11 +152,11 @@ class PartitionFetcher:
             self._looked_for_late_s = now_s
         return late
 
-    def end_turn(self, buffer: FetchBuffer, *, told: bool = False) -> None:
-        """Give other streams their turn after a reply or (`told`) an error, which is raised only once here."""
+    def end_turn(self, buffer: FetchBuffer, *, error_delivered: bool = False) -> None:
+        """Let other streams fetch after a reply, or after an error (`error_delivered`), which is raised only once."""
         with self.lock:
             self._arrived.pop(buffer, None)
-            if buffer.readable and not (told and buffer.error):
+            if buffer.readable and not (error_delivered and buffer.error):
                 self._announce(buffer)
 
     def close(self, deadline: Deadline) -> None:

@@ -212,5 +212,5 @@ def _not_enabled(reply: Mapping[str, Any]) -> AuthenticationFailed:
 def _refused(reply: Mapping[str, Any]) -> AuthenticationFailed:
     row = error_row(reply["error_code"])
     remedy = _REMEDY.get(row.code, row.text)
-    said = f": {shown(reply['error_message'])}" if reply.get("error_message") else ""
-    return AuthenticationFailed(f"the broker replied {row.name} ({row.code}){said}; {remedy}")
+    broker_message = f": {shown(reply['error_message'])}" if reply.get("error_message") else ""
+    return AuthenticationFailed(f"the broker replied {row.name} ({row.code}){broker_message}; {remedy}")

@@ -68,17 +68,17 @@ def wrong_host(address: str, host: str, names: Sequence[str]) -> TLSFailed:
 def _certificate(error: OSError, config: TLSConfig) -> str | None:
     if not isinstance(error, ssl.SSLCertVerificationError):
         return None
-    code, said = error.verify_code, error.verify_message
+    code, reason = error.verify_code, error.verify_message
     if code in _UNKNOWN_CA:
         return (
-            f"the broker's certificate is of an untrusted CA ({said}): it is not in {_trust(config)}. Set "
+            f"the broker's certificate is of an untrusted CA ({reason}): it is not in {_trust(config)}. Set "
             "ssl.truststore.location or ssl.truststore.certificates to the CA's certificate"
         )
     if code == _EXPIRED:
-        return f"the broker's certificate, or that of a CA, has expired ({said}): renew it on the broker"
+        return f"the broker's certificate, or that of a CA, has expired ({reason}): renew it on the broker"
     if code == _NOT_YET_VALID:
-        return f"the broker's certificate, or that of a CA, is not valid yet ({said}): check this machine's clock"
-    return f"the broker's certificate was refused: {said}"
+        return f"the broker's certificate, or that of a CA, is not valid yet ({reason}): check this machine's clock"
+    return f"the broker's certificate was refused: {reason}"
 
 
 def _alert(reason: str, config: TLSConfig) -> str:

@@ -123,10 +123,10 @@ def _field(row: Property) -> str:
 
 def _token(url: urllib.parse.SplitResult, source: TokenEndpoint, status: int, body: bytes) -> tuple[str, float | None]:
     try:
-        said = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        said = None
-    fields: dict[str, Any] = said if isinstance(said, dict) else {}
+        document = None
+    fields: dict[str, Any] = document if isinstance(document, dict) else {}
     if status in (200, 201) and isinstance(fields.get("access_token"), str):
         lifetime_s = fields.get("expires_in")
         return fields["access_token"].strip(), float(lifetime_s) if is_seconds(lifetime_s) else None

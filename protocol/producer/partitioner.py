@@ -183,8 +183,8 @@ class Partitioner:
         if self._strategy == "random":
             generator = np.random.default_rng(self._rng.getrandbits(64))
             return np.array(candidates, np.int32)[generator.integers(len(candidates), size=len(sizes))]
-        told = queued if available and self._strategy != "round_robin" else None
-        return self._sticky.choose(sizes, candidates, told)
+        known_queues = queued if available and self._strategy != "round_robin" else None
+        return self._sticky.choose(sizes, candidates, known_queues)
 
 
 def _hash_all(

@@ -38,17 +38,17 @@ def topic_to_write(
         lowest, highest = int(partitions.min()), int(partitions.max())
 
     deadline = deadline or client.deadline()
-    said: BrokerError | None = None
+    refusal: BrokerError | None = None
 
     def look() -> Topic:
-        nonlocal said
+        nonlocal refusal
         try:
             known = client.topic(name, deadline, create=True)
             if highest >= len(known.partitions):
                 code, context = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {"topic": name, "partition": highest}
                 raise broker_error(code, f"{name}-{highest}", count=len(known.partitions), **context)
         except BrokerError as error:
-            said = error
+            refusal = error
             raise
         return known
 
@@ -56,7 +56,7 @@ def topic_to_write(
         known = client.retrying(f"Metadata of {name}", look, deadline, topics=[name])
     except DeadlineExceeded as error:
         # The last attempt may have timed out; the replies before it tell the actual problem.
-        raise _not_there(name, error, said or error.__cause__) from error.__cause__
+        raise _not_there(name, error, refusal or error.__cause__) from error.__cause__
     require_partition(known, lowest)
     return known
 

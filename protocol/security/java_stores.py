@@ -171,8 +171,8 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
             raise ConfigurationError(f"{tool} cannot be started: {error.strerror}") from error
     if ended.returncode != 0:
         lines = (ended.stdout + ended.stderr).splitlines()
-        said = " ".join(" ".join(line for line in lines if not line.startswith(_JVM_NOTICE)).split())
-        raise ConfigurationError(f"keytool cannot read a store: {said[-300:]}")
+        output = " ".join(" ".join(line for line in lines if not line.startswith(_JVM_NOTICE)).split())
+        raise ConfigurationError(f"keytool cannot read a store: {output[-300:]}")
     return ended.stdout
 
 

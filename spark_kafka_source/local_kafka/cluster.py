@@ -263,8 +263,8 @@ class LocalKafka:
         except subprocess.TimeoutExpired as error:
             raise DeadlineExceeded(f"{class_name} did not end in {timeout_s:g} s") from error
         if ended.returncode != 0:
-            said = (ended.stdout + ended.stderr).strip()[-3000:]
-            raise KafkaError(f"{class_name} failed with exit code {ended.returncode}:\n{said}")
+            output = (ended.stdout + ended.stderr).strip()[-3000:]
+            raise KafkaError(f"{class_name} failed with exit code {ended.returncode}:\n{output}")
         return ended.stdout
 
     def describe_group(self, group: str, *arguments: str) -> str:

@@ -182,16 +182,16 @@ def _fetch(title: str, jars: Sequence[Jar], into: Path, folder: Path, report: Re
         command += ["-settings", settings]
     report(f"fetching {title} into {folder} (once; it takes a minute)")
     started_s = time.monotonic()
-    code, said = _run_ivy(command, report)
+    code, output_lines = _run_ivy(command, report)
     if code != 0 or not all((into / f"{jar.name}-{jar.version}.jar").is_file() for jar in jars):
-        raise _failure(title, folder, said)
+        raise _failure(title, folder, output_lines)
     ivy_file.unlink()
     report(f"fetched {len(list(into.glob('*.jar')))} jars in {time.monotonic() - started_s:.0f} s")
 
 
 def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
     """Run Ivy with reports of progress; return its exit code and output."""
-    said: list[str] = []
+    output_lines: list[str] = []
     fetched = 0
     told_s = time.monotonic()
     # In this process group, so that Ctrl-C also ends Ivy.
@@ -201,12 +201,12 @@ def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line.rstrip())
+            output_lines.append(line.rstrip())
             fetched += "[SUCCESSFUL ]" in line
             if time.monotonic() - told_s >= _SECONDS_BETWEEN_PROGRESS_LINES:
                 told_s = time.monotonic()
                 report(f"  {fetched} files fetched" if fetched else "  looking up what Kafka needs")
-        return process.wait(), said
+        return process.wait(), output_lines
     finally:
         process.kill()
         process.wait()
@@ -225,23 +225,23 @@ def _find_ivy() -> Path:
     )
 
 
-def _failure(title: str, folder: Path, said: list[str]) -> KafkaError:
+def _failure(title: str, folder: Path, output_lines: list[str]) -> KafkaError:
     """Return an error that distinguishes an unreachable repository from missing jars."""
-    text = "\n".join(said)
+    text = "\n".join(output_lines)
     missing = sorted(set(re.findall(r":: (\S+#\S+;\S+): not found", text)))
     if re.search(r"Server access error|Host \S+ not found|UnknownHost|SSLHandshake|timed out", text):
         return TransportError(
             f"{title}: cannot be fetched, the Maven repository cannot be reached from this machine. Behind a proxy set "
             f"JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'. For a mirror set "
             f"{IVY_SETTINGS_VARIABLE} to an ivysettings.xml. Without a network copy the folder {folder} from another "
-            f"machine. Output of Ivy:\n{_problems(said)}"
+            f"machine. Output of Ivy:\n{_problems(output_lines)}"
         )
     if missing:
         return ConfigurationError(f"{title}: not published: {', '.join(missing)}. Check the version.")
-    return ConfigurationError(f"{title}: cannot be fetched. Output of Ivy:\n{_problems(said)}")
+    return ConfigurationError(f"{title}: cannot be fetched. Output of Ivy:\n{_problems(output_lines)}")
 
 
-def _problems(said: list[str]) -> str:
+def _problems(output_lines: list[str]) -> str:
     """Return the last twelve lines of Ivy's output with an error, or the last twelve lines."""
-    wrong = [line.strip() for line in said if re.search(r"error|exception|not found\.", line, re.IGNORECASE)]
-    return "\n".join((wrong or [line for line in said if line.strip()])[-12:])
+    wrong = [line.strip() for line in output_lines if re.search(r"error|exception|not found\.", line, re.IGNORECASE)]
+    return "\n".join((wrong or [line for line in output_lines if line.strip()])[-12:])

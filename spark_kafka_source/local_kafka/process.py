@@ -122,12 +122,12 @@ class JavaProcess:
     def last_words(self, lines: int = 15) -> str:
         """Return log lines since the last start, for messages: from the first error on, else the last ones."""
         try:
-            said = self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace").splitlines()
+            log_lines = self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace").splitlines()
         except OSError:
             return ""
-        errors = (number for number, line in enumerate(said) if " ERROR " in line)
-        start = next(errors, max(0, len(said) - lines))
-        return "\n".join(said[start : start + lines])
+        errors = (number for number, line in enumerate(log_lines) if " ERROR " in line)
+        start = next(errors, max(0, len(log_lines) - lines))
+        return "\n".join(log_lines[start : start + lines])
 
     def _reap(self, timeout_s: float | None = None) -> None:
         if self._process is not None:

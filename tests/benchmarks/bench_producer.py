@@ -95,9 +95,9 @@ def _performance(job: Job, topic: Topic) -> tuple[list[float], list[float]]:
     rates, costs = [], []
     for _ in range(job.rounds):
         started_s = _cpu_s(resource.RUSAGE_CHILDREN)
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         costs.append((_cpu_s(resource.RUSAGE_CHILDREN) - started_s) / topic.records * 1e9)
-        rates.append(float(re.findall(r"([0-9.]+) records/sec", said)[-1]))
+        rates.append(float(re.findall(r"([0-9.]+) records/sec", output)[-1]))
     return rates, costs
 
 
@@ -257,11 +257,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only contestants named like this")
     parser.add_argument("--compression", default="none,lz4")
-    told = parser.parse_args()
+    options = parser.parse_args()
     with ExitStack() as stack:
-        servers = told.bootstrap_servers or stack.enter_context(LocalKafka(jvm_options=["-Xmx1g"])).bootstrap_servers
-        job = Job(servers, rounds=told.rounds, only=tuple(told.only))
-        figures = measure_all(job, told.records, told.compression.split(","))
+        servers = options.bootstrap_servers or stack.enter_context(LocalKafka(jvm_options=["-Xmx1g"])).bootstrap_servers
+        job = Job(servers, rounds=options.rounds, only=tuple(options.only))
+        figures = measure_all(job, options.records, options.compression.split(","))
     print(f"{report.machine()}\n\n{report.table(figures)}")
 
 

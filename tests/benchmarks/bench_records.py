@@ -227,7 +227,7 @@ def kafka_python_encodes(shape: Shape, parts: list[pa.RecordBatch], seconds: flo
     return {"kafka-python": best_ns(build_one, part.num_rows, seconds)}
 
 
-def told(what: str, steps: Steps) -> None:
+def report_steps(what: str, steps: Steps) -> None:
     print(f"  {what:8}" + "  ".join(f"{name} {ns:.0f}" for name, ns in steps.items()), flush=True)
 
 
@@ -242,10 +242,10 @@ def main() -> None:
         log = written_log(shape, parts)
         assert decode_all(log) == rows
         print(f"{shape}: {rows} records, {len(parts)} batches; ns a record", flush=True)
-        told("decode", decode_steps(log, rows, wanted.seconds))
-        told("  peers", peers_decode(shape, parts, wanted.seconds))
-        told("encode", encode_steps(shape, parts, rows, wanted.seconds))
-        told("  peers", kafka_python_encodes(shape, parts, wanted.seconds))
+        report_steps("decode", decode_steps(log, rows, wanted.seconds))
+        report_steps("  peers", peers_decode(shape, parts, wanted.seconds))
+        report_steps("encode", encode_steps(shape, parts, rows, wanted.seconds))
+        report_steps("  peers", kafka_python_encodes(shape, parts, wanted.seconds))
 
 
 if __name__ == "__main__":

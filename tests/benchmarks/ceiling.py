@@ -53,8 +53,8 @@ def _over(job: Job, socket: str) -> list[Figure]:
             rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, {})
             samples[SINK, who].append({_RATE: rate, _CPU: cpu_ns})
         for (what, who), each in samples.items():
-            told = ", ".join(f"{measure} {found:,.0f} {_UNITS[measure]}" for measure, found in each[-1].items())
-            say(f"  {socket}, {what:>6} {who:>14}: {told}{'' if number else ' (warm-up)'}")
+            summary = ", ".join(f"{measure} {found:,.0f} {_UNITS[measure]}" for measure, found in each[-1].items())
+            say(f"  {socket}, {what:>6} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
     spark.stop()
     return [
         Figure(f"ceiling, {what}", socket, measure, _UNITS[measure], who, tuple(one[measure] for one in each[1:]))

@@ -45,8 +45,8 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         # The first round warms up the session and is not measured.
         for who in filter(job.wants, everybody):
             rate, cpu_ns = _written(spark, job, who.partition(",")[0], everybody[who])
-            told = f"{rate:,.0f} rows/s, {cpu_ns:,.0f} ns of CPU a row"
-            say(f"  {who:>28}: {told}{'' if number else ' (warm-up)'}")
+            summary = f"{rate:,.0f} rows/s, {cpu_ns:,.0f} ns of CPU a row"
+            say(f"  {who:>28}: {summary}{'' if number else ' (warm-up)'}")
             if number:
                 samples["stream", "rows/s", who].append(rate)
                 samples["stream, CPU time", "ns/row", who].append(cpu_ns)

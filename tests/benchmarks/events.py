@@ -50,8 +50,8 @@ def _round(spark: SparkSession, job: Job, topic: Topic, number: int, samples: Sa
         if took.records != (0 if who == EMPTY else topic.records):
             raise RuntimeError(f"{who} read {took.records} records of {topic.name}, which has {topic.records}")
         rates = {WHOLE: topic.records / took.whole_s} if who == EMPTY else took.rates
-        told = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
-        say(f"  {topic.label} {columns:>13} {who:>14}: {told}{'' if number else ' (warm-up)'}")
+        summary = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
+        say(f"  {topic.label} {columns:>13} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
         for what, rate in rates.items():
             samples[columns, what, who].append(rate)
 

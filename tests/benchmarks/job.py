@@ -121,8 +121,8 @@ def run_section(module: str, job: Job, *arguments: str) -> list[Figure]:
 
 def section_main(measure: Callable[[Job, Sequence[str]], list[Figure]]) -> None:
     """Counterpart of `run_section`, for the end of a section's module."""
-    told = json.loads(sys.argv[1])
-    told["topics"] = tuple(Topic(**topic) for topic in told["topics"])
-    told["only"] = tuple(told["only"])
-    figures = measure(Job(**told), sys.argv[2:])
+    settings = json.loads(sys.argv[1])
+    settings["topics"] = tuple(Topic(**topic) for topic in settings["topics"])
+    settings["only"] = tuple(settings["only"])
+    figures = measure(Job(**settings), sys.argv[2:])
     print(json.dumps([asdict(figure) for figure in figures]))

@@ -50,32 +50,32 @@ _ON_THREE_BROKERS = {"events", "ceiling", "first-batch", "tuning"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    told = _parse(arguments)
+    options = _parse(arguments)
     about: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "tests.benchmarks.run", *(arguments or sys.argv[1:])])
     }
     about["machine"] = report.machine()
     figures: list[Figure] = []
     for brokers in (1, 3):
-        sections = [section for section in told.sections if (section in _ON_THREE_BROKERS) == (brokers == 3)]
+        sections = [section for section in options.sections if (section in _ON_THREE_BROKERS) == (brokers == 3)]
         if sections:
-            with _kafka(brokers, told.bootstrap_servers) as (bootstrap_servers, secured):
-                job = _job(told, bootstrap_servers)
+            with _kafka(brokers, options.bootstrap_servers) as (bootstrap_servers, secured):
+                job = _job(options, bootstrap_servers)
                 for section in sections:
                     say(f"{section}:")
                     over = secured if section.endswith("-sasl-ssl") else {}
-                    figures += _run(section, replace(job, secured=over), told)
+                    figures += _run(section, replace(job, secured=over), options)
     print(f"\n{about['command']}\n{json.dumps(about['machine'])}\n\n{report.table(figures)}")
-    if told.results:
-        told.results.parent.mkdir(parents=True, exist_ok=True)
-        told.results.write_text(json.dumps(report.as_json(figures, about), indent=1) + "\n")
-        print(f"\nresults: {told.results}")
+    if options.results:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(report.as_json(figures, about), indent=1) + "\n")
+        print(f"\nresults: {options.results}")
 
 
-def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
+def _run(section: str, job: Job, options: argparse.Namespace) -> list[Figure]:
     if section == "producer":
-        return bench_producer.measure_all(job, told.sink_records, told.compression.split(","))
-    job = replace(job, topics=_topics(section, told))
+        return bench_producer.measure_all(job, options.sink_records, options.compression.split(","))
+    job = replace(job, topics=_topics(section, options))
     for topic in job.topics:
         fill(job.bootstrap_servers, topic)
     if section == "client":
@@ -84,20 +84,22 @@ def _run(section: str, job: Job, told: argparse.Namespace) -> list[Figure]:
     return [replace(figure, section=section) for figure in run_section(_MODULES[section], job)]
 
 
-def _topics(section: str, told: argparse.Namespace) -> tuple[Topic, ...]:
+def _topics(section: str, options: argparse.Namespace) -> tuple[Topic, ...]:
     """Return the topics that a section reads."""
     if section in ("client", "source", "source-sasl-ssl"):
         return tuple(
-            Topic(f"bench-{size}-{codec}-{records}", records, size, codec, told.partitions, told.batch_bytes)
-            for size, records in ((100, told.small_records), (1024, told.large_records))
-            for codec in told.compression.split(",")
+            Topic(f"bench-{size}-{codec}-{records}", records, size, codec, options.partitions, options.batch_bytes)
+            for size, records in ((100, options.small_records), (1024, options.large_records))
+            for codec in options.compression.split(",")
             if records
         )
     if section == "memory":
-        return (Topic("bench-memory", told.memory_records, 100, "lz4", told.partitions, told.batch_bytes),)
+        return (Topic("bench-memory", options.memory_records, 100, "lz4", options.partitions, options.batch_bytes),)
     events = tuple(
-        Topic(f"bench-events-{records}", records, 110, "lz4", told.partitions, 1_000_000, linger_ms=50, values=EVENTS)
-        for records in told.event_records
+        Topic(
+            f"bench-events-{records}", records, 110, "lz4", options.partitions, 1_000_000, linger_ms=50, values=EVENTS
+        )
+        for records in options.event_records
     )
     # The other sections need only the middle one.
     middle = events[len(events) // 2 :][:1]
@@ -116,18 +118,18 @@ def _kafka(brokers: int, bootstrap_servers: str | None) -> Iterator[tuple[str, d
         yield kafka.bootstrap_servers, {f"kafka.{name}": value for name, value in properties.items()}
 
 
-def _job(told: argparse.Namespace, bootstrap_servers: str) -> Job:
+def _job(options: argparse.Namespace, bootstrap_servers: str) -> Job:
     return Job(
         bootstrap_servers=bootstrap_servers,
-        rounds=told.rounds,
-        micro_batches=told.micro_batches,
-        sink_records=told.sink_records,
-        sink_value_bytes=told.sink_value_bytes,
-        trigger_batches=told.trigger_batches,
-        records_per_second=told.records_per_second,
-        spark_conf=dict(pair.split("=", 1) for pair in told.spark_conf),
-        options=dict(pair.split("=", 1) for pair in told.option),
-        only=tuple(told.only),
+        rounds=options.rounds,
+        micro_batches=options.micro_batches,
+        sink_records=options.sink_records,
+        sink_value_bytes=options.sink_value_bytes,
+        trigger_batches=options.trigger_batches,
+        records_per_second=options.records_per_second,
+        spark_conf=dict(pair.split("=", 1) for pair in options.spark_conf),
+        options=dict(pair.split("=", 1) for pair in options.option),
+        only=tuple(options.only),
     )
 
 
@@ -167,13 +169,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--spark-conf", action="append", default=[], metavar="KEY=VALUE", help="of the Spark session")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of this project's source")
     parser.add_argument("--results", type=Path, default=None, help="write everything to this JSON file")
-    told = parser.parse_args(arguments)
-    told.sections = told.sections or list(SECTIONS)
-    if told.memory and "memory" not in told.sections:
-        told.sections.append("memory")
-    if unknown := set(told.sections) - set(_MODULES):
+    options = parser.parse_args(arguments)
+    options.sections = options.sections or list(SECTIONS)
+    if options.memory and "memory" not in options.sections:
+        options.sections.append("memory")
+    if unknown := set(options.sections) - set(_MODULES):
         parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(_MODULES)}")
-    return told
+    return options
 
 
 if __name__ == "__main__":

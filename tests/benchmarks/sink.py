@@ -41,8 +41,8 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         for number in range(job.rounds + 1):
             for who in [*contestants(job, number), DISCARDING]:
                 rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, options)
-                told = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
-                say(f"  {subject:>12} {who:>14}: {told}{'' if number else ' (warm-up)'}")
+                summary = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
+                say(f"  {subject:>12} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
                 if number:
                     samples[what, "records/s", who].append(rate)
                     samples[f"{what}, CPU time", "ns/record", who].append(cpu_ns)

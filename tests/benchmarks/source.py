@@ -29,8 +29,8 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         for number in range(job.rounds + 1):
             for who in contestants(job, number):
                 rates = _stream(spark, job, who, topic) | {BATCH: _batch(spark, job, who, topic)}
-                told = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
-                say(f"  {topic.label:>12} {who:>14}: {told}{'' if number else ' (warm-up)'}")
+                summary = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
+                say(f"  {topic.label:>12} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
                 for what, rate in rates.items() if number else ():
                     samples[topic.label, what, who].append(rate)
     spark.stop()

@@ -41,8 +41,8 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
         for number in range(job.rounds):
             for who in contestants(job, number):
                 phases_ms = _run(spark, job, who, topic, per_round)
-                told = ", ".join(f"{phase} {np.median(each_ms):.0f}" for phase, each_ms in phases_ms.items())
-                say(f"  {who:>14}: median ms of {per_round} batches: {told}")
+                summary = ", ".join(f"{phase} {np.median(each_ms):.0f}" for phase, each_ms in phases_ms.items())
+                say(f"  {who:>14}: median ms of {per_round} batches: {summary}")
                 took_ms[who] += phases_ms["triggerExecution"]
     spark.stop()
     subject = f"{PARTITIONS} partitions, {job.records_per_second}/s"

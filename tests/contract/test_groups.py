@@ -76,8 +76,8 @@ class TestRebalances:
         reply = first.send_join()
         first.end(reply), second.end(waiting)
         assert second.joined["protocol_name"] == "range"
-        told = {bytes(each["metadata"]) for each in first.joined["members"]}
-        assert told == {subscription("2"), subscription("3")}
+        metadata = {bytes(each["metadata"]) for each in first.joined["members"]}
+        assert metadata == {subscription("2"), subscription("3")}
         third = GroupMember(client, first.group, protocols={"sticky": subscription("4")})
         row = third.send_join().result(client.deadline())
         assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL

@@ -116,10 +116,10 @@ def test_topic_of_pattern_without_describe_acl_fails_query(cluster: Cluster, fai
     """If the checkpoint dropped the topic, all its rows would be read again once the ACL is back."""
     reader = cluster.reader(subscribe=None, subscribePattern="a", failOnDataLoss=fail_on_data_loss)
     hide(cluster, "a")
-    with pytest.raises(BrokerError, match="Describe on Topic a") as told:
+    with pytest.raises(BrokerError, match="Describe on Topic a") as raised:
         reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
-    assert "if it was deleted together with its ACL" in str(told.value)
-    assert "failOnDataLoss" not in str(told.value)
+    assert "if it was deleted together with its ACL" in str(raised.value)
+    assert "failOnDataLoss" not in str(raised.value)
 
 
 # -- a KRaft cluster ------------------------------------------------------------------------------
@@ -183,6 +183,6 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(cluster: Clus
     given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": '{"a": [0, 7]}'}
     options = parse_source_options(given, streaming=streaming)
     client = PROCESS.client(options.client)
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as raised:
         discover(client, options, client.deadline())
-    assert str(told.value).startswith("assign: the partition(s) a-7 do not exist; existing ones: a-0.")
+    assert str(raised.value).startswith("assign: the partition(s) a-7 do not exist; existing ones: a-0.")

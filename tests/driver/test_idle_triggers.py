@@ -36,11 +36,11 @@ def test_costly_idle_triggers_without_pause_log_one_hint(
 
 
 def test_trigger_that_plans_batch_is_not_idle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
-    monkeypatch.setattr(IdleTriggers, "ended", lambda self, *, idle, **_: told.append(idle))
+    idle_triggers: list[bool] = []
+    monkeypatch.setattr(IdleTriggers, "ended", lambda self, *, idle, **_: idle_triggers.append(idle))
     reader = cluster.reader()
     for _ in range(2):
         reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     cluster.set_log("a", 0, 0, 25)
     reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
-    assert told == [True, True, False]
+    assert idle_triggers == [True, True, False]

@@ -91,10 +91,10 @@ def test_out_of_range_group_offset_error_names_remedial_options(start: dict[str,
     with Cluster(20) as cluster:
         cluster.offsets.committed["g"] = {("a", 0): Committed(30, -1, "")}
         reader = reader_of(cluster.bootstrap_servers, "a", "g", **{"kafka.auto.offset.reset": "none", **start})
-        with pytest.raises(DataLoss, match="group g: its offset 30 of a-0 is out of range") as told:
+        with pytest.raises(DataLoss, match="group g: its offset 30 of a-0 is out of range") as raised:
             reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-        assert "failOnDataLoss=false" in str(told.value)
-        assert ("kafka.auto.offset.reset" in str(told.value)) == (not start)
+        assert "failOnDataLoss=false" in str(raised.value)
+        assert ("kafka.auto.offset.reset" in str(raised.value)) == (not start)
         reader.stop()
 
 

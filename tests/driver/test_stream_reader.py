@@ -312,6 +312,6 @@ def test_batch_longer_than_max_poll_interval_warning_names_option(
     assert membership is not None
     wait_until(lambda: membership.rebalance_pending, timeout_s=10)
     reader.latestOffset(read, reader.getDefaultReadLimit())
-    said, *_ = (each.message for each in caplog.records if each.levelno == logging.WARNING)
-    assert said.startswith("group g: all partitions are lost: kafka.max.poll.interval.ms: ")
+    message, *_ = (each.message for each in caplog.records if each.levelno == logging.WARNING)
+    assert message.startswith("group g: all partitions are lost: kafka.max.poll.interval.ms: ")
     reader.stop()

@@ -73,13 +73,13 @@ def handle(client: Client, topic: str, given: dict[str, str], ended: threading.E
 
 
 def poll(client: Client, topic: str, given: dict[str, str], ended: threading.Event) -> None:
-    said: object = None
+    last_reported: object = None
     with KafkaConsumer(client, parse_group_consumer({"enable.auto.commit": False, **given})) as consumer:
         consumer.subscribe([topic])
         while not ended.is_set():
             records = consumer.poll(200)
             member, owned = consumer.group_metadata().member, consumer.assignment
-            if said != (said := (member, owned)):
+            if last_reported != (last_reported := (member, owned)):
                 say_owned(member.generation_id_or_member_epoch, member.member_id, [number for _, number in owned])
             for key, batches in records.items():
                 for batch in batches:

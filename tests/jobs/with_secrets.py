@@ -65,8 +65,8 @@ def show_ui(spark: SparkSession) -> None:
     context = spark.sparkContext
     assert context.uiWebUrl is not None
     ui = f"http://127.0.0.1:{context.uiWebUrl.rpartition(':')[2]}"
-    told = f"{ui}/api/v1/applications/{context.applicationId}"
-    for page in (*(f"{told}/{page}" for page in PAGES), f"{ui}/SQL/", f"{ui}/StreamingQuery/"):
+    api_url = f"{ui}/api/v1/applications/{context.applicationId}"
+    for page in (*(f"{api_url}/{page}" for page in PAGES), f"{ui}/SQL/", f"{ui}/StreamingQuery/"):
         with urlopen(page) as answer:
             print(f"UI: {answer.read().decode()}")
 

@@ -10,7 +10,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "warning"),
     [
         ({"startingOffsetsByTimestampStrategy": "latest"}, "has no effect without startingTimestamp or"),
         ({"kafka.max.processing.time.ms": "500"}, "kafka.max.processing.time.ms has no effect: tasks read all"),
@@ -20,12 +20,14 @@ from spark_kafka_source.options.parsing import parse_source_options
         ),
     ],
 )
-def test_option_without_effect_is_a_warning(given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_option_without_effect_is_a_warning(
+    given: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
     topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
     at_a_time = {"startingTimestamp": "5", "kafka.group.id": "etl"}
     with caplog.at_level(logging.WARNING):
         parse_source_options({**topics, **given}, streaming=True)
-        assert said in caplog.text
+        assert warning in caplog.text
         caplog.clear()
         parse_source_options({**topics, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)
         assert caplog.text == ""

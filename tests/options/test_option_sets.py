@@ -76,10 +76,10 @@ def test_committing_writer_alone_warns_of_idle_options(
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x", "kafka.colour": "y"}
     schema = StructType().add("value", "string")
     with caplog.at_level(logging.WARNING):
-        _planned, told = (KafkaGroupDataSource(options).streamWriter(schema, False) for _ in range(2))
+        _planned, committing = (KafkaGroupDataSource(options).streamWriter(schema, False) for _ in range(2))
         assert caplog.messages == []
-        told.abort([None], 0)
-        told.commit([], 0)
+        committing.abort([None], 0)
+        committing.commit([], 0)
     assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
 
 

@@ -108,9 +108,9 @@ def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, h
     ],
 )
 def test_misspelt_kafka_property_is_refused_with_its_name(name: str, meant: str) -> None:
-    said = f"{name.lower()} is not a Kafka property; did you mean {meant}?"
-    assert refusal({"subscribe": "orders", name: "secret"}) == said
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+    message = f"{name.lower()} is not a Kafka property; did you mean {meant}?"
+    assert refusal({"subscribe": "orders", name: "secret"}) == message
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         check_read_options({**ORDERS, name: "secret"})
 
 
@@ -265,7 +265,7 @@ def test_invalid_value_of_a_streaming_option_is_refused_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"startingOffsets": "erliest"}, "startingOffsets is 'erliest'"),
         ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger is '-1'"),
@@ -278,11 +278,11 @@ def test_invalid_value_of_a_streaming_option_is_refused_in_a_batch() -> None:
     ],
 )
 def test_options_invalid_for_any_read_are_refused_with_the_schema(
-    given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+    given: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigurationError) as raised:
         check_read_options({**ORDERS, "mode": "PERMISSIVE", **given})
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert raised.value.__cause__ is None
     assert caplog.messages == []
 

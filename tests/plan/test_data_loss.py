@@ -82,10 +82,10 @@ def test_warning_about_many_partitions_names_ten(caplog: pytest.LogCaptureFixtur
     data_loss.warn_stale([])
     assert not caplog.records
     data_loss.warn_advanced(begin.ends, dict.fromkeys(begin.ends, 13))
-    said = caplog.records[0].getMessage()
-    assert "10 to 13 of a-9 and of 2 more partitions are no longer in the log" in said
-    assert "a-10" not in said
-    assert "36 offsets are skipped" in said
+    message = caplog.records[0].getMessage()
+    assert "10 to 13 of a-9 and of 2 more partitions are no longer in the log" in message
+    assert "a-10" not in message
+    assert "36 offsets are skipped" in message
 
 
 def test_skipped_offsets_of_a_replay_are_counted_by_partition() -> None:

@@ -145,8 +145,8 @@ def test_invalid_combination_for_group_members_is_refused_as_in_java(given: dict
 def test_member_properties_without_membership_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         parse_consumer({"group.id": "g", "max.poll.interval.ms": 900_001})
-    (told,) = caplog.messages
-    assert "max.poll.interval.ms has no effect: group.protocol is none" in told
+    (warning,) = caplog.messages
+    assert "max.poll.interval.ms has no effect: group.protocol is none" in warning
 
 
 def test_value_of_wrong_type_is_refused() -> None:
@@ -235,8 +235,8 @@ def test_misspelled_property_is_refused_where_it_would_apply(
 ) -> None:
     for each, parse in PARSERS.items():
         if role in (each, Role.CLIENT):
-            said = f"{name} is not a Kafka property; did you mean {meant}?"
-            assert refusal(parse, {**BROKERS, name: "secret"}) == said
+            message = f"{name} is not a Kafka property; did you mean {meant}?"
+            assert refusal(parse, {**BROKERS, name: "secret"}) == message
         else:
             parse({**BROKERS, name: "secret"})
     assert "secret" not in caplog.text
@@ -426,7 +426,7 @@ def test_partitioner_is_given_by_one_property() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "warning"),
     [
         ({"compression.zstd.level": "5"}, "compression.zstd.level has no effect: compression.type is none"),
         (
@@ -448,8 +448,8 @@ def test_partitioner_is_given_by_one_property() -> None:
     ],
 )
 def test_producer_property_disabled_by_another_is_a_warning(
-    given: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+    given: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         parse_producer(given)
-    assert caplog.messages == [said]
+    assert caplog.messages == [warning]

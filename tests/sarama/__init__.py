@@ -59,9 +59,9 @@ class GroupMember:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> list[bytes]:
-        said, _ = self._process.communicate(timeout=60)
+        output, _ = self._process.communicate(timeout=60)
         assert self._process.returncode == 0
-        return [_bytes(json.loads(line)["value"]) or b"" for line in said.splitlines()]
+        return [_bytes(json.loads(line)["value"]) or b"" for line in output.splitlines()]
 
 
 def _lines_of(written: Rows) -> dict[str, list[str]]:

@@ -163,16 +163,16 @@ def test_batch_write_lists_no_transactional_ids_of_completed_writes(cluster: Fak
     """Brokers keep transactional ids for a week (`transactional.id.expiration.ms`)."""
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
-    told: list[object] = []
+    listed: list[object] = []
 
     def look(reply: Body) -> Body:
-        told.extend(reply["transaction_states"])
+        listed.extend(reply["transaction_states"])
         return reply
 
     cluster.edit_replies(LIST_TRANSACTIONS, look)
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
-    assert len(told) == 3, "two markers of the batch write, and the prepared task"
+    assert len(listed) == 3, "two markers of the batch write, and the prepared task"
 
 
 def test_late_attempt_does_not_fence_commit_of_its_batch_write(query: Query) -> None:
@@ -256,7 +256,7 @@ def test_decided_batch_with_other_task_count_fails_if_transaction_timed_out(quer
 # -- speculative execution ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", ["true", "True", " TRUE "])
-def test_speculation_is_refused_however_spark_spells_true(query: Query, said: str) -> None:
+@pytest.mark.parametrize("value", ["true", "True", " TRUE "])
+def test_speculation_is_refused_however_spark_spells_true(query: Query, value: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spark.speculation is true.*Set spark.speculation to false"):
-        query.task("A", 0, 0, (TOPIC, "row"), spark_speculation=said)
+        query.task("A", 0, 0, (TOPIC, "row"), spark_speculation=value)

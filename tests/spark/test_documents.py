@@ -180,15 +180,17 @@ def test_makefile_commands_equal_tested_commands() -> None:
         "bench": ["-m", "tests.benchmarks.run"],
         "test": ["-m", "pytest"],
     }.items():
-        said = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-        assert f"/python {' '.join(words)}" in said.stdout
+        printed = subprocess.run(
+            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert f"/python {' '.join(words)}" in printed.stdout
 
 
 @pytest.mark.parametrize("command", sorted(each for each in commands() if each.startswith(BENCHMARK)))
 def test_benchmarks_of_the_docs_run(command: str) -> None:
     """Parse the arguments only: a measurement takes ten minutes on an idle machine (`make bench`)."""
-    told = benchmarks._parse(command.removeprefix(BENCHMARK).split())
-    assert told.sections
+    options = benchmarks._parse(command.removeprefix(BENCHMARK).split())
+    assert options.sections
 
 
 def test_wheel_contains_package_extras_and_entry_points(tmp_path: Path) -> None:
@@ -201,8 +203,8 @@ def test_wheel_contains_package_extras_and_entry_points(tmp_path: Path) -> None:
         "import pyspark_kafka_source as p, protocol, spark_kafka_source.local_kafka as l; print(p.DefaultSource.name())"
     )
     isolated = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {code}; print(l.__file__)"]
-    said = subprocess.run(isolated, cwd=tmp_path / "site", capture_output=True, text=True, timeout=120, check=True)
-    name, file = said.stdout.split()
+    printed = subprocess.run(isolated, cwd=tmp_path / "site", capture_output=True, text=True, timeout=120, check=True)
+    name, file = printed.stdout.split()
     assert name == "pykafka-group"
     assert Path(file).is_relative_to(tmp_path)
     (about,) = (tmp_path / "site").glob("*.dist-info")

@@ -203,8 +203,8 @@ def test_secrets_appear_in_no_log_plan_error_or_process(secured: SecuredKafka, t
         start_new_session=True,
     )
     with seen_processes(job) as processes:
-        told = json.dumps({"folder": str(folder), "topic": TOPIC, "cases": cases})
-        output, logs = job.communicate(told, timeout=580)
+        job_input = json.dumps({"folder": str(folder), "topic": TOPIC, "cases": cases})
+        output, logs = job.communicate(job_input, timeout=580)
     assert job.returncode == 0, logs[-10_000:]
     outcomes = json.loads((folder / "outcomes.json").read_text())
     assert outcomes.keys() == {f"{way}, {case}" for way, case in OUTCOMES}

@@ -67,24 +67,24 @@ class Member(Protocol):
 
 
 class ProcessMember:
-    """A member in its own process. All runs of the process append their output to the file `said`."""
+    """A member in its own process. All runs of the process append their output to the file `output`."""
 
-    def __init__(self, command: list[str], said: Path, leaves_by: int | None = None) -> None:
+    def __init__(self, command: list[str], output: Path, leaves_by: int | None = None) -> None:
         """`leaves_by` is the signal that stops the program; None: it stops at the end of its standard input."""
-        self.said, self.still = said, False
+        self.output, self.still = output, False
         self._command = command
         self._leaves_by = leaves_by
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def up(self) -> bool:
-        assert self._process is None or self._process.poll() is None, f"{self.said} has ended early"
+        assert self._process is None or self._process.poll() is None, f"{self.output} has ended early"
         return self._process is not None
 
     def come(self) -> None:
         # Drop a partial line: the process was killed while printing, which is before the commit.
-        self.said.write_text("".join(f"{line}\n" for line in self.lines()))
-        with self.said.open("ab") as out, self.said.with_suffix(".err").open("ab") as errors:
+        self.output.write_text("".join(f"{line}\n" for line in self.lines()))
+        with self.output.open("ab") as out, self.output.with_suffix(".err").open("ab") as errors:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=out, stderr=errors)
 
     def leave(self) -> None:
@@ -93,7 +93,7 @@ class ProcessMember:
         self._process.stdin.close()
         if self._leaves_by is not None:
             self._process.send_signal(self._leaves_by)
-        assert self._process.wait(30) in (0, 128 + (self._leaves_by or 0)), self.said
+        assert self._process.wait(30) in (0, 128 + (self._leaves_by or 0)), self.output
         self._process = None
 
     def signal(self, number: int) -> None:
@@ -105,7 +105,7 @@ class ProcessMember:
 
     def lines(self) -> list[str]:
         """Return the complete lines. The last one may be partial if the process was killed."""
-        return self.said.read_text().split("\n")[:-1] if self.said.exists() else []
+        return self.output.read_text().split("\n")[:-1] if self.output.exists() else []
 
 
 class QueryMember(Run):
@@ -196,9 +196,9 @@ def owned_by_generation(processes: list[ProcessMember]) -> dict[tuple[int, int],
     for process in processes:
         for line in process.lines():
             if line.startswith('{"generation"'):
-                said = json.loads(line)
-                for partition in said["owned"]:
-                    owners.setdefault((said["generation"], partition), set()).add(said["member"])
+                output = json.loads(line)
+                for partition in output["owned"]:
+                    owners.setdefault((output["generation"], partition), set()).add(output["member"])
     return owners
 
 

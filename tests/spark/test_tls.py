@@ -54,8 +54,8 @@ class Stores:
         )
         # The only key encryption that Java before 19 reads.
         encrypt = ["openssl", "pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-passout", f"pass:{PASSWORD}"]
-        said = subprocess.run([*encrypt, "-in", self.mine], check=True, capture_output=True, text=True)
-        self.encrypted_key = said.stdout
+        printed = subprocess.run([*encrypt, "-in", self.mine], check=True, capture_output=True, text=True)
+        self.encrypted_key = printed.stdout
         self.trust_jks = self._keytool_trust("JKS")
         self.trust_p12 = self._keytool_trust("PKCS12")
 

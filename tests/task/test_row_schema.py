@@ -54,12 +54,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("said", OTHERS)
-def test_user_schema_is_refused_before_any_read(said: str) -> None:
+@pytest.mark.parametrize("given_schema", OTHERS)
+def test_user_schema_is_refused_before_any_read(given_schema: str) -> None:
     source = KafkaGroupDataSource(OWN)
     # The stream reader raises the error at Spark's first call.
     for read in (source.reader, lambda schema: source.streamReader(schema).initialOffset()):
         with pytest.raises(ConfigurationError) as caught:
-            read(OTHERS[said])
-        assert f".schema(...) sets ({said})" in str(caught.value)
+            read(OTHERS[given_schema])
+        assert f".schema(...) sets ({given_schema})" in str(caught.value)
         assert "records are always (key binary, value binary): leave .schema(...) out" in str(caught.value)

@@ -107,8 +107,11 @@ class ConsumerMember(MemberMachine):
     def _subscribed(self) -> dict[str, Any]:
         regex = None if self._matches_in_client else self.subscription.re2
         # An empty pattern removes the former one.
-        said = self._acknowledged_fields.get("subscribed_topic_regex")
-        return {"subscribed_topic_names": sorted(self._topics or ()), "subscribed_topic_regex": regex or (said and "")}
+        acknowledged_regex = self._acknowledged_fields.get("subscribed_topic_regex")
+        return {
+            "subscribed_topic_names": sorted(self._topics or ()),
+            "subscribed_topic_regex": regex or (acknowledged_regex and ""),
+        }
 
     @property
     def _subscribed_before(self) -> dict[str, Any]:

@@ -377,9 +377,9 @@ class MemberMachine(ABC):
         if code not in self.remedies:
             return error
         setting, remedy = self.remedies[code]
-        told = type(error)(f"{error}; {setting}: {remedy}", **{**error.context, "settings": (setting,)})
-        told.__cause__ = error
-        return told
+        explained = type(error)(f"{error}; {setting}: {remedy}", **{**error.context, "settings": (setting,)})
+        explained.__cause__ = error
+        return explained
 
     # -- specific to a protocol --------------------------------------------------------------
 

@@ -277,15 +277,15 @@ def test_handler_may_accept_an_error_as_the_answer(both: Both) -> None:
     cluster, client = both
     codes = {"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "p2": int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
-    told = []
+    handled = []
 
     def handle(key: tuple[str, int], row: Any, broker: Broker, error: BrokerError | None) -> KafkaError | None:
-        told.append((key[1], error and error.name))
+        handled.append((key[1], error and error.name))
         codes.pop("p1", None)
         return error if key == ("orders", 1) else None
 
     assert listed(client, handle=handle).keys() == ALL.keys()
-    assert sorted(told, key=str) == [
+    assert sorted(handled, key=str) == [
         (0, None),
         (1, "NOT_LEADER_OR_FOLLOWER"),
         (1, None),

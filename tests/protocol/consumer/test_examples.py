@@ -62,11 +62,11 @@ def test_group_reads_and_commits(
         members.close()
 
     exec(example, {**names, "stopped": has_committed})
-    said = capsys.readouterr().out
-    if "claims" in said:
-        assert said.splitlines() == [f"claims {{'{name}': [0]}}", "10", "ended: this ConsumerGroup was closed"]
+    output = capsys.readouterr().out
+    if "claims" in output:
+        assert output.splitlines() == [f"claims {{'{name}': [0]}}", "10", "ended: this ConsumerGroup was closed"]
     else:
-        assert said == f"{name} 0 10\n"
+        assert output == f"{name} 0 10\n"
     assert [(row.current_offset, row.lag) for row in describe(kafka, name)] == [(10, 0)]
 
 

@@ -41,7 +41,7 @@ class Reading:
         self.clock = ManualClock()
         self.config = config
         self.streams: dict[FetchBuffer, PartitionConsumer] = {}
-        self.told: list[PartitionConsumer] = []
+        self.changed_streams: list[PartitionConsumer] = []
         self.schedule = FetchSchedule(config, MEMORY_BYTES, metadata_max_age_ms=300_000)
         self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
         for state in self.states.values():
@@ -61,7 +61,7 @@ class Reading:
             self.clock,
             read_committed=False,
             on_read=lambda _: None,
-            on_change=lambda changed: self.told.append(self.streams[changed]),
+            on_change=lambda changed: self.changed_streams.append(self.streams[changed]),
         )
         self.schedule.route(buffer)
         return stream
@@ -78,7 +78,7 @@ class Reading:
 
     def next(self, broker: Broker = NEAR) -> Fetch | float | None:
         decision = self.schedule.next(self.states[broker], self.clock.now_s())
-        self.told += [self.streams[buffer] for buffer in decision.changed]
+        self.changed_streams += [self.streams[buffer] for buffer in decision.changed]
         return decision.fetch or decision.wait_s
 
     def asked(self, broker: Broker = NEAR) -> list[PartitionConsumer]:
@@ -211,7 +211,7 @@ class TestFullStreams:
         reading.put(full, 2)
         assert isinstance(reading.next(), float)
         full.pause()
-        assert reading.told == [full], "the broker's waiting thread must decide again"
+        assert reading.changed_streams == [full], "the broker's waiting thread must decide again"
         assert reading.asked() == [hungry]
 
 
@@ -223,7 +223,7 @@ class TestExpired:
         assert isinstance(reading.next(), float)
         reading.clock.at_s = 0.1
         assert reading.asked() == [hungry]
-        assert reading.told == [stuck], "threads that wait for memory must decide again"
+        assert reading.changed_streams == [stuck], "threads that wait for memory must decide again"
         stuck.poll_reply()
         assert reading.asked() == [stuck, hungry]
 
@@ -233,7 +233,7 @@ class TestExpired:
         slow.poll_reply()
         reading.clock.at_s = 1.0
         assert reading.asked() == [slow]
-        assert reading.told == []
+        assert reading.changed_streams == []
 
     def test_thread_may_expire_streams_of_another_broker(self, reading: Reading) -> None:
         """The broker's own thread may be waiting in a Fetch."""
@@ -315,14 +315,14 @@ class TestMemory:
             assert hungry.poll(0) is None
         else:
             reading.schedule.wanted = True
-        reading.told.clear()
+        reading.changed_streams.clear()
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
         assert reading.streams_of(fetch) == [hungry]
         assert fetch.max_bytes == MEMORY_BYTES
         assert not unread.buffer.ahead
         assert unread.buffer.source.position == 0, "the dropped stream is fetched again"
-        assert unread in reading.told
+        assert unread in reading.changed_streams
 
     def test_unexpired_reply_is_not_dropped(
         self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
@@ -340,7 +340,7 @@ class TestMemory:
         assert hungry.poll(0) is None
         assert reading.next(FAR) == LONGEST_S
         assert unread.buffer.ahead
-        assert other not in reading.told
+        assert other not in reading.changed_streams
 
     def test_replies_are_kept_if_no_stream_can_be_fetched(
         self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
@@ -408,11 +408,11 @@ class TestPreferredReplica:
     ) -> None:
         reading.clock.at_s = 1_300.0
         assert reading.asked() == [followed]
-        assert reading.told == []
+        assert reading.changed_streams == []
         reading.clock.at_s = 1_300.1
         assert reading.next() == LONGEST_S
         assert (followed.buffer.source.broker, followed.buffer.source.preferred_replica) == (None, NO_REPLICA)
-        assert reading.told == [followed], "the leader thread must resolve the leader"
+        assert reading.changed_streams == [followed], "the leader thread must resolve the leader"
 
     def test_thread_leaves_streams_of_other_brokers_alone(self, reading: Reading, followed: PartitionConsumer) -> None:
         """Their reply may be in flight, and is read with their current state."""

@@ -119,9 +119,9 @@ class TestSteering:
             for offset in (10, 101):
                 stream = consumer.consume_partition(name, 0, offset)
                 for _ in range(2):
-                    with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as told:
+                    with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as raised:
                         stream.poll(10_000)
-                stream.seek(told.value.context["log_start_offset"])
+                stream.seek(raised.value.context["log_start_offset"])
                 assert len(list(islice(stream.messages(5_000), 60))) == 60
                 assert stream.poll(200) is None
                 stream.close()
@@ -140,9 +140,9 @@ class TestSteering:
             assert offsets_of(stream.poll(10_000)) == list(range(10))
             wait_until(lambda: stream.buffer.error is not None)
             assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
-            with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as told:
+            with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as raised:
                 stream.poll(10_000)
-            stream.seek(told.value.context["log_start_offset"])
+            stream.seek(raised.value.context["log_start_offset"])
             assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
 
     def test_rest_of_a_reply_is_read_after_ctrl_c(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:

@@ -143,20 +143,20 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
     key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would commit records that the poll has not returned, or close partitions that it starts to read."""
-    ours, poll, told = new_consumer(), AssignedPartitions.poll, dict[str, str]()
+    ours, poll, errors = new_consumer(), AssignedPartitions.poll, dict[str, str]()
 
     def seen_by_another_thread(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
         read = poll(partitions, timeout_ms, max_rows)
         for name, call in {**all_calls(ours, key), "close": ours.close}.items():
             with ThreadPoolExecutor() as threads:
-                told[name] = str(threads.submit(call).exception())
+                errors[name] = str(threads.submit(call).exception())
         return read
 
     ours.assign([key])
     monkeypatch.setattr(AssignedPartitions, "poll", seen_by_another_thread)
     ours.poll(0)
-    assert len(told) >= 20
-    assert set(told.values()) == {"another thread uses this consumer, which is not thread-safe except wakeup"}, told
+    assert len(errors) >= 20
+    assert set(errors.values()) == {"another thread uses this consumer, which is not thread-safe except wakeup"}, errors
 
 
 def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewConsumer) -> None:
@@ -172,7 +172,7 @@ def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewCon
 @pytest.mark.parametrize("waits", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "rebalance"])
 def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
-    offset, told = CommittedOffset(7), []
+    offset, callback_errors = CommittedOffset(7), []
 
     class Commits(ConsumerRebalanceListener):
         def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
@@ -180,7 +180,7 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
             if waits:
                 ours.commit_sync(offsets)
             else:
-                ours.commit_async(offsets, lambda offsets, error: told.append(error))
+                ours.commit_async(offsets, lambda offsets, error: callback_errors.append(error))
             if end == "close":
                 ours.close()  # again, without effect
 
@@ -196,7 +196,7 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
             wait_until(lambda: ours.poll(50) is not None and len(fake.asked(JOIN_GROUP)) > 2)
         else:
             getattr(ours, end)()
-        assert told == ([] if waits else [None])
+        assert callback_errors == ([] if waits else [None])
         assert fetch_offsets(client, "etl", both, client.deadline()) == dict.fromkeys(both, offset)
         ours.close()
 
@@ -215,24 +215,26 @@ def test_close_ends_by_its_deadline() -> None:
 
 @pytest.mark.parametrize("end", ["poll", "close"])
 def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[int] = []
+    called_with: list[int] = []
 
     def mistake(offsets: Offsets, error: CommitFailed | None) -> None:
-        told.append(offsets["orders", 0].offset)
-        raise ZeroDivisionError(f"in callback {told[-1]}")
+        called_with.append(offsets["orders", 0].offset)
+        raise ZeroDivisionError(f"in callback {called_with[-1]}")
 
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
         ours.assign([("orders", 0)])
         for offset in (1, 2, 3):
             offsets = {("orders", 0): CommittedOffset(offset)}
-            ours.commit_async(offsets, mistake if offset < 3 else lambda of, _: told.append(of["orders", 0].offset))
+            ours.commit_async(
+                offsets, mistake if offset < 3 else lambda of, _: called_with.append(of["orders", 0].offset)
+            )
         manager = ours._commits._manager
         assert manager is not None
         assert manager.flush(client.deadline())
         with pytest.raises(ZeroDivisionError, match="in callback 1"):
             ours.close() if end == "close" else ours.poll(0)
-        assert told == [1, 2, 3]
+        assert called_with == [1, 2, 3]
         assert "in callback 2" in caplog.text
         ours.close()
 

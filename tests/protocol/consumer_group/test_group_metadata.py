@@ -144,7 +144,7 @@ def test_offsets_are_accepted_in_a_generation_that_starts_during_handling(
 
 @PROTOCOLS
 def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
-    producer, told = started(client, "etl-0"), []
+    producer, refusals = started(client, "etl-0"), []
 
     class Handler:
         def setup(self, session: ConsumerGroupSession) -> None:
@@ -159,7 +159,7 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
             assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
             with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
                 send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
-            told.append(refused.value)
+            refusals.append(refused.value)
 
     handler = Handler()
     given = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
@@ -170,4 +170,4 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
         remove(client, handler.member)
         consuming.join(25)
         assert not consuming.is_alive()
-    assert told
+    assert refusals

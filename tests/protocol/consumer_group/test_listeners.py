@@ -30,11 +30,11 @@ class RaisingListener(ConsumerRebalanceListener):
     """Raises in the method `name`, at each call."""
 
     def __init__(self, name: str) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self._name = name
 
     def _note(self, name: str) -> None:
-        self.told.append(name)
+        self.calls.append(name)
         if name == self._name:
             raise ZeroDivisionError(name)
 
@@ -141,7 +141,7 @@ def test_listener_raising_on_assignment_does_not_prevent_reads(client: Client, p
     with consumer_of(client, protocol) as consumer:
         consumer.subscribe(["orders"], listener)
         assert [str(error) for error in polled(consumer, 2 * END)[1]] == ["assigned"]
-        assert listener.told == ["assigned"]
+        assert listener.calls == ["assigned"]
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "enforce_rebalance"])

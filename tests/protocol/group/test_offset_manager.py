@@ -168,9 +168,9 @@ def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, c
     assert committed(client) == {("orders", 1): CommittedOffset(6)}
 
 
-@pytest.mark.parametrize("said", [ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR])
+@pytest.mark.parametrize("code", [ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR])
 def test_commit_too_large_for_one_request_is_split_in_halves(
-    fake: FakeKafka, client: Client, manager: OffsetManager, said: ErrorCode
+    fake: FakeKafka, client: Client, manager: OffsetManager, code: ErrorCode
 ) -> None:
     fake.create_topic("many", 5)
     offsets = {("many", number): CommittedOffset(number + 1) for number in range(5)}
@@ -178,7 +178,7 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
     def most_of_two(body: dict[str, Any]) -> None:
         if len(asked(fake)[-1]) > 2:
             for key in offsets:
-                fake.refuse(OFFSET_COMMIT, said, partition=key)
+                fake.refuse(OFFSET_COMMIT, code, partition=key)
         else:
             fake.faults.clear()
 

@@ -173,18 +173,18 @@ class TestDeadlines:
     def test_silence_calls_the_handler_of_the_stream(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 20)
         ours, _ = pair()
-        told: list[Deadline] = []
+        handler_deadlines: list[Deadline] = []
 
         def give_up_the_third_time(deadline: Deadline) -> None:
-            told.append(deadline)
-            if len(told) == 3:
+            handler_deadlines.append(deadline)
+            if len(handler_deadlines) == 3:
                 ours.close()
 
         ours.on_silence = give_up_the_third_time
         deadline = after(20_000)
         with pytest.raises(ConnectionLost):
             received(ours, 1, deadline)
-        assert told == [deadline] * 3
+        assert handler_deadlines == [deadline] * 3
 
 
 class TestClose:

@@ -236,11 +236,11 @@ def test_calls_get_the_rows_of_each_record_batch(calls: list[list[tuple[int, int
     out += accumulator.drain()
     for batch, numbers in batches(out):
         assert len(numbers) <= min(full, most)
-        told = [
+        reported_rows = [
             number
             for call, begin, rows in batch.sent
             if isinstance(call, Call)
             for number in call.values[batch.partition][begin : begin + rows]
         ]
-        assert told == numbers
+        assert reported_rows == numbers
     assert sorted(number for _, numbers in batches(out) for number in numbers) == list(range(first))

@@ -16,7 +16,7 @@ TABLE, COLUMNS, MESSAGES, SYNC, OWN_PARTITIONER = re.findall(r"```python\n(.*?)`
 
 
 @pytest.mark.parametrize(
-    ("example", "said", "values"),
+    ("example", "output", "values"),
     [
         (TABLE, "2\n", {b"1", b"2"}),
         (COLUMNS, "['partition', 'offset', 'timestamp_ms'] 3\n", {b"1", b"2", b"3"}),
@@ -31,11 +31,11 @@ def test_example_of_the_page_runs(
     topic: TopicFactory,
     capsys: pytest.CaptureFixture[str],
     example: str,
-    said: str,
+    output: str,
     values: set[bytes],
 ) -> None:
     name = topic(5)
     exec(example, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name})
     # A callback and a waiting thread are notified in any order.
-    assert sorted(capsys.readouterr().out.splitlines()) == sorted(said.splitlines())
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(output.splitlines())
     assert {each.value for each in read_back(kafka, name)} == values

@@ -40,8 +40,8 @@ def ours(strategy: PartitionStrategy, count: int, keys: list[bytes | None] | Non
 
 def test_murmur2_partitions_equal_javas() -> None:
     command = java_command(Path(__file__).with_name("JavaPartitioner.java"))
-    told = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
-    theirs = [[int(number) for number in line.split()] for line in told.splitlines()]
+    output = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
+    theirs = [[int(number) for number in line.split()] for line in output.splitlines()]
     assert len(theirs) == len(KEYS)
     for nth, count in enumerate(COUNTS):
         assert ours("murmur2", count) == [row[nth] for row in theirs]
@@ -53,8 +53,8 @@ def test_partitions_equal_saramas() -> None:
     strategies: tuple[PartitionStrategy, ...] = ("fnv1a", "fnv1a_reference", "crc32", "murmur2")
     for count in COUNTS:
         command = [str(program), "partition", str(count)]
-        told = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
-        theirs = [[int(number) for number in line.split()] for line in told.splitlines()]
+        output = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
+        theirs = [[int(number) for number in line.split()] for line in output.splitlines()]
         assert len(theirs) == len(KEYS)
         for nth, strategy in enumerate(strategies):
             assert ours(strategy, count) == [row[nth] for row in theirs], strategy

@@ -188,10 +188,10 @@ def read(path, cap):
     try:
         records = read_batch_headers(log)
         list(decode(records, first_offset=0, end_offset=9, max_decompressed_bytes=cap, where="orders-3"))
-        said = "passed"
+        message = "passed"
     except DecompressedTooLarge as error:
-        said = str(error)
-    print(said, (peak_rss_bytes() - before) >> 20, sep="\\n", flush=True)
+        message = str(error)
+    print(message, (peak_rss_bytes() - before) >> 20, sep="\\n", flush=True)
 
 for line in sys.stdin:
     path, cap = line.split("\\t")
@@ -218,8 +218,8 @@ def read_in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterato
             path.write_bytes(log)
             reader.stdin.write(f"{path}\t{cap}\n".encode())
             reader.stdin.flush()
-            said, grown = reader.stdout.readline(), reader.stdout.readline()
-            return said.decode().strip(), int(grown)
+            message, grown = reader.stdout.readline(), reader.stdout.readline()
+            return message.decode().strip(), int(grown)
 
         yield read
         assert reader.stdin is not None
@@ -231,9 +231,9 @@ def test_decompression_bomb_is_refused_within_the_cap(kind: str, read_in_a_fresh
     section = bomb(kind, 96 << 20)
     assert len(section) < 6 << 20
     batch = sequence([b"x"], base_offset=5, codec=kind.split("-")[0])
-    said, grown_mib = read_in_a_fresh_process(sealed(batch, section), CAP)
-    assert said.startswith("orders-3: the record batch at offset 5 ")
-    assert "; increase max.decompressed.batch.bytes" in said
+    message, grown_mib = read_in_a_fresh_process(sealed(batch, section), CAP)
+    assert message.startswith("orders-3: the record batch at offset 5 ")
+    assert "; increase max.decompressed.batch.bytes" in message
     assert grown_mib <= (CAP >> 20) + 32
 
 
@@ -244,7 +244,7 @@ def test_batch_of_exactly_the_cap_is_read_within_the_cap(codec: str, read_in_a_f
     overhead = len(write_record(Record(value))) - len(value)
     batch = sequence([bytes(cap - overhead)], codec=codec)
     log = write_batch(batch)
-    said, grown_mib = read_in_a_fresh_process(log, cap)
-    assert said == "passed"
+    message, grown_mib = read_in_a_fresh_process(log, cap)
+    assert message == "passed"
     # The row is returned in addition to the decompressed batch; a third copy would exceed the limit.
     assert grown_mib <= 2 * (cap >> 20) + 48

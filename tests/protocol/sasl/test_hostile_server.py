@@ -63,8 +63,8 @@ def posing(first: Any, final: str = "") -> Iterator[FakeBroker]:
 
     def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
         message = bytes(body["auth_bytes"])
-        said = first(nonce_of(message)) if message.startswith(b"n,,") else final
-        return {"auth_bytes": said.encode()}
+        reply = first(nonce_of(message)) if message.startswith(b"n,,") else final
+        return {"auth_bytes": reply.encode()}
 
     handlers = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}, SASL_AUTHENTICATE: answer}
     with FakeBroker(handlers) as broker:

@@ -18,7 +18,7 @@ def test_message_is_that_of_rfc_7628() -> None:
 
 
 @pytest.mark.parametrize(
-    ("challenge", "said"),
+    ("challenge", "reason"),
     [
         (b'{"status":"invalid_token","scope":"a b"}', r"refused the token \(status: invalid_token, scope: a b\)"),
         (b"not json", r"refused the token$"),
@@ -26,11 +26,11 @@ def test_message_is_that_of_rfc_7628() -> None:
         (b'{"status":7}', r"refused the token$"),
     ],
 )
-def test_refusal_is_acknowledged_before_it_is_raised(challenge: bytes, said: str) -> None:
+def test_refusal_is_acknowledged_before_it_is_raised(challenge: bytes, reason: str) -> None:
     exchange = oauthbearer(Secret("token"), {})
     next(exchange)
     assert exchange.send(challenge) == b"\x01"
-    with pytest.raises(AuthenticationFailed, match=said):
+    with pytest.raises(AuthenticationFailed, match=reason):
         exchange.send(b"")
 
 

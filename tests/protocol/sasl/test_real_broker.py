@@ -74,10 +74,12 @@ def test_wrong_credentials_fail_at_once_without_retry(
 
 
 def assert_explains(error: AuthenticationFailed, address: str, mechanism: str) -> None:
-    said = str(error)
-    assert f"{address}: SASL {mechanism} authentication failed: the broker replied SASL_AUTHENTICATION_FAILED" in said
-    assert "check the user and the password or token" in said
-    assert "hunter2" not in said
+    message = str(error)
+    assert (
+        f"{address}: SASL {mechanism} authentication failed: the broker replied SASL_AUTHENTICATION_FAILED" in message
+    )
+    assert "check the user and the password or token" in message
+    assert "hunter2" not in message
 
 
 def test_librdkafkas_property_names_are_accepted(secured: SecuredKafka) -> None:

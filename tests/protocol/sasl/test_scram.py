@@ -44,11 +44,11 @@ def test_server_with_the_password_is_accepted(hash_name: str) -> None:
     first = f"r={nonce},s={SALT},i=5000,ext=ignored"
     final = exchange.send(first.encode()).decode()
     salted = hashlib.pbkdf2_hmac(hash_name, "pässwörd".encode(), base64.b64decode(SALT), 5000)
-    said = f"{bare},{first},{final.partition(',p=')[0]}".encode()
+    auth_message = f"{bare},{first},{final.partition(',p=')[0]}".encode()
     key = hmac.new(salted, b"Client Key", hash_name).digest()
-    mask = hmac.new(hashlib.new(hash_name, key).digest(), said, hash_name).digest()
+    mask = hmac.new(hashlib.new(hash_name, key).digest(), auth_message, hash_name).digest()
     assert base64.b64decode(final.partition(",p=")[2]) == bytes(a ^ b for a, b in zip(key, mask, strict=True))
-    signature = hmac.new(hmac.new(salted, b"Server Key", hash_name).digest(), said, hash_name).digest()
+    signature = hmac.new(hmac.new(salted, b"Server Key", hash_name).digest(), auth_message, hash_name).digest()
     with pytest.raises(StopIteration):
         exchange.send(b"v=" + base64.b64encode(signature))
 

@@ -279,7 +279,7 @@ def test_endpoint_that_stays_busy_fails(endpoint: Endpoint, clock: ManualClock) 
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (
             (401, {}, b'{"error":"invalid_client","error_description":"no such client"}'),
@@ -292,11 +292,11 @@ def test_endpoint_that_stays_busy_fails(endpoint: Endpoint, clock: ManualClock) 
         ((200, {}, b"[" * 100_000), "the response has status 200 and no access_token"),
     ],
 )
-def test_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, said: str) -> None:
+def test_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, message: str) -> None:
     endpoint.answers = [answer]
     with pytest.raises(AuthenticationFailed, match="check the client's id, its secret and the scope") as raised:
         ask(Tokens(clock), client(endpoint.url), clock)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "hunter2" not in str(raised.value)
     assert len(endpoint.asked) == 1
 

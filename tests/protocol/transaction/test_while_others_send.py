@@ -112,19 +112,19 @@ class TestConcurrentSends:
 
     @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
     def test_callback_cannot_end_the_transaction(self, client: Client, call: str) -> None:
-        told, producer = list[KafkaError](), started(client, "etl-0", linger_ms=60_000)
+        errors, producer = list[KafkaError](), started(client, "etl-0", linger_ms=60_000)
 
         def on_written(_: object) -> None:
             try:
                 getattr(producer, call)()
             except KafkaError as error:
-                told.append(error)
+                errors.append(error)
 
         producer.begin_transaction()
         producer.send("orders", b"%09d" % 0).add_done_callback(on_written)
         producer.flush()
-        wait_until(lambda: bool(told))
-        assert "a callback of a future may only send" in str(told[0])
+        wait_until(lambda: bool(errors))
+        assert "a callback of a future may only send" in str(errors[0])
         producer.commit_transaction()
         assert visible(client) == [0]
 

@@ -101,11 +101,11 @@ ENTITIES = {Route.GROUP: "groupId", Route.TRANSACTION: "transactionalId"}
 @pytest.mark.parametrize("api", [api for api in API_BY_KEY.values() if api.route in ENTITIES], ids=case_id)
 def test_coordinator_key_field_is_kafkas_group_or_transactional_id(api: Api) -> None:
     fields = {snake_case(field["name"]): field for field in KAFKA[api.name]["request"]}
-    said = [name for name, field in fields.items() if field.get("entity") == ENTITIES[api.route]]
-    for name in said:
+    key_fields = [name for name, field in fields.items() if field.get("entity") == ENTITIES[api.route]]
+    for name in key_fields:
         value = ["mine"] if fields[name]["type"].startswith("[]") else "mine"
         assert api.coordinator_key({name: value}) == "mine"
-    assert len(said) == 1
+    assert len(key_fields) == 1
 
 
 def test_coordinator_key_of_several_groups_is_refused() -> None:

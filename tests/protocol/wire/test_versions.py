@@ -26,7 +26,7 @@ def test_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[s
 
 
 @pytest.mark.parametrize(
-    ("broker", "needs", "told"),
+    ("broker", "needs", "parts"),
     [
         ({1: (0, 3)}, {}, ["Fetch", "v4 to v18", "v0 to v3"]),
         ({1: (19, 20)}, {}, ["v4 to v18", "v19 to v20"]),
@@ -37,10 +37,10 @@ def test_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[s
     ],
 )
 def test_version_mismatch_error_has_all_ranges(
-    broker: dict[int, tuple[int, int]], needs: dict[str, int], told: list[str]
+    broker: dict[int, tuple[int, int]], needs: dict[str, int], parts: list[str]
 ) -> None:
     with pytest.raises(UnsupportedVersion) as raised:
         choose_version(FETCH, broker, **needs)
 
-    for words in told:
+    for words in parts:
         assert words in str(raised.value)

@@ -185,8 +185,8 @@ def test_described_members_equal_kafka_consumer_groups(kafka1: LocalKafka, names
 def test_described_states_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     three = (names.idle, names.classic, names.consumer)
     ours = {row["group"]: row for row in rows(kafka1, "describe", "--state", *three)}
-    told = [line.split() for line in tool(kafka1, "--describe", "--state", *of_groups(*three)).splitlines()]
-    expected = {words[0]: words[1:] for words in told if words and words[0] in three}
+    output_rows = [line.split() for line in tool(kafka1, "--describe", "--state", *of_groups(*three)).splitlines()]
+    expected = {words[0]: words[1:] for words in output_rows if words and words[0] in three}
     for name, (address, broker_id, *strategy, state, members) in expected.items():
         row = ours.pop(name)
         assert row["coordinator"] == f"{address} (broker {broker_id.strip('()')})"
@@ -199,8 +199,8 @@ def test_described_states_equal_kafka_consumer_groups(kafka1: LocalKafka, names:
 def test_listed_groups_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     columns = {"group": "GROUP", "type": "TYPE", "state": "STATE"}
     mine = {names.idle, names.classic, names.consumer}  # other tests change other groups
-    told = tool_rows(kafka1, "--list", "--state", "--type")
-    expected = [{**row, "TYPE": row["TYPE"].lower()} for row in told if row["GROUP"] in mine]
+    output_rows = tool_rows(kafka1, "--list", "--state", "--type")
+    expected = [{**row, "TYPE": row["TYPE"].lower()} for row in output_rows if row["GROUP"] in mine]
     compare([row for row in rows(kafka1, "list") if row["group"] in mine], expected, columns)
 
     def listed(*arguments: str) -> set[str]:

@@ -55,14 +55,14 @@ UNREADABLE = "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE"
 class Loss:
     """A way to lose records, and the expected results.
 
-    `spoil` removes records and writes others. Then the query fails with an error that matches `said`. With
+    `spoil` removes records and writes others. Then the query fails with an error that matches `error_pattern`. With
     failOnDataLoss=false it reads `left` (offset, value), logs a warning that matches `logged`, and counts `skipped`
     offsets.
     """
 
     spoil: Callable[[LocalKafka, str], None]
     error_class: str
-    said: str
+    error_pattern: str
     left: list[Row]
     logged: str
     skipped: int = 0
@@ -126,12 +126,12 @@ def check_loss(stream: Stream | SparkStream, loss: Loss) -> None:
     """Check a stream that has read `READ` records and whose log then lost records."""
     with pytest.raises(Exception, match=rf"\[{loss.error_class}\]") as caught:
         stream.run()
-    said = str(caught.value)
-    assert re.search(loss.said, said)
-    assert stream.topic in said
-    assert "failOnDataLoss=false" in said
+    message = str(caught.value)
+    assert re.search(loss.error_pattern, message)
+    assert stream.topic in message
+    assert "failOnDataLoss=false" in message
     # The broker deletes a topic's committed offsets with the topic; the query commits none for a recreated topic.
-    left = NOTHING if loss.said.startswith(ANEW) or loss.error_class == DELETED else READ
+    left = NOTHING if loss.error_pattern.startswith(ANEW) or loss.error_class == DELETED else READ
     wait_for(lambda: committed(stream.kafka, stream.group, stream.topic) == left)
     assert stream.run(failOnDataLoss="false") == loss.left
     assert stream.skipped == loss.skipped
@@ -226,7 +226,7 @@ class Truncation:
 
     new: int
     error_class: str
-    said: str
+    error_pattern: str
     grows_unnoticed: bool = False
     """The log first grows to its former end, unnoticed by a batch of another partition, then by three records."""
 
@@ -275,7 +275,7 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
                 produce(kafka, stream.topic, "other", 3, partition=1)
                 assert stream.run() == []
                 produce(kafka, stream.topic, "next", 3)
-            loss = Loss(lambda *_: None, case.error_class, case.said, case.left, "Offsets 5 to 10 were read")
+            loss = Loss(lambda *_: None, case.error_class, case.error_pattern, case.left, "Offsets 5 to 10 were read")
             check_loss(stream, loss)
             if isinstance(stream, Stream):
                 check_logged(loss, stream, caplog)

@@ -157,8 +157,8 @@ def test_failed_first_batch_is_replayed_from_its_start(
     caplog.clear()
     assert query.resume(end, **others) == [*rows(start.begins, 15), *start.added]
     assert query.committed() == (15 if start.group else None)
-    said = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert sum("first batch" in message for message in said) == 1
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert sum("first batch" in message for message in warnings) == 1
 
 
 def test_checkpoint_without_start_of_first_batch_begins_at_starting_offsets(

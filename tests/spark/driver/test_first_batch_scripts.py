@@ -118,11 +118,11 @@ class Side:
             stopper.start()
             stopping.set()
             stopper.join(120)
-        said = end_of(query)
-        if said is not None and SLOW in said and (how is None or not entered.is_set()):
+        error = end_of(query)
+        if error is not None and SLOW in error and (how is None or not entered.is_set()):
             self.run(spark, servers, how, trigger, limit)
         else:
-            assert (said is None) if how is None else entered.is_set(), f"{self.source}: {said}"
+            assert (error is None) if how is None else entered.is_set(), f"{self.source}: {error}"
 
     def rows(self) -> list[Row]:
         for batch_id, attempts in self.failed.items():
@@ -162,7 +162,7 @@ class Script:
         self.producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
         self.began_ms = time.time_ns() // 1_000_000 - 1_000_000
         self.ends: Ends = dict.fromkeys(range(self.partitions), 0)
-        self.said: list[str] = []
+        self.description: list[str] = []
 
     def play(self, spark: SparkSession) -> str:
         """Run the script; return its description."""
@@ -194,7 +194,7 @@ class Script:
         for attempt in range(self.draw.randint(1, 2)):
             trigger = ENDS if self.number < ALWAYS_BUSY else self.draw.choice((ENDS, GOES_ON))
             how, limit = self.draw.choice(FAILURES if attempt else FAILURES[1:]), self.draw.choice((None, None, 5))
-            self.said.append(f"{how}, {next(iter(trigger))}")
+            self.description.append(f"{how}, {next(iter(trigger))}")
             with self.writing():
                 for each in sides:
                     each.run(spark, self.kafka.bootstrap_servers, how, trigger, limit)
@@ -273,7 +273,7 @@ class Script:
         """Do random things between two runs; return True if the group was moved."""
         moved = False
         for what in self.draw.sample(("records", "partition", "group"), 2):
-            self.said.append(what)
+            self.description.append(what)
             if what == "records":
                 for partition in self.ends:
                     self.write(self.draw.randrange(6), partition)
@@ -326,7 +326,7 @@ class Script:
             writes.result(60)
 
     def __str__(self) -> str:
-        return f"script {self.number} ({self.start}{', busy' if self.busy else ''}: {'; '.join(self.said)})"
+        return f"script {self.number} ({self.start}{', busy' if self.busy else ''}: {'; '.join(self.description)})"
 
 
 @pytest.mark.timeout(300 + 60 * SCRIPTS)
@@ -350,5 +350,5 @@ def test_random_failures_of_first_batch_give_rows_of_jvm_connector(
                 query.stop()
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        for said in threads.map(play, scripts):
-            print(said)
+        for description in threads.map(play, scripts):
+            print(description)

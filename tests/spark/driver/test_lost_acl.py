@@ -60,10 +60,10 @@ def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
     revoke(secured.kafka, acls[2:])
     with pytest.raises(StreamingQueryException) as refused:
         run()
-    said = str(refused.value)
-    assert re.search(rf"TOPIC_AUTHORIZATION_FAILED.*it needs (Describe|Read) on Topic {second}\b", said), said
-    assert "was deleted (or" not in said
-    assert "failOnDataLoss" not in said
+    message = str(refused.value)
+    assert re.search(rf"TOPIC_AUTHORIZATION_FAILED.*it needs (Describe|Read) on Topic {second}\b", message), message
+    assert "was deleted (or" not in message
+    assert "failOnDataLoss" not in message
     allow(secured.kafka, acls[2:])
     assert run() == {first: 2, second: 2}
     revoke(secured.kafka, acls)

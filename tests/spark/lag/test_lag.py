@@ -63,14 +63,14 @@ def test_lag_of_group_equals_kafka_consumer_groups(
     commit(kafka1, group, first, {0: 3, 1: 5})
     commit(kafka1, group, second, {0: 1})
     lag = lag_of_group(kafka1.bootstrap_servers, group)
-    told = {
+    expected = {
         (row.topic, row.partition): (row.current_offset, row.log_end_offset, row.lag)
         for row in described_by_kafka(kafka1, group)
     }
     ours = {(row.topic, row.partition): (row.committed, row.end, row.offsets_behind) for row in lag}
     # The tool leaves out partitions without an offset when the group has no members.
-    assert ours == {**told, (first, 2): (None, 0, None)}
-    assert len(told) == 3
+    assert ours == {**expected, (first, 2): (None, 0, None)}
+    assert len(expected) == 3
     assert lag.offsets_behind == 7 + 3
 
     only = lag_of_group({"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": "x"}, group, [second])

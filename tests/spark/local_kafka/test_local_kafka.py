@@ -40,12 +40,12 @@ def test_failed_tool_raises_its_output(kafka1: LocalKafka) -> None:
 
 def test_topics_are_created_with_settings(kafka1: LocalKafka) -> None:
     kafka1.create_topic("made-with-settings", partitions=3, settings={"retention.ms": 12345})
-    told = kafka1.run_tool(
+    output = kafka1.run_tool(
         "org.apache.kafka.tools.TopicCommand",
         *("--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--topic", "made-with-settings"),
     )
-    assert "PartitionCount: 3" in told
-    assert "retention.ms=12345" in told
+    assert "PartitionCount: 3" in output
+    assert "retention.ms=12345" in output
 
 
 def test_metadata_of_missing_topic_does_not_create_it(kafka1: LocalKafka) -> None:
@@ -117,17 +117,17 @@ def test_port_taken_before_start_is_replaced(kafka1: LocalKafka, special: LocalK
 def test_settings_reach_the_broker(special: LocalKafka) -> None:
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
     asking = admin(special)
-    told = asking.describe_configs([resource])[resource].result(30)
+    configs = asking.describe_configs([resource])[resource].result(30)
     wanted = {"message.max.bytes": "54321", "auto.create.topics.enable": "true", "broker.rack": "here"}
-    assert {name: told[name].value for name in wanted} == wanted
+    assert {name: configs[name].value for name in wanted} == wanted
 
 
 @pytest.mark.kafka
 def test_format_arguments_reach_the_storage_tool(special: LocalKafka) -> None:
-    told = special.run_tool(
+    output = special.run_tool(
         "org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", special.bootstrap_servers, "describe"
     )
-    line = next(line for line in told.splitlines() if "transaction.version" in line)
+    line = next(line for line in output.splitlines() if "transaction.version" in line)
     assert "FinalizedVersionLevel: 1" in line
 
 

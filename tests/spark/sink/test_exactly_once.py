@@ -112,8 +112,8 @@ def test_killed_driver_and_workers_leave_every_row_once(copy: CopyFactory) -> No
     copied.run(maxOffsetsPerTrigger=str(ROWS))
     copied.check()
     java = console_command(copied.kafka, copied.target, "java", isolation_level="read_committed")
-    said = subprocess.run([*java, "--timeout-ms=5000"], capture_output=True, timeout=60, check=False).stdout
-    assert sorted(int(line) for line in said.splitlines() if line.isdigit()) == list(range(ROWS))
+    output = subprocess.run([*java, "--timeout-ms=5000"], capture_output=True, timeout=60, check=False).stdout
+    assert sorted(int(line) for line in output.splitlines() if line.isdigit()) == list(range(ROWS))
 
 
 def _kill_all(job: subprocess.Popen[bytes], _: int) -> None:

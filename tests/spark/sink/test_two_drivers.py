@@ -44,21 +44,21 @@ def test_resumed_older_driver_ends_fenced_by_newer_driver(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, point: str, version: int
 ) -> None:
     source = write_numbers(kafka1, f"numbers-{uuid.uuid4().hex[:8]}", PARTITIONS, ROWS)
-    said, stop = tmp_path / "stderr", POINTS[point]()
+    stderr_path, stop = tmp_path / "stderr", POINTS[point]()
     protocol = nullcontext() if version == 2 else transactions_before_kip_890(kafka1)
     with protocol, KafkaProxy.of(kafka1) as proxy:
         options = {"maxOffsetsPerTrigger": "300", "kafka.batch.size": "500"}
         copied = Copy(spark, kafka1, proxy, source, topic1(PARTITIONS), PARTITIONS, ROWS, tmp_path / "copy", options)
-        with running(copied.start_job(said)) as job:
+        with running(copied.start_job(stderr_path)) as job:
             stop.kill = lambda _: suspend_all(job)
             stop.arm(proxy)
-            assert stop.done.wait(300), said.read_text()
+            assert stop.done.wait(300), stderr_path.read_text()
             copied.disarm()
             assert copied.run(), "nothing was left to do"
             for each in process_tree(job):
                 each.resume()
             assert job.wait(300) == 1
-        assert "was started again elsewhere" in said.read_text()
+        assert "was started again elsewhere" in stderr_path.read_text()
         copied.check()
 
 

@@ -57,14 +57,14 @@ def name(topic1: TopicFactory) -> str:
 def test_older_of_two_drivers_is_fenced(query: Query, name: str) -> None:
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
-    told = "the query .* was started again elsewhere"
-    with pytest.raises(ProducerFenced, match=told):
+    message = "the query .* was started again elsewhere"
+    with pytest.raises(ProducerFenced, match=message):
         query.commit(*first)
     query.abort(*first)
-    with pytest.raises(ProducerFenced, match=told):
+    with pytest.raises(ProducerFenced, match=message):
         query.task("A", 1, 0, (name, "A"))
     query.commit(*second)
-    with pytest.raises(ProducerFenced, match=told):
+    with pytest.raises(ProducerFenced, match=message):
         query.commit(*first)
     assert query.committed_values(name) == [b"B0", b"B1"]
 
@@ -105,8 +105,8 @@ def test_older_task_paused_after_ledger_read_leaves_no_open_transaction(query: Q
     def meanwhile() -> None:
         query.commit(query.task("B", 0, 0, (name, "B0")))
 
-    told = pytest.raises(ProducerFenced, match="was started again elsewhere")
-    with told, paused_at(TransactionalProducer, "init_transactions", meanwhile):
+    fenced = pytest.raises(ProducerFenced, match="was started again elsewhere")
+    with fenced, paused_at(TransactionalProducer, "init_transactions", meanwhile):
         query.task("A", 0, 0, (name, "A0"))
     assert query.left_open() == [], "it would stay open: Spark kills the other tasks when the first one fails"
     assert query.committed_values(name) == [b"B0"]
@@ -119,8 +119,8 @@ def test_driver_fenced_after_decision_reports_decided_batches_committed(query: Q
         query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
         query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
 
-    told = r"was started again elsewhere.* decided are committed"
-    with pytest.raises(ProducerFenced, match=told), paused_at(batch_commit, "_commit", meanwhile):
+    message = r"was started again elsewhere.* decided are committed"
+    with pytest.raises(ProducerFenced, match=message), paused_at(batch_commit, "_commit", meanwhile):
         query.commit(*first)
     query.abort(*first)
     assert query.committed_values(name) == [b"A0", b"A1", b"C0", b"C1"]
@@ -190,8 +190,8 @@ def assert_only_task_1_is_written_again(
     query: Query, name: str, first: Sequence[PreparedWrite], end_task_1: Callable[[], None]
 ) -> None:
     """Check a batch in which task 1's transaction ends between decision and commit, and task 0's is committed."""
-    told = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
-    with pytest.raises(OutcomeUnknown, match=told), paused_at(batch_commit, "_commit", end_task_1):
+    message = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
+    with pytest.raises(OutcomeUnknown, match=message), paused_at(batch_commit, "_commit", end_task_1):
         query.commit(*first)
     query.abort(*first)
     query.commit(*(query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)))
@@ -339,10 +339,12 @@ def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, n
     """A late task of an earlier stage attempt fences the later attempt's transaction and prepares another one."""
     writer = query.writer(streaming=False)
     with spark_task(0):
-        told, _ = (writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("told", "late"))
+        reported, _ = (
+            writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("reported", "late")
+        )
     with pytest.raises(KafkaError, match="1 of 1 transactions ended"):
-        guarantee.commit(query.options, [told])
-    guarantee.abort(query.options, writer, [told])
+        guarantee.commit(query.options, [reported])
+    guarantee.abort(query.options, writer, [reported])
     assert writer.batch_write is not None
     assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
     assert query.committed_values(name) == []

@@ -49,17 +49,17 @@ def test_unreachable_bootstrap_server_is_an_error_with_remedy(spark: SparkSessio
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     options = {"kafka.default.api.timeout.ms": "1500", "fetchOffset.numRetries": "0"}
-    said = run_stream(reader(spark, address, subscribe="orders", **options), tmp_path)
-    assert address in said
-    assert "kafka.bootstrap.servers" in said
-    assert "attempt" in said
+    error = run_stream(reader(spark, address, subscribe="orders", **options), tmp_path)
+    assert address in error
+    assert "kafka.bootstrap.servers" in error
+    assert "attempt" in error
 
 
 def test_schema_other_than_source_schema_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's own connector refuses it, too. No request is sent."""
-    said = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
-    assert ".schema(...) sets (id int, name string)" in said
-    assert "leave .schema(...) out" in said
+    error = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
+    assert ".schema(...) sets (id int, name string)" in error
+    assert "leave .schema(...) out" in error
 
 
 def test_schema_equal_to_source_schema_is_accepted(
@@ -74,10 +74,10 @@ def test_schema_equal_to_source_schema_is_accepted(
 
 def test_unknown_topic_fails_with_remedy(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> None:
     options = {"kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "0"}
-    said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)
-    assert "unknown topic(s) no-such-topic" in said
-    assert kafka1.bootstrap_servers.split(",")[0] in said
-    assert "option subscribe" in said
+    error = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe="no-such-topic", **options), tmp_path)
+    assert "unknown topic(s) no-such-topic" in error
+    assert kafka1.bootstrap_servers.split(",")[0] in error
+    assert "option subscribe" in error
 
 
 WRONG = [
@@ -106,8 +106,8 @@ def test_wrong_option_is_refused_by_parsing(options: dict[str, str], words: str)
 def test_wrong_option_is_reported_through_spark(
     spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path
 ) -> None:
-    said = run_stream(reader(spark, "127.0.0.1:9", subscribe="orders", **options), tmp_path)
-    assert words in said
+    error = run_stream(reader(spark, "127.0.0.1:9", subscribe="orders", **options), tmp_path)
+    assert words in error
 
 
 def test_starting_offset_out_of_range_fails_batch(
@@ -116,20 +116,20 @@ def test_starting_offset_out_of_range_fails_batch(
     name = topic1(1)
     produce(kafka1, name, 5)
     offsets = f'{{"{name}": {{"0": 99}}}}'
-    said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path)
-    assert f"offset 99 of {name}-0 is out of range: the log holds [0, 5)" in said
+    error = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path)
+    assert f"offset 99 of {name}-0 is out of range: the log holds [0, 5)" in error
 
 
 def test_missing_partition_fails_with_remedy(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1(1)
-    said = run_stream(reader(spark, kafka1.bootstrap_servers, assign=f'{{"{name}": [0, 7]}}'), tmp_path / "a")
-    assert f"{name}-7" in said
-    assert "do not exist" in said
+    error = run_stream(reader(spark, kafka1.bootstrap_servers, assign=f'{{"{name}": [0, 7]}}'), tmp_path / "a")
+    assert f"{name}-7" in error
+    assert "do not exist" in error
     offsets = f'{{"{name}": {{"0": 0, "7": 0}}}}'
-    said = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path / "b")
-    assert f"startingOffsets names {name}-7" in said
+    error = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path / "b")
+    assert f"startingOffsets names {name}-7" in error
 
 
 def test_group_with_live_members_is_refused_and_keeps_its_offsets(
@@ -151,9 +151,9 @@ def test_group_with_live_members_is_refused_and_keeps_its_offsets(
         messages = member.consume(2, timeout=30)
         member.commit(messages[0], asynchronous=False)
         options = {"kafka.group.id": group, "subscribe": name}
-        said = run_stream(reader(spark, kafka1.bootstrap_servers, **options), tmp_path / "a")
-        assert f"group {group} has 1 live member(s) (the-other-one at" in said
-        assert "commitOffsets=false" in said
+        error = run_stream(reader(spark, kafka1.bootstrap_servers, **options), tmp_path / "a")
+        assert f"group {group} has 1 live member(s) (the-other-one at" in error
+        assert "commitOffsets=false" in error
         assert [row.current_offset for row in describe(kafka1, group)] == [1]
         query = (
             reader(spark, kafka1.bootstrap_servers, **options, commitOffsets="false")

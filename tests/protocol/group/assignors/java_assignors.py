@@ -54,7 +54,7 @@ def _in_json(group: Group) -> dict[str, Any]:
         "members": [
             {
                 "member_id": name,
-                "instance_id": group.said[name].instance_id,
+                "instance_id": group.subscriptions[name].instance_id,
                 "subscription": base64.b64encode(written[name]).decode(),
             }
             for name in order

@@ -25,17 +25,17 @@ _MAX_REBALANCES = 20
 
 @dataclass(frozen=True)
 class Group:
-    """A group: `said` has the members' subscriptions, `versions` the metadata version that each member writes."""
+    """A group: `subscriptions` are those of the members, `versions` the metadata version that each member writes."""
 
     assignor: Assignor
     topics: Topics
-    said: Members
+    subscriptions: Members
     versions: Mapping[str, int]
 
     @property
     def written(self) -> dict[str, bytes]:
         found = {}
-        for name, member in self.said.items():
+        for name, member in self.subscriptions.items():
             sent = replace(member, user_data=self.assignor.user_data(member.owned, member.generation))
             found[name] = encode_subscription(sent, self.versions[name])
         return found
@@ -43,12 +43,14 @@ class Group:
     @property
     def members(self) -> Members:
         """The subscriptions as the leader decodes them."""
-        return {name: decode_subscription(data, self.said[name].instance_id) for name, data in self.written.items()}
+        return {
+            name: decode_subscription(data, self.subscriptions[name].instance_id) for name, data in self.written.items()
+        }
 
     @property
     def alike(self) -> bool:
         """True if all members have subscribed to the same topics."""
-        return len({member.topics for member in self.said.values()}) == 1
+        return len({member.topics for member in self.subscriptions.values()}) == 1
 
     def assign(self) -> GroupAssignment:
         return self.assignor.assign(self.members, self.topics)
@@ -56,17 +58,18 @@ class Group:
     def moved(self, assigned: GroupAssignment) -> int:
         """Return the number of partitions that their owners lose."""
         before = current_owners(
-            {name: Ownership(member.owned, member.generation) for name, member in self.said.items()}, self.topics
+            {name: Ownership(member.owned, member.generation) for name, member in self.subscriptions.items()},
+            self.topics,
         )
         return sum(owner is not None and each not in assigned[owner] for each, owner in before.items())
 
     def after(self, assigned: GroupAssignment, generation: int = _GENERATION + 1) -> Group:
         """Return the group at its next rebalance: each member owns its assigned partitions."""
-        said = {
+        subscriptions = {
             name: replace(member, owned=frozenset(assigned[name]), generation=generation)
-            for name, member in self.said.items()
+            for name, member in self.subscriptions.items()
         }
-        return replace(self, said=said, versions=dict.fromkeys(said, 3))
+        return replace(self, subscriptions=subscriptions, versions=dict.fromkeys(subscriptions, 3))
 
     def stable(self) -> GroupAssignment:
         """Return the assignment after as many rebalances as needed until no partition moves."""
@@ -82,10 +85,10 @@ def random_group(assignor: Assignor, by: random.Random) -> Group:
     topics = _topics(by)
     names = [chr(ord("a") + number) for number in range(by.choice([1, 2, 3, 5, 8, 12, 24]))]
     contested = by.random() < 0.2
-    said = _members(names, topics, contested, by)
+    subscriptions = _members(names, topics, contested, by)
     # Kafka's assignors are wrong for contradictory claims of members that write versions without a generation.
     versions = {name: 3 if contested else by.choice([0, 1, 2, 3, 3, 3, 3, 3]) for name in names}
-    return Group(assignor, topics, said, versions)
+    return Group(assignor, topics, subscriptions, versions)
 
 
 def _topics(by: random.Random) -> Topics:

@@ -34,13 +34,13 @@ def owning(assignor: Assignor, *owned: TopicPartition, generation: int = 1) -> S
 def test_partitions_have_one_subscribed_member_each(assignor: Assignor) -> None:
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
-        subscribed = {topic for member in group.said.values() for topic in member.topics}
+        subscribed = {topic for member in group.subscriptions.values() for topic in member.topics}
         there = [(topic, number) for topic in subscribed for number in range(len(group.topics.get(topic, ())))]
         assigned = group.assign()
 
-        assert assigned.keys() == group.said.keys()
+        assert assigned.keys() == group.subscriptions.keys()
         for name, partitions in assigned.items():
-            assert {topic for topic, _ in partitions} <= group.said[name].topics
+            assert {topic for topic, _ in partitions} <= group.subscriptions[name].topics
         given_out = sorted(each for partitions in assigned.values() for each in partitions)
         if assignor.cooperative:
             assert len(set(given_out)) == len(given_out)
@@ -53,10 +53,13 @@ def test_cooperative_assignment_is_the_sticky_one_without_partitions_owned_by_ot
     kept_back = 0
     for seed in range(GROUPS):
         eager, group = (random_group(each, random.Random(seed)) for each in (STICKY, COOPERATIVE_STICKY))
-        versions = dict.fromkeys(group.said, 3)
+        versions = dict.fromkeys(group.subscriptions, 3)
         target, assigned = replace(eager, versions=versions).assign(), replace(group, versions=versions).assign()
         for name, partitions in target.items():
-            mine, others = group.said[name], [each for other, each in group.said.items() if other != name]
+            mine, others = (
+                group.subscriptions[name],
+                [each for other, each in group.subscriptions.items() if other != name],
+            )
             held = {each for other in others if other.generation >= mine.generation for each in other.owned}
             older = {each for other in others for each in other.owned} - mine.owned
             assert assigned[name] == [each for each in partitions if each not in held | older], (seed, name)
@@ -165,10 +168,10 @@ def test_partitions_move_to_their_rack_if_loads_stay_balanced() -> None:
 def test_cooperative_rebalances_end_with_all_partitions_assigned() -> None:
     for seed in range(GROUPS):
         group = random_group(COOPERATIVE_STICKY, random.Random(seed))
-        said = {name: replace(member, rack=None) for name, member in group.said.items()}
-        stable = replace(group, said=said).stable()
+        subscriptions = {name: replace(member, rack=None) for name, member in group.subscriptions.items()}
+        stable = replace(group, subscriptions=subscriptions).stable()
 
-        subscribed = {topic for member in said.values() for topic in member.topics}
+        subscribed = {topic for member in subscriptions.values() for topic in member.topics}
         count = sum(len(partitions) for topic, partitions in group.topics.items() if topic in subscribed)
         assert sum(map(len, stable.values())) == count
 

@@ -58,14 +58,14 @@ def test_assignment_of_2000_partitions_to_200_members_takes_a_second_or_two(
     by = random.Random(7)
     topics = {f"topic-{number:03}": [frozenset[str]()] * 20 for number in range(100)}
     every = frozenset(topics)
-    said = {
+    subscriptions = {
         f"member-{number:03}": Subscription(every if alike else frozenset(by.sample(sorted(every), 30)))
         for number in range(200)
     }
-    group = Group(ASSIGNORS[name], topics, said, dict.fromkeys(said, 3))
+    group = Group(ASSIGNORS[name], topics, subscriptions, dict.fromkeys(subscriptions, 3))
     assigned, first_s = timed(group)
     rest = group.after(assigned)
-    smaller = Group(rest.assignor, topics, dict(list(rest.said.items())[20:]), rest.versions)
+    smaller = Group(rest.assignor, topics, dict(list(rest.subscriptions.items())[20:]), rest.versions)
     _, second_s = timed(smaller)
 
     assert max(first_s, second_s) < 5

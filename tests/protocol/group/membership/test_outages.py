@@ -80,9 +80,9 @@ class MemberProcess:
     def says(self, what: str, timeout_s: float = 30) -> Any:
         """Return the next value of this kind that the process prints."""
         while True:
-            said = self._said.get(timeout=timeout_s)
-            if what in said:
-                return said[what]
+            output = self._said.get(timeout=timeout_s)
+            if what in output:
+                return output[what]
 
 
 @pytest.mark.timeout(240)

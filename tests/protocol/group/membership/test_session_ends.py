@@ -231,7 +231,7 @@ def test_static_member_over_max_poll_interval_stops_heartbeats_without_leaving(c
 
 
 @pytest.mark.parametrize(
-    ("given", "leave", "told"),
+    ("given", "leave", "leave_epoch"),
     [
         (CLASSIC, None, True),
         (CLASSIC, False, False),
@@ -244,17 +244,17 @@ def test_static_member_over_max_poll_interval_stops_heartbeats_without_leaving(c
     ],
 )
 def test_leaving_member_notifies_the_coordinator_unless_it_may_return(
-    cluster: Cluster, given: dict[str, Any], leave: bool | None, told: Any
+    cluster: Cluster, given: dict[str, Any], leave: bool | None, leave_epoch: Any
 ) -> None:
     member = member_of(cluster, **given)
     member.machine.leave(for_good=leave)
     step = member.machine.next_step(member.now_s)
-    if not told:
+    if not leave_epoch:
         assert member.machine.state is MemberState.LEFT
         assert not isinstance(step, SendRequest)
         return
     assert isinstance(step, SendRequest)
-    assert callable(step.body) or step.body["member_epoch"] == told
+    assert callable(step.body) or step.body["member_epoch"] == leave_epoch
     member.act()
     member.act()
     assert member.machine.state is MemberState.LEFT
