@@ -1,4 +1,4 @@
-"""Test doubles for code that uses Kafka: an in-memory cluster that listens on ports.
+"""Test doubles for code that uses Kafka: an in-memory cluster that listens on ports, and clients with expectations.
 
     from protocol.testing import FakeKafka
 
@@ -18,15 +18,21 @@ from protocol.lazy_names import attach
 if TYPE_CHECKING:
     from protocol.testing.fake_kafka.clock import ManualClock
     from protocol.testing.fake_kafka.server import FakeKafka
+    from protocol.testing.mock_consumer import MockConsumer
+    from protocol.testing.mock_producer import MockProducer
 
 _MODULES = {
     "FakeKafka": "protocol.testing.fake_kafka.server",
     "ManualClock": "protocol.testing.fake_kafka.clock",
+    "MockConsumer": "protocol.testing.mock_consumer",
+    "MockProducer": "protocol.testing.mock_producer",
 }
 
 __all__ = [
     "FakeKafka",
     "ManualClock",
+    "MockConsumer",
+    "MockProducer",
 ]
 
 __getattr__, __dir__ = attach(__name__, _MODULES)

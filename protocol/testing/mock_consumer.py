@@ -1,0 +1,416 @@
+"""A consumer double that yields given records and errors, after sarama's `mocks`: no cluster, no threads."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from protocol.consumer.log_offsets import ListedOffset
+from protocol.consumer_group.commits import Offsets, OnCommit
+from protocol.consumer_group.consumer_records import ConsumerRecords
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed, UsageError, WakeUp
+from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.member import ConsumerGroupMetadata, GroupMember
+from protocol.group.membership.assignment import TopicSubscription
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.metrics.client_sensors import Metric
+from protocol.producer.messages import Headers, Message
+from protocol.records.decode import ALL_COLUMNS, SCHEMA
+
+_MAX_POLL_ROWS = 500
+
+
+class MockConsumer:
+    """A double of `protocol.KafkaConsumer` that yields the records and errors of a test.
+
+    `subscribe` gets all partitions of the topics that have records; `assign` chooses them, as in Kafka. The end of a
+    `with` block raises `AssertionError` for records and errors that were not polled, and for expected commits that
+    were not made. `poll` never waits. Not thread-safe, except `wakeup`.
+
+    Parameters
+    ----------
+    group_id : str
+        Group of `group_metadata`.
+    columns : collection of str
+        Columns of the record batches, as of `KafkaConsumer`.
+    wakeup_when_drained : bool
+        `poll` raises `WakeUp` when no records are left, to end the loop of the tested code.
+    max_poll_records : int
+        Maximum number of records of one `poll`.
+
+    Attributes
+    ----------
+    commits : list of dict
+        The offsets of each commit: `CommittedOffset` by (topic, partition).
+
+    Examples
+    --------
+    >>> with MockConsumer() as consumer:
+    ...     consumer.yield_records("orders", b"1", b"2")
+    ...     consumer.subscribe(["orders"])
+    ...     consumer.poll(100).num_rows
+    2
+    """
+
+    def __init__(
+        self,
+        *,
+        group_id: str = "mock",
+        columns: Collection[str] = ALL_COLUMNS,
+        wakeup_when_drained: bool = False,
+        max_poll_records: int = _MAX_POLL_ROWS,
+    ) -> None:
+        self.commits: list[dict[TopicPartition, CommittedOffset]] = []
+        self._group_id = group_id
+        self._schema = pa.schema([field for field in SCHEMA if field.name in columns or field.name == "offset"])
+        self._wakeup_when_drained = wakeup_when_drained
+        self._max_poll_records = max_poll_records
+        self._logs: dict[TopicPartition, list[dict[str, Any]]] = {}
+        self._errors: list[tuple[TopicPartition | None, int, Exception]] = []
+        self._commit_errors: list[CommitFailed] = []
+        self._expected_commits: list[dict[TopicPartition, int]] = []
+        self._committed: dict[TopicPartition, CommittedOffset] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._drained: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._subscription = TopicSubscription()
+        self._given_assignment: set[TopicPartition] | None = None
+        self._listener = ConsumerRebalanceListener()
+        self._callbacks: list[tuple[OnCommit, Offsets, CommitFailed | None]] = []
+        self._generation = 0
+        self._woken = threading.Event()
+        self._closed = False
+
+    def __enter__(self) -> MockConsumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        if kind is None:
+            self.verify()
+
+    # -- what the test gives ------------------------------------------------------------------
+
+    def yield_records(
+        self,
+        topic: str,
+        *values: bytes | str | None,
+        partition: int = 0,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Append one record per value to a partition, at the next offsets.
+
+        Parameters
+        ----------
+        topic, partition
+        *values : bytes, str or None
+        key, headers, timestamp_ms
+            Of all these records; the timestamp is now by default.
+        """
+        log = self._logs.setdefault((topic, partition), [])
+        for value in values:
+            time_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            message = Message(value, key, headers, time_ms, partition)
+            pairs = [{"key": name, "value": content} for name, content in message.headers]
+            log.append(
+                {
+                    "key": message.key,
+                    "value": message.value,
+                    "offset": len(log),
+                    "timestamp_ms": time_ms,
+                    "timestamp_type": 0,
+                    "headers": pairs or None,
+                }
+            )
+
+    def yield_error(self, error: Exception, topic: str | None = None, partition: int = 0) -> None:
+        """Make a later `poll` raise an error: after the records of a partition yielded before, or the next `poll`."""
+        where = None if topic is None else (topic, partition)
+        self._errors.append((where, len(self._logs.get(where, ())) if where else 0, error))
+
+    def rebalance(self, partitions: Iterable[TopicPartition]) -> None:
+        """Assign exactly these partitions in the next `poll`, as after a rebalance of the group."""
+        self._given_assignment = set(partitions)
+
+    def fail_commit(self, error: CommitFailed) -> None:
+        """Make the next commit fail."""
+        self._commit_errors.append(error)
+
+    def expect_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Expect that these offsets are committed, in one or several commits, in the order of the expectations."""
+        self._expected_commits.append(dict(offsets))
+
+    def verify(self) -> None:
+        """Raise `AssertionError` for records, errors and expected commits that are left."""
+        left = {key: len(log) - self._drained.get(key, 0) for key, log in self._logs.items()}
+        unread = [f"{topic}-{number}: {count}" for (topic, number), count in sorted(left.items()) if count > 0]
+        if unread:
+            raise AssertionError(f"MockConsumer: records were not polled ({', '.join(unread)})")
+        if self._errors:
+            raise AssertionError(
+                f"MockConsumer: {len(self._errors)} errors were not polled, first: {self._errors[0][2]!r}"
+            )
+        made = iter(self.commits)
+        seen: dict[TopicPartition, int] = {}
+        for expected in self._expected_commits:
+            while any(seen.get(key) != offset for key, offset in expected.items()):
+                commit = next(made, None)
+                if commit is None:
+                    raise AssertionError(f"MockConsumer: {expected} was not committed; the last offsets were {seen}")
+                seen.update({key: each.offset for key, each in commit.items()})
+
+    def metrics(self) -> list[Metric]:
+        """Return no metrics."""
+        return []
+
+    # -- which partitions ---------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Collection[str] | re.Pattern[str],
+        listener: ConsumerRebalanceListener | None = None,
+        *,
+        re2: str | None = None,
+    ) -> None:
+        """Subscribe to topics; the next `poll` assigns their partitions. As `KafkaConsumer.subscribe`."""
+        self._require_open()
+        if self._positions and not self._subscribed:
+            raise UsageError("partitions are assigned with assign; call unsubscribe first")
+        if isinstance(topics, re.Pattern):
+            self._subscription = TopicSubscription(pattern=topics, re2=re2)
+        else:
+            self._subscription = TopicSubscription(frozenset(topics))
+        self._listener = listener or ConsumerRebalanceListener()
+
+    def replace_listener(self, listener: ConsumerRebalanceListener) -> ConsumerRebalanceListener:
+        """Set the listener of the subscription, and return the former one."""
+        former, self._listener = self._listener, listener
+        return former
+
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Read exactly these partitions. As `KafkaConsumer.assign`."""
+        self._require_open()
+        if self._subscribed:
+            raise UsageError("topics are subscribed; call unsubscribe first")
+        self._drop(self._positions.keys() - set(partitions))
+        self._add(set(partitions) - self._positions.keys())
+
+    def unsubscribe(self) -> None:
+        """Revoke and drop all partitions."""
+        self._require_open()
+        self._revoke(set(self._positions))
+        self._subscription = TopicSubscription()
+
+    @property
+    def subscription(self) -> TopicSubscription:
+        """Return the subscription; without names and pattern if there is none."""
+        return self._subscription
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the assigned partitions."""
+        return frozenset(self._positions)
+
+    def enforce_rebalance(self) -> None:
+        """Revoke all partitions; the next `poll` assigns them again."""
+        self._revoke(set(self._positions))
+
+    @property
+    def _subscribed(self) -> bool:
+        return bool(self._subscription.names or self._subscription.pattern)
+
+    def _update_assignment(self) -> None:
+        """Revoke and assign as the coordinator would."""
+        if not self._subscribed:
+            return
+        names, pattern = self._subscription.names, self._subscription.pattern
+        target = self._given_assignment
+        if target is None:
+            target = {key for key in self._logs if key[0] in names or (pattern and pattern.fullmatch(key[0]))}
+        self._revoke(self._positions.keys() - target)
+        added = target - self._positions.keys()
+        if added:
+            self._generation += 1
+            self._add(added)
+            self._listener.on_partitions_assigned(added)
+
+    def _revoke(self, partitions: set[TopicPartition]) -> None:
+        if partitions:
+            if self._subscribed:
+                self._listener.on_partitions_revoked(partitions)
+            self._drop(partitions)
+
+    def _add(self, partitions: set[TopicPartition]) -> None:
+        for key in sorted(partitions):
+            committed = self._committed.get(key)
+            self._positions[key] = committed.offset if committed else 0
+
+    def _drop(self, partitions: set[TopicPartition]) -> None:
+        for key in partitions:
+            del self._positions[key]
+            self._paused.discard(key)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float) -> ConsumerRecords:
+        """Return the next records of the assigned partitions, or raise the next error; never waits."""
+        self._require_open()
+        self._run_callbacks()
+        self._update_assignment()
+        if self._woken.is_set():
+            self._woken.clear()
+            raise WakeUp("this consumer was woken up")
+        self._raise_error()
+        batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
+        room = self._max_poll_records
+        for key in sorted(self._positions):
+            rows = [] if key in self._paused else self._readable(key)[:room]
+            if rows:
+                room -= len(rows)
+                batches[key] = [pa.RecordBatch.from_pylist(rows, schema=self._schema)]
+                self._positions[key] = rows[-1]["offset"] + 1
+                self._drained[key] = max(self._drained.get(key, 0), self._positions[key])
+        if not batches and self._wakeup_when_drained and not self._errors:
+            raise WakeUp("all records were polled")
+        return ConsumerRecords(batches)
+
+    def _readable(self, key: TopicPartition) -> list[dict[str, Any]]:
+        """Return the records from the position up to the next error of the partition."""
+        ends = [offset for where, offset, _ in self._errors if where == key]
+        return self._logs.get(key, [])[self._positions[key] : min(ends, default=None)]
+
+    def _raise_error(self) -> None:
+        for index, (where, offset, error) in enumerate(self._errors):
+            if where is None or (self._positions.get(where, -1) >= offset and where not in self._paused):
+                del self._errors[index]
+                raise error
+
+    def wakeup(self) -> None:
+        """Make the present or the next `poll` raise `WakeUp`. Thread-safe."""
+        self._woken.set()
+
+    # -- positions ----------------------------------------------------------------------------
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the offset of the next record that `poll` returns."""
+        self._require_assigned([partition])
+        return self._positions[partition]
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Set the position."""
+        self._require_assigned([partition])
+        self._positions[partition] = offset
+
+    def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """Seek to offset 0 of these partitions, by default all assigned ones."""
+        for key in partitions or self.assignment:
+            self.seek(key, 0)
+
+    def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """Seek past the last record of these partitions, by default all assigned ones."""
+        for key, offset in self.end_offsets(partitions or self.assignment).items():
+            self.seek(key, offset)
+
+    def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return 0 for each partition."""
+        return dict.fromkeys(partitions, 0)
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the number of yielded records of each partition."""
+        return {key: len(self._logs.get(key, ())) for key in partitions}
+
+    def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
+        """Return the first offset at or after a timestamp of each partition; None if there is no such record."""
+        found: dict[TopicPartition, ListedOffset | None] = {}
+        for key, time_ms in times_ms.items():
+            later = [each for each in self._logs.get(key, ()) if each["timestamp_ms"] >= time_ms]
+            found[key] = ListedOffset(later[0]["offset"], NO_LEADER_EPOCH, later[0]["timestamp_ms"]) if later else None
+        return found
+
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """Return the number of records after the position."""
+        return len(self._logs.get(partition, ())) - self.position(partition)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Return no records of these partitions until `resume`."""
+        self._require_assigned(partitions)
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Return records of paused partitions again."""
+        self._require_assigned(partitions)
+        self._paused.difference_update(partitions)
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        """Return the paused partitions."""
+        return frozenset(self._paused)
+
+    # -- commits ------------------------------------------------------------------------------
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
+        """Return the committed offset of each partition; None if it has none."""
+        return {key: self._committed.get(key) for key in partitions}
+
+    def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+        """Commit offsets, by default all positions; raise the error of `fail_commit`."""
+        self._require_open()
+        error = self._commit(offsets)
+        self._run_callbacks()
+        if error is not None:
+            raise error
+
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+        """Commit offsets; the callback is called in a later `poll`, `commit_sync` or `close`."""
+        self._require_open()
+        error = self._commit(offsets)
+        if callback is not None:
+            self._callbacks.append((callback, self._positions_or(offsets), error))
+
+    def _positions_or(self, offsets: Offsets | None) -> dict[TopicPartition, CommittedOffset]:
+        if offsets is not None:
+            return dict(offsets)
+        return {key: CommittedOffset(offset) for key, offset in self._positions.items()}
+
+    def _commit(self, offsets: Offsets | None) -> CommitFailed | None:
+        if self._commit_errors:
+            return self._commit_errors.pop(0)
+        made = self._positions_or(offsets)
+        self.commits.append(made)
+        self._committed.update(made)
+        return None
+
+    def _run_callbacks(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback, offsets, error in callbacks:
+            callback(offsets, error)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Return the group and a member of it."""
+        return ConsumerGroupMetadata(self._group_id, GroupMember("mock", self._generation))
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Call the listener for all partitions, and close. Idempotent. Only a `with` block or `verify` verifies."""
+        if not self._closed:
+            self._revoke(set(self._positions))
+            self._closed = True
+            self._run_callbacks()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("this consumer is closed")
+
+    def _require_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        for topic, number in partitions:
+            if (topic, number) not in self._positions:
+                raise UsageError(f"{topic}-{number} is not assigned to this consumer")
