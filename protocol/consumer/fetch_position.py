@@ -164,14 +164,14 @@ class FetchPosition:
     # -- requests -----------------------------------------------------------------------------
 
     def fetch_bytes(self) -> int:
-        """Return the bytes to request: the estimated rest of the range, within the configured limit.
+        """Return the bytes to request: the estimated rest of the range, within the configured limits.
 
         A small range in a long log must not transfer a complete `max.partition.fetch.bytes`.
         """
         record_bytes = self._record_bytes.get(self.topic, _GUESSED_RECORD_BYTES)
         wanted = int((self.until_offset - self.position) * record_bytes * 1.1)
-        wanted = min(max(_SMALLEST_FETCH_BYTES, wanted), self._config.max_partition_fetch_bytes)
-        return max(wanted, self._at_least_bytes)
+        limit = min(self._config.max_partition_fetch_bytes, self._config.fetch_max_bytes)
+        return max(min(max(_SMALLEST_FETCH_BYTES, wanted), limit), self._at_least_bytes)
 
     def request_row(self) -> dict[str, Any]:
         """Return the partition's row of a Fetch request."""

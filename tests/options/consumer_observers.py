@@ -134,7 +134,7 @@ CONSUMER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "isolation.level": (fetch_field("isolation_level"), {"read_committed": 1, "read_uncommitted": 0}),
     "fetch.min.bytes": (fetch_field("min_bytes"), {"1": 1, "5": 5}),
     "fetch.max.wait.ms": (fetch_field("max_wait_ms"), {"7": 7, "9": 9}),
-    "fetch.max.bytes": (fetch_field("max_bytes"), {"100000": 100000, "200000": 200000}),
+    "fetch.max.bytes": (fetch_field("max_bytes"), {"30000": 30000, "200000": 200000}),
     "max.partition.fetch.bytes": (partition_max_bytes, {"50000": 50000, "60000": 60000}),
     "client.rack": (fetch_field("rack_id"), {"a": "a", "b": "b"}),
     "max.processing.time.ms": (expires_when_unread, {SHORT: True, "60000": False}),

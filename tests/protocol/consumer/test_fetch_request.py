@@ -59,6 +59,11 @@ def test_request_is_encoded_in_each_version(version: int, sessions: bool) -> Non
         assert read["session_epoch"] == (0 if sessions else -1)
 
 
+def test_request_keeps_fetch_max_bytes_below_max_partition_fetch_bytes() -> None:
+    _, body = ask(builder_of(), partitions(2, fetch_max_bytes=5_000))
+    assert body["max_bytes"] == 5_000
+
+
 def test_topics_without_an_id_need_a_version_with_names() -> None:
     wanted = partitions(2)
     request = asked(wanted)
