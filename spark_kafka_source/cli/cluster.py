@@ -54,7 +54,7 @@ def features(cluster: Cluster, node_id: int | None, output: str) -> None:
     \b
     Examples:
       pykafka cluster features
-      pykafka cluster features --broker 2 -o csv
+      pykafka cluster features --broker 1 -o csv
     """
     found = Admin(cluster.client).describe_features(node_id=node_id, timeout_ms=cluster.left_ms)
     rows = [(each.name, each.min_supported, each.max_supported, each.finalized) for each in found.values()]

@@ -37,7 +37,7 @@ def _complete(context: click.Context, incomplete: str, names: Callable[[Admin], 
             given.get("profile"),
             given.get("bootstrap_server"),
             given.get("command_config"),
-            given.get("properties") or {},
+            {**(given.get("former_properties") or {}), **(given.get("properties") or {})},
         )
         with Client(parse_client(properties)) as client:
             return [CompletionItem(name) for name in sorted(names(Admin(client))) if name.startswith(incomplete)]

@@ -137,7 +137,7 @@ def set_command(
     \b
     Examples:
       pykafka configs set topic orders retention.ms=86400000 cleanup.policy=delete
-      pykafka configs set broker 1 --secret ssl.keystore.password=file:/run/secrets/keystore --dry-run
+      pykafka configs set broker 1 --secret listener.name.tls.ssl.keystore.password=file:/run/secrets/keystore --dry-run
     """
     changes = [AlterConfigOp(setting, value) for setting, value in settings.items()]
     changes += [AlterConfigOp(setting, value, AlterConfigOpType.APPEND) for setting, value in appended.items()]

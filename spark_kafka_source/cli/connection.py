@@ -71,10 +71,11 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
         bootstrap_server: str | None,
         command_config: Path | None,
         properties: Mapping[str, str],
+        former_properties: Mapping[str, str],
         timeout_ms: int | None,
         **arguments: Any,
     ) -> None:
-        given = given_properties(profile, bootstrap_server, command_config, properties)
+        given = given_properties(profile, bootstrap_server, command_config, {**former_properties, **properties})
         try:
             config = parse_client(given)
         except ConfigurationError as error:
@@ -89,7 +90,7 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
             except KafkaError as error:
                 raise _failure(error) from error
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(CONNECTION_OPTIONS):
         run = option(run)
     return run
 
@@ -148,7 +149,7 @@ def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     return {name.strip(): value for name, _, value in pairs}
 
 
-_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
+CONNECTION_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option(
         "--profile",
         metavar="NAME",
@@ -165,13 +166,14 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     click.option(
         "-X",
         "--command-property",
-        "--property",
         "properties",
         metavar="NAME=VALUE",
         multiple=True,
         callback=pairs,
         help="A Kafka property; repeatable.",
     ),
+    # The name before KIP-1147.
+    click.option("--property", "former_properties", multiple=True, callback=pairs, hidden=True),
     click.option(
         "--timeout",
         "timeout_ms",

@@ -127,8 +127,8 @@ def produce(
 
     \b
     Examples:
-      pykafka perf produce perf-test -n 1000000 --record-size 100
-      pykafka perf produce perf-test -n 100000 --throughput 5000 -X acks=1 -X compression.type=lz4
+      pykafka perf produce perf-test -n 100000 --record-size 100
+      pykafka perf produce perf-test -n 10000 --throughput 5000 -X acks=1 -X compression.type=lz4
     """
     with stop_request() as stop, Producer(cluster.client, cluster.properties) as producer:
         if warmup_records:
@@ -207,8 +207,8 @@ def consume(cluster: Cluster, topic: str, num_records: int, group: str | None, i
 
     \b
     Examples:
-      pykafka perf consume perf-test -n 1000000
-      pykafka perf consume perf-test -n 1000000 -X fetch.max.bytes=10485760 -g perf-check
+      pykafka perf consume perf-test -n 100000
+      pykafka perf consume perf-test -n 100000 -X fetch.max.bytes=10485760 -g perf-check
     """
     own = {"group.id": group or f"perf-consumer-{uuid.uuid4().hex[:8]}"}
     properties: Mapping[str, str] = {"auto.offset.reset": "earliest", **cluster.properties, **own}

@@ -128,7 +128,7 @@ def create(
     \b
     Examples:
       pykafka topics create orders --partitions 6 --bootstrap-server broker-1:9092
-      pykafka topics create orders --replication-factor 3 --config retention.ms=604800000
+      pykafka topics create payments --config cleanup.policy=compact --config segment.ms=3600000
     """
     create_topic(cluster.client, NewTopic(name, partitions or -1, replication_factor or -1, configs), cluster.deadline)
     click.echo(f"created {name}")

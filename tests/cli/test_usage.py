@@ -17,6 +17,7 @@ from protocol import Producer
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
+from tests.cli.reference_page import every_command
 from tests.protocol.consumer.consuming import client_of
 
 NOWHERE = "127.0.0.1:1"
@@ -132,17 +133,6 @@ def test_unknown_command_is_wrong_usage() -> None:
     assert (result.exit_code, "No such command 'topic'" in result.stderr) == (2, True)
 
 
-def every_command(command: click.Command = pykafka, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from every_command(found, (*path, name))
-    else:
-        yield " ".join(path), command
-
-
 @pytest.mark.parametrize("path", [path for path, _ in every_command()])
 def test_help_of_every_command_has_two_examples_and_no_option_twice(path: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -150,6 +140,7 @@ def test_help_of_every_command_has_two_examples_and_no_option_twice(path: str) -
     assert (result.exit_code, caught) == (0, [])
     examples = [line for line in result.stdout.splitlines() if f"pykafka {path}" in line and "Usage" not in line]
     assert len(examples) >= 2, result.stdout
+    assert "--property" not in result.stdout
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,7 @@ COMMANDS: dict[str, str] = {
         ),
         "tests/spark/test_standalone_cluster.py::test_executors_import_package_from_archive",
     ),
+    "python -m tests.cli.reference_page": "tests/cli/test_reference_page.py::test_reference_equals_the_commands",
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
     "pip install": "",  # downloads packages; README describes it
@@ -150,7 +151,9 @@ def test_code_blocks_of_docs_are_run_by_tests() -> None:
     for page, words in PYTHON:
         assert block(page, words).language == "python"
     others = {
-        (each.page, each.first_line) for each in blocks() if each.language not in ("python", "sh", "mermaid", "text")
+        (each.page, each.first_line)
+        for each in blocks()
+        if each.language not in ("python", "sh", "console", "mermaid", "text")
     }
     assert {
         (page, line) for page, line in others if not any(line.startswith(words) for at, words in PICTURES if at == page)

@@ -1,0 +1,416 @@
+"""Run the examples of every command's help, in an order that makes sense, on one broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from click.testing import CliRunner
+
+from protocol import Producer, TopicPartition, TransactionalProducer
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import ProducerFenced
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.testing.fake_kafka.server import FakeKafka
+from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.users import acl_settings
+from tests.cli.reference_page import every_command, shortened
+from tests.documents import ROOT
+
+_TIME_MS = 1_769_835_600_000  # 2026-01-31T05:00:00Z
+_PASSWORD = "secret-of-the-examples"
+_SHELL = re.compile(r"[|>$]")
+_FOLLOWS_S = 1.5
+
+
+@dataclass
+class Run:
+    """A run of the examples: the broker, the folder in which files of the examples are, and what was printed."""
+
+    kafka: LocalKafka
+    other: FakeKafka
+    folder: Path
+    opened: ExitStack
+    outputs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Properties of a client."""
+        return {"bootstrap.servers": self.kafka.bootstrap_servers}
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Names in the examples, and what stands for them here; the longer names first."""
+        return {
+            "test-broker-1:9092": self.other.bootstrap_servers,
+            "broker-1:9092": self.kafka.bootstrap_servers,
+            "/checkpoints/": f"{self.folder}/checkpoints/",
+            "/run/secrets/": f"{self.folder}/secrets/",
+        }
+
+    def example(self, line: str, *, shown: bool = False, code: int = 0, given: str = "", follows: bool = False) -> None:
+        """Run an example, and check its exit code.
+
+        Parameters
+        ----------
+        line : str
+        shown : bool
+            Keep the output for the page.
+        code : int
+            Expected exit code.
+        given : str
+            Standard input.
+        follows : bool
+            The command runs until Ctrl-C, which comes after a moment.
+        """
+        actual = line
+        for name, place in self.places.items():
+            actual = actual.replace(name, place)
+        if _SHELL.search(re.sub(r"'[^']*'", "", actual)) or actual.startswith("echo"):
+            ended = subprocess.run(
+                ["bash", "-c", f'pykafka() {{ "{sys.executable}" -m spark_kafka_source.cli "$@"; }}; {actual}'],
+                capture_output=True, text=True, timeout=60, input=given,
+            )  # fmt: skip
+            found, output = ended.returncode, ended.stdout + ended.stderr
+        elif given.startswith(_PASSWORD):
+            found, output = on_terminal(shlex.split(actual)[1:], given)
+        else:
+            with _interrupted() if follows else ExitStack():
+                result = CliRunner().invoke(pykafka, shlex.split(actual)[1:], input=given or None)
+            found, output = result.exit_code, result.output
+        assert found == code, f"{line}: {found}\n{output}"
+        assert _PASSWORD not in output
+        self.tried.add(line)
+        if shown:
+            self.outputs[_path(line)] = (line, shortened(self._with_names(output)))
+
+    def _with_names(self, output: str) -> str:
+        """Return an output with the names of the examples instead of addresses and folders, in aligned columns."""
+        host, _, port = self.kafka.bootstrap_servers.partition(":")
+        replaced = {
+            **{place: name for name, place in self.places.items()},
+            sys.executable: "/usr/bin/python3",
+            str(ROOT): "/usr/lib/python3/site-packages",
+            **dict.fromkeys(re.findall(r"/\S+(?=/broker-1/data)", output), "/var/lib/kafka"),
+        }
+        output = re.sub(rf"\b{re.escape(host)}( +){port}\b", r"broker-1 \g<1>9092 ", output)
+        for place, name in replaced.items():
+            output = re.sub(
+                rf"{re.escape(place)}(  +)?",
+                lambda found, name=name: name.ljust(len(found[0])) if found[1] else name,
+                output,
+            )
+        return "\n".join(line.rstrip() for line in output.splitlines())
+
+
+def _path(line: str) -> str:
+    """Return the command of an example: `topics create`, or `consume`."""
+    first, second, *_ = line[line.index("pykafka") :].replace(")", " ").split()[1:]
+    known = {path for path, _ in every_command()}
+    return next(path for path in (f"{first} {second}", first) if path in known)
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    timer = threading.Timer(_FOLLOWS_S, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def on_terminal(arguments: list[str], given: str) -> tuple[int, str]:
+    """Run `pykafka` on a terminal, type `given`, and return the exit code and what the terminal shows."""
+    number, terminal = pty.fork()
+    if number == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "spark_kafka_source.cli", *arguments])
+    shown = b""
+    try:
+        for line in given.splitlines(keepends=True):
+            prompt = b""
+            while not prompt.endswith(b": "):
+                prompt += os.read(terminal, 4096)
+            os.write(terminal, line.encode())
+            shown += prompt
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # the end of a terminal
+        pass
+    _, status = os.waitpid(number, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), shown.decode().replace("\r\n", "\n")
+
+
+def run_examples() -> Run:
+    """Run all examples on a new broker."""
+    quiet = {"log.retention.check.interval.ms": "3600000", "log.initial.task.delay.ms": "3600000"}
+    before = Path.cwd(), dict(os.environ)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(TemporaryDirectory()))
+        kafka = opened.enter_context(LocalKafka(settings={**quiet, **acl_settings()}))
+        run = Run(kafka, opened.enter_context(FakeKafka()), folder, opened)
+        try:
+            _prepare(run)
+            for steps in _STEPS:
+                steps(run)
+        finally:
+            os.chdir(before[0])
+            os.environ.clear()
+            os.environ.update(before[1])
+    return run
+
+
+def _prepare(run: Run) -> None:
+    os.chdir(run.folder)
+    os.environ.update(
+        HOME=str(run.folder),
+        XDG_CONFIG_HOME=str(run.folder / ".config"),
+        KAFKA_BOOTSTRAP_SERVERS=run.kafka.bootstrap_servers,
+        PYTHONPATH=str(ROOT),
+    )
+    os.environ.pop("PYSPARK_PYTHON", None)
+    for name in (".config/pykafka", ".config/fish/completions", "secrets"):
+        (run.folder / name).mkdir(parents=True)
+    (run.folder / "secrets" / "alice").write_text(_PASSWORD)
+    (run.folder / "secrets" / "keystore").write_text(_PASSWORD)
+    (run.folder / "prod.properties").write_text(f"bootstrap.servers={run.kafka.bootstrap_servers}\n")
+    (run.folder / ".config" / "pykafka" / "config.toml").write_text(
+        f'[profiles.prod]\nbootstrap.servers = "{run.kafka.bootstrap_servers}"\nsecurity.protocol = "PLAINTEXT"\n'
+        f'sasl.password = "{_PASSWORD}"\n[profiles.test]\nbootstrap.servers = "{run.other.bootstrap_servers}"\n'
+    )
+
+
+def _produce(run: Run, topic: str, count: int, partitions: int, headers: Mapping[str, bytes] | None = None) -> None:
+    pairs = list((headers or {}).items())
+    with Producer(run.properties) as producer:
+        for number in range(count):
+            state = "refused" if number % 7 == 6 else "paid"
+            producer.send(
+                *(topic, f"{state} {number}".encode()), key=f"customer-{number % 9}".encode(),
+                partition=number % partitions, timestamp_ms=_TIME_MS + number * 3_000, headers=pairs,
+            )  # fmt: skip
+
+
+def _commit(run: Run, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    with Client(parse_client(run.properties)) as client:
+        commit_offsets(
+            client, group, {key: CommittedOffset(offset) for key, offset in offsets.items()}, client.deadline()
+        )
+
+
+@contextmanager
+def _member(run: Run, group: str, **properties: str) -> Iterator[KafkaConsumer]:
+    with KafkaConsumer({**run.properties, "group.id": group, "enable.auto.commit": "false"}, **properties) as consumer:
+        consumer.subscribe(["orders"])
+        until_s = time.monotonic() + 60
+        while not consumer.assignment and time.monotonic() < until_s:
+            consumer.poll(100)
+        yield consumer
+
+
+# -- the examples, in order -----------------------------------------------------------------------
+
+
+def _topics(run: Run) -> None:
+    run.example("pykafka topics create orders --partitions 6 --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka topics create payments --config cleanup.policy=compact --config segment.ms=3600000")
+    for name in ("orders-test", "orders-upper", "orders-dlq", "doctor-test", "perf-test"):
+        run.kafka.create_topic(name, 2)
+    run.kafka.create_topic("orders-copy", 12)
+    run.kafka.create_topic("payments-test", 1)
+    run.other.create_topic("orders", 12)
+    _produce(run, "orders", 3_000, 2)
+    run.example("pykafka topics alter orders --partitions 12", shown=True)
+    run.example("pykafka topics alter orders --config retention.ms=86400000 --delete-config cleanup.policy")
+    run.example("pykafka topics list --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka topics list --internal -o json")
+    run.example("pykafka topics describe orders payments", shown=True)
+    run.example("pykafka topics describe orders --all-configs -o yaml")
+    run.example("pykafka topics analyze orders", shown=True)
+    run.example("pykafka topics analyze orders --last 100000 -o csv")
+    run.example("pykafka topics trim orders --before 2026-01-31T06:00:00Z", shown=True)
+
+
+def _records(run: Run) -> None:
+    run.example("echo 'customer-7:paid' | pykafka produce orders -K : -H source=shell", shown=True)
+    run.example("pykafka consume orders -o -10 -f '%p:%o %k %v\\n'", follows=True)
+    with Producer(run.properties) as producer:
+        producer.send("orders", b"refused 3000", key=b"customer-3", partition=0)
+    run.example("pykafka consume orders -o @-1h:latest --grep refused -o json", shown=True)
+    run.example("pykafka consume orders -p 0,1 --to orders.parquet")
+    run.example("pykafka produce orders orders.parquet -z zstd")
+    run.example("pykafka consume orders -e -o json | pykafka produce orders-copy -i json")
+
+
+def _groups(run: Run) -> None:
+    _commit(run, "orders-etl", {("orders", 0): 1_200, ("orders", 1): 1_500})
+    _commit(run, "payments-etl", {("payments", 0): 0})
+    for name in ("orders-test", "payments-test"):
+        _commit(run, name, {("orders", 0): 1})
+    run.example("pykafka groups list --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka groups list --state Empty --state Dead --output csv")
+    run.example("pykafka groups list --all")
+    run.example("pykafka groups describe orders-etl --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka groups describe orders-etl --output json")
+    run.example("pykafka groups lag orders-etl payments-etl", shown=True)
+    run.example("pykafka groups lag orders-etl --watch --interval 2s", follows=True)
+    run.example("pykafka groups reset orders-etl --topic orders:0,1 --shift-by -100 --execute", shown=True)
+    run.example("pykafka groups reset orders-etl --topic orders --to-datetime 2026-01-31T06:00:00Z --execute")
+    run.example("pykafka groups reset orders-etl --all-topics --to-current --to-file offsets.csv")
+    run.example("pykafka groups reset orders-etl --all-topics --to-latest --bootstrap-server broker-1:9092")
+    run.example("pykafka groups clone orders-etl orders-etl-test")
+    run.example("pykafka groups clone orders-etl orders-etl-test --topic orders --execute", shown=True)
+    with _member(run, "orders-etl", group_instance_id="worker-3"):
+        run.example("pykafka groups describe orders-etl payments-etl --members")
+        run.example("pykafka groups remove-members orders-etl --instance-id worker-3", given="y\n", shown=True)
+    with _member(run, "orders-etl"):
+        run.example("pykafka groups remove-members orders-etl --all --yes")
+    run.example("pykafka groups delete orders-test --bootstrap-server broker-1:9092", given="y\n", shown=True)
+    _commit(run, "orders-test", {("orders", 0): 1})
+    run.example("pykafka groups delete orders-test payments-test --yes")
+
+
+def _transactions(run: Run) -> None:
+    for number in range(2):
+        properties = {**run.properties, "transactional.id": f"orders-etl-{number}"}
+        # An example fences the first one.
+        run.opened.enter_context(suppress(ProducerFenced))
+        producer = run.opened.enter_context(TransactionalProducer(properties))
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("orders-upper", b"x", partition=number)
+        producer.send("orders", b"x", partition=number)
+        producer.flush()
+    run.example("pykafka txn list --state Ongoing --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka txn list --prefix orders-etl --running-longer-than 15m --output csv")
+    run.example("pykafka txn describe orders-etl-0 --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka txn describe orders-etl-0 orders-etl-1 --output json")
+    run.example("pykafka txn hanging orders --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka txn hanging orders orders-upper:0,1 -o json")
+    run.example("pykafka txn abort orders-etl-0 orders-etl-1 --bootstrap-server broker-1:9092")
+    run.example("pykafka txn abort orders-etl-0 --execute", shown=True)
+    # No transaction is open there.
+    run.example("pykafka txn abort --topic orders --partition 0 --start-offset 1200 --execute", code=1)
+
+
+def _settings(run: Run) -> None:
+    run.example("pykafka configs set topic orders retention.ms=86400000 cleanup.policy=delete", shown=True)
+    secret = "listener.name.tls.ssl.keystore.password=file:/run/secrets/keystore"
+    run.example(f"pykafka configs set broker 1 --secret {secret} --dry-run")
+    run.example("pykafka configs describe topic orders --setting retention.ms --documentation -o yaml", shown=True)
+    run.example("pykafka configs describe broker 1 default")
+    run.example("pykafka configs list", shown=True)
+    run.example("pykafka configs list --type client-metrics --type group -o json")
+    run.example("pykafka configs delete topic orders retention.ms", given="y\n", shown=True)
+    run.example("pykafka configs delete broker default log.cleaner.threads --yes")
+
+
+def _security(run: Run) -> None:
+    create = "pykafka acls create --principal User:alice --consumer --topic orders --group orders-etl"
+    run.example(create, shown=True)
+    run.example("pykafka acls create --principal User:bob --operation describe --topic orders- --prefixed")
+    run.example("pykafka acls list --principal User:alice", shown=True)
+    run.example("pykafka acls list --topic orders --pattern match -o csv")
+    run.example("pykafka acls delete --principal User:alice --topic orders", given="y\n", shown=True)
+    run.example("pykafka acls delete --topic orders-test --yes")
+    run.example("pykafka users set alice", given=f"{_PASSWORD}\n{_PASSWORD}\n", shown=True)
+    run.example("pykafka users set alice --mechanism SCRAM-SHA-256 --password-from file:/run/secrets/alice")
+    os.environ["BOB"] = _PASSWORD
+    for name in ("alice", "bob"):
+        run.example(f"pykafka users set {name} --mechanism SCRAM-SHA-256 --password-from env:BOB")
+    run.example("pykafka users list", shown=True)
+    run.example("pykafka users list alice bob -o json")
+    run.example("pykafka users delete alice bob --mechanism SCRAM-SHA-256 --yes")
+    run.example("pykafka users delete alice", given="y\n", shown=True)
+    run.example("pykafka quotas set --user alice producer_byte_rate=1048576 consumer_byte_rate=2097152", shown=True)
+    run.example("pykafka quotas set --client-id-default request_percentage=200")
+    run.example("pykafka quotas list", shown=True)
+    run.example("pykafka quotas list --user alice -o json")
+    run.example("pykafka quotas delete --user alice producer_byte_rate --yes")
+    run.example("pykafka quotas delete --user alice", given="y\n", shown=True)
+
+
+def _cluster(run: Run) -> None:
+    run.example("pykafka cluster describe", shown=True)
+    run.example("pykafka cluster describe --fenced -o json")
+    run.example("pykafka cluster features", shown=True)
+    run.example("pykafka cluster features --broker 1 -o csv")
+    run.example("pykafka cluster quorum", shown=True)
+    run.example("pykafka cluster quorum -o yaml")
+    run.example("pykafka cluster log-dirs", shown=True)
+    run.example("pykafka cluster log-dirs --broker 1 --replicas -o csv")
+    run.example("pykafka cluster set-features transaction.version=2", shown=True)
+    run.example("pykafka cluster set-features group.version=1 --execute")
+
+
+def _copies(run: Run) -> None:
+    run.example("pykafka copy orders orders-test -o -1000", shown=True)
+    run.example(
+        "pykafka copy orders orders --to-bootstrap-server test-broker-1:9092 --keep-partitions --follow", follows=True
+    )
+    _produce(run, "orders-dlq", 3, 1, {"__connect.errors.topic": b"orders"})
+    run.example("pykafka replay orders-dlq", shown=True)
+    run.example("pykafka replay orders-dlq --group orders-dlq-replay --execute")
+
+
+def _checkpoint(run: Run) -> None:
+    folder = run.folder / "checkpoints" / "orders-upper"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"47de275a-d0ec-4be7-96c7-3f4cf0082389"}')
+    for number, end in ((16, 900), (17, 1_300)):
+        offsets = json.dumps({"orders": {"0": end, "1": end + 50}})
+        (folder / "offsets" / str(number)).write_text(f'v1\n{{"batchTimestampMs":{_TIME_MS}}}\n{offsets}')
+        (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    run.example("pykafka checkpoint inspect /checkpoints/orders-upper", shown=True)
+    run.example("pykafka checkpoint inspect /checkpoints/orders-upper --batch 17 --partitions -o csv")
+    run.example("pykafka checkpoint diff /checkpoints/orders-upper --group orders-etl", shown=True)
+    run.example("pykafka checkpoint diff /checkpoints/orders-upper --all -o json")
+
+
+def _others(run: Run) -> None:
+    run.example("pykafka doctor --bootstrap-server broker-1:9092", shown=True)
+    run.example("pykafka doctor --command-config prod.properties --topic orders --group orders-etl --write doctor-test")
+    run.example("pykafka perf produce perf-test -n 100000 --record-size 100", shown=True)
+    run.example("pykafka perf produce perf-test -n 10000 --throughput 5000 -X acks=1 -X compression.type=lz4")
+    run.example("pykafka perf consume perf-test -n 100000", shown=True)
+    run.example("pykafka perf consume perf-test -n 100000 -X fetch.max.bytes=10485760 -g perf-check")
+    run.example("pykafka profile use prod", shown=True)
+    run.example("pykafka profile list", shown=True)
+    run.example("pykafka profile list -o json")
+    run.example("pykafka profile show", shown=True)
+    run.example("pykafka profile show prod -o yaml")
+    run.example("pykafka profile use --none")
+    run.example('eval "$(pykafka completion bash)"', shown=True)
+    run.example("pykafka completion fish > ~/.config/fish/completions/pykafka.fish")
+
+
+def _deletion(run: Run) -> None:
+    run.example("pykafka topics trim orders:0,1 --before-offset 1200 --execute")
+    run.example("pykafka topics delete orders-test", given="y\n", shown=True)
+    run.kafka.create_topic("orders-test", 1)
+    run.example("pykafka topics delete orders-test payments-test --yes")
+
+
+_STEPS: tuple[Callable[[Run], None], ...] = (
+    *(_topics, _records, _groups, _transactions, _settings, _security, _cluster, _copies, _checkpoint, _others),
+    _deletion,
+)

@@ -1,0 +1,121 @@
+"""The reference part of docs/cli.md: each command's usage, options and an example with its output on a real broker.
+
+    python -m tests.cli.reference_page > /tmp/cli.md && mv /tmp/cli.md docs/cli.md
+
+The part above the heading "Reference" is written by hand and is printed unchanged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+
+import click
+
+from spark_kafka_source.cli.connection import CONNECTION_OPTIONS
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.documents import ROOT
+
+PAGE = ROOT / "docs" / "cli.md"
+_HEADING = "## Reference"
+_INTRODUCTION = """\
+This part is made from the commands, with outputs of a real broker, by `python -m tests.cli.reference_page`. Each
+command also has `-h` (`--help`). Commands that print rows have `-o` (`--output`) with `table`, `json`, `yaml` or `csv`.
+Commands that ask brokers have these options:"""
+_MOST_LINES = 8
+_LONGEST_CHOICES = 60
+
+
+def every_command(command: click.Command = pykafka, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Yield each command that is not a group, with its path: `topics create`."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from every_command(found, (*path, name))
+    else:
+        yield " ".join(path), command
+
+
+def examples(command: click.Command) -> list[str]:
+    """Return the lines under "Examples:" of a command's help."""
+    _, _, text = inspect.cleandoc(command.help or "").partition("Examples:\n")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def markdown(outputs: Mapping[str, tuple[str, str]]) -> str:
+    """Return the page. `outputs` has the example and its output for each command."""
+    guide, heading, _ = PAGE.read_text(encoding="utf-8").partition(f"\n{_HEADING}\n")
+    assert heading, f"{PAGE} has no heading {_HEADING!r}"
+    parts = [_INTRODUCTION, _table(_parameters(pykafka_connection()))]
+    for path, command in every_command():
+        parts.append(f"### pykafka {path}")
+        parts += _command(path, command)
+        example, output = outputs[path]
+        parts.append("\n".join(["```console", f"$ {example}", *output.splitlines(), "```"]))
+    return f"{guide}\n{_HEADING}\n\n" + "\n\n".join(parts) + "\n"
+
+
+def pykafka_connection() -> click.Command:
+    """Return a command that has only the options of a connection."""
+    command = click.Command("any")
+    for option in CONNECTION_OPTIONS:
+        option(command)
+    return command
+
+
+def _command(path: str, command: click.Command) -> list[str]:
+    context = click.Context(command, info_name=f"pykafka {path}")
+    usage = " ".join(["pykafka", path, *command.collect_usage_pieces(context)])
+    text, _, _ = inspect.cleandoc(command.help or "").replace("\b\n", "").partition("Examples:\n")
+    shared = {each.name for each in pykafka_connection().params}
+    rows = [each for each in _parameters(command) if each[0] not in shared and "[table|json|yaml|csv]" not in each[1]]
+    connects = shared <= {each.name for each in command.params}
+    ends = "Options of a connection, and:" if connects and rows else "Options of a connection." if connects else ""
+    return [f"`{usage}`", *text.strip().split("\n\n"), *filter(None, [ends]), *([_table(rows)] if rows else [])]
+
+
+def _parameters(command: click.Command) -> list[tuple[str, str, str]]:
+    """Return name, spelling and help of each option."""
+    context, found = click.Context(command), []
+    for each in command.params:
+        record = each.get_help_record(context)
+        if isinstance(each, click.Option) and record is not None:
+            spelling, text = record[0], " ".join(record[1].split())
+            if len(spelling) > _LONGEST_CHOICES:
+                spelling = re.sub(r"\[.*\|.*\]", each.opts[0].lstrip("-").upper(), spelling)
+            found.append((str(each.name), spelling, text))
+    return found
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|").replace("<", "\\<").replace("*", "\\*")
+
+    lines = [f"| `{spelling.replace('|', chr(92) + '|')}` | {cell(text)} |" for _, spelling, text in rows]
+    return "\n".join(["| option | |", "| --- | --- |", *lines])
+
+
+def outputs_of_page() -> dict[str, tuple[str, str]]:
+    """Return the example and its output for each command, from the page."""
+    found = {}
+    for path, block in re.findall(
+        r"^### pykafka ([^\n]+)\n.*?^```console\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        example, _, output = block.removeprefix("$ ").partition("\n")
+        found[path] = (example, output)
+    return found
+
+
+def shortened(output: str) -> str:
+    """Return the first lines of an output."""
+    lines = output.splitlines()
+    return "\n".join(lines[:_MOST_LINES] + ["…"] * (len(lines) > _MOST_LINES))
+
+
+if __name__ == "__main__":
+    from tests.cli.reference_examples import run_examples
+
+    print(markdown(run_examples().outputs), end="")
