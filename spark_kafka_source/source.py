@@ -1,6 +1,7 @@
 """The data source "pykafka-group": name, schema, readers and writers.
 
-Spark creates one in each of the driver's planning processes. Its parts are imported when used: the import is cheap.
+Spark creates the data source in several processes on the driver. Modules of readers and writers are imported when used,
+so that importing this module is quick.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
 
         Spark calls this in `load()` without a user's schema, and in `CREATE TABLE` without columns.
         """
-        # A table may be for writing.
+        # A table may be used for writes only, so reads check its options later.
         if _TABLE_OPTION not in self.options:
             check_read_options(self.options)
         return spark_schema(row_columns(self.options))
@@ -75,7 +76,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         return KafkaBatchReader(parse_source_options(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query; one that raises the error if an option is wrong."""
+        """Return the reader of a streaming query. If an option is wrong, it raises the error at its first call."""
         try:
             from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 
@@ -108,8 +109,8 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Notes
     -----
-    After an error of `DataSource.streamReader` PySpark's runner calls `stop` of the reader that it does not have, and
-    the query ends with that `UnboundLocalError`.
+    If `DataSource.streamReader` raised the error itself, PySpark's runner would call `stop` of a reader that does not
+    exist, and the query would report that `UnboundLocalError` instead.
     """
 
     def __init__(self, error: Exception) -> None:

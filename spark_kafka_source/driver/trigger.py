@@ -22,7 +22,7 @@ from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
 
-# Partitions whose leader has not answered by then keep the previous record size.
+# Partitions whose leader does not reply within this time keep the previous record size.
 _RECORD_SIZES_TIMEOUT_MS = 2_000
 
 
@@ -86,7 +86,7 @@ class Trigger:
         return self._backlog(logs)
 
     def _assigned_logs(self) -> LogSnapshot:
-        """Return the assigned partitions with their log end offsets; mark `read` for the commit in between."""
+        """Return the logs of the assigned partitions. Marks `read` for the commit before offsets are requested."""
         known = self.read.ends.keys() | self.starting.keys()
         assignment = assign_all(self._client, self._options, known, self.deadline)
         assignment = replace(assignment, added={**self.starting, **assignment.added})
@@ -101,7 +101,7 @@ class Trigger:
         )
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
-        """Return the backlog with its start offsets; raise or keep losses."""
+        """Return the backlog with its start offsets. Losses are raised or kept, as in `_raise_or_defer`."""
         target, fail = self.query.target, self._options.fail_on_data_loss
         if target is not None:
             target.update(logs.late_targets(target))
@@ -124,7 +124,7 @@ class Trigger:
         for key in truncated:
             if present.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
-                raise TopicUnknown(f"{partition_name(key)} ends before what was read, and is of another topic by now")
+                raise TopicUnknown(f"{partition_name(key)} ends before the position, and now belongs to another topic")
             divergent[key] = end = backlog.ends[key]
             if key in epochs:
                 epoch_end = end_of_epoch(self._client, *key, epochs[key], self.deadline)
@@ -133,7 +133,7 @@ class Trigger:
         return divergent
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:
-        """Return the log start offsets of logs that no longer have the position. Otherwise a task would fail on it."""
+        """Return the log start offsets of logs that no longer have the position, at which a task would fail."""
         unread = backlog.continued()
         log_starts = log_start_offsets(self._client, unread, self.deadline)
         return {key: min(log_starts[key], backlog.ends[key]) for key in unread if log_starts[key] > backlog.starts[key]}

@@ -43,7 +43,7 @@ def tls_settings(authority: CertificateAuthority) -> dict[str, str]:
 
 
 def sasl_listeners(listeners: Mapping[str, str]) -> list[str]:
-    """Return the SASL listeners of `security`; other listeners are configured in the caller's settings."""
+    """Return the names of SASL listeners among those of `listeners_of`. Callers configure their own listeners."""
     return [name for name in listeners if name in _WITH_SASL]
 
 

@@ -22,19 +22,19 @@ from spark_kafka_source.options.rules import check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
 
-# Options that Spark adds for streams and for SQL tables; the latter also repeat every option with a prefix.
+# Options that Spark adds for streams and SQL tables. For tables it also repeats every option with a prefix.
 _SPARK_OPTIONS = frozenset(
     ("checkpointlocation", "queryname", "owner", "provider", "comment", "location", "external", "is_managed_location")
 )
 _SPARK_TABLE_PREFIX = "option."
-# An option of Spark's for its own Kafka sink; an internal one lets it run with any sink.
+# Spark's option for its own Kafka sink. With an internal option, Spark allows it for any sink.
 _ASYNC_PROGRESS = "asyncprogresstrackingenabled"
 # Secrets that Spark's default redaction does not hide.
 _NOT_REDACTED_BY_SPARK = frozenset((PREFIX + "ssl.keystore.key",))
 # The argument of load() or save(), which Spark passes as an option.
 _PATHS = frozenset(("path", "paths"))
 
-# Better reasons than those of `protocol`, which has no columns and no options.
+# Reasons that replace those of `protocol`, which does not know Spark's columns and options.
 FORBIDDEN = {
     "enable.auto.commit": "offsets are committed when a micro-batch has completed; use commitOffsets",
     "key.deserializer": "the column key is binary; convert it in the query, e.g. key.cast('string')",
@@ -45,7 +45,7 @@ FORBIDDEN = {
     "interceptor.classes": "JVM classes that may change records cannot run here; change columns in the query",
 }
 
-# What differs in a sink from the client's own meaning.
+# Meanings of properties that differ between the sink and the client.
 SINK_MEANINGS = {
     "linger.ms": "wait for a record batch to fill; by default a task waits until its last row",
     "buffer.memory": "approximate limit of the bytes that a task buffers or has in flight; a full buffer blocks "
@@ -60,7 +60,7 @@ TRANSACTION_TIMEOUT_MS = 900_000
 
 @hide_variables
 def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns of the rows. Spark needs the schema before it tells whether the query is a stream."""
+    """Return the column names of the rows. Spark asks for the schema before it tells if the query is a stream."""
     texts = {key.lower(): str(text) for key, text in options.items() if key.lower() in ("columns", "includeheaders")}
     entries = [entry for entry in OPTIONS if entry.name.lower() in texts and entry.use & READ]
     given = {entry.field: entry.kind.read(entry.name, texts[entry.name.lower()]) for entry in entries}
@@ -168,7 +168,7 @@ def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: 
 def _refuse_async_progress(options: Mapping[str, str]) -> None:
     """Refuse Spark's asynchronous progress tracking for exactly-once writes.
 
-    A restart would plan batches again that the ledger has as complete, with other rows.
+    After a restart, Spark would plan batches with other rows that the ledger already records as decided.
     """
     for name, text in options.items():
         if name.lower() == _ASYNC_PROGRESS and text.strip().lower() == "true":
@@ -181,7 +181,7 @@ def _refuse_async_progress(options: Mapping[str, str]) -> None:
 
 
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values for one use by field, and the Kafka properties without their prefix."""
+    """Return the option values for `use`, by field name, and the Kafka properties without their prefix."""
     _warn_of_unredacted(options)
     given: dict[str, Any] = {}
     kafka: dict[str, str] = {}
@@ -206,7 +206,7 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
 
 
 def _warn_of_unredacted(options: Mapping[str, str]) -> None:
-    """Warn of secrets in Spark's UI: its redaction looks for words that a PEM key and its property do not have."""
+    """Warn of a secret that Spark's UI shows: its redaction pattern matches neither a PEM key nor its property."""
     for key, text in options.items():
         if key.lower() in _NOT_REDACTED_BY_SPARK and not is_reference(str(text)):
             warn_once(
@@ -229,7 +229,7 @@ def _find_entry(key: str, use: Use) -> Option | None:
 
 
 def _applicable_names(use: Use) -> list[str]:
-    """Return the options of reads, or of writes."""
+    """Return the names of the options that apply to reads, or to writes."""
     side = Use.WRITE if use & Use.WRITE else READ
     return [each.name for each in OPTIONS if each.use & side and each.effect is Effect.APPLIES]
 

@@ -58,7 +58,7 @@ def by_partition(document: object, convert: Callable[[object], _T]) -> dict[Topi
     return values
 
 
-# Called for every partition of every batch.
+# Cached, because it is called for every partition of every batch.
 @lru_cache(maxsize=10_000, typed=True)
 def _partition(text: object) -> int:
     if not _NUMBER.fullmatch(str(text)) or int(str(text)) > MAX_PARTITION:
@@ -67,7 +67,7 @@ def _partition(text: object) -> int:
 
 
 def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
-    """Return a number of a JSON document; raise `ValueError` if it is not a whole number of the range."""
+    """Return `item` from a JSON document; raise `ValueError` unless it is an int from `minimum` to `maximum`."""
     if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
         raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
     return item

@@ -82,7 +82,7 @@ def _check_group(options: SourceOptions) -> None:
 def _check_membership(options: SourceOptions) -> None:
     setting = f"{PREFIX}group.protocol is {options.consumer.group_protocol}"
     if options.consumer.group_protocol != "none" and not options.streaming:
-        warn_once(f"{setting}, which has no effect: a batch reads all that it names, and joins no group")
+        warn_once(f"{setting}, which has no effect: a batch reads all selected partitions, and joins no group")
     if not options.is_member:
         return
     if options.consumer.group_id is None:
@@ -100,7 +100,10 @@ def _check_membership(options: SourceOptions) -> None:
 
 
 def _effective_option(options: SourceOptions, which: str) -> str:
-    """Return the option that decides the start ("starting") or the end ("ending"): the first one that is set."""
+    """Return the name of the option that decides the start or the end (`which`: "starting" or "ending").
+
+    It is the first one that is set; options with times precede offsets, as in Spark's connector.
+    """
     values = {
         f"{which}Timestamp": getattr(options, f"{which}_timestamp"),
         f"{which}OffsetsByTimestamp": getattr(options, f"{which}_offsets_by_timestamp"),

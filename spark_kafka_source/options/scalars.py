@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from protocol.property_kinds import MAX_INT64
 
 MAX_TIME_MS = 2**63 - 1
-# Numbers that are more probably seconds: from 1973 on as seconds, before 2001 as milliseconds.
+# Timestamps that are probably in seconds: after 1973 if read as seconds, before 2001 if read as milliseconds.
 _SECONDS = range(100_000_000, 978_307_200_000)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

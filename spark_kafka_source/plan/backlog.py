@@ -95,7 +95,7 @@ class LogSnapshot:
 
     @cached_property
     def stale(self) -> set[TopicPartition]:
-        """Return partitions whose reply came from a stale leader: neither new records nor a loss."""
+        """Return partitions whose reply came from a stale leader. It proves neither new records nor a loss."""
         return {key for key, end in self.listed.items() if end.is_stale(self._known_epoch(key))}
 
     @cached_property

@@ -70,7 +70,7 @@ class TopicColumns:
         `value: binary`, and if the DataFrame has them `key: binary`, `headers: list<struct<key: string, value:
         binary>>` and `timestamp_ms: int64` (null: now).
     partitions : pyarrow.Int32Array or None
-        None without such a column. The partitioner chooses for null.
+        None if there is no column `partition`. For null values the partitioner chooses.
     """
 
     topic: str

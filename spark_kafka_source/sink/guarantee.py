@@ -18,12 +18,12 @@ from spark_kafka_source.sink.task_writer import TaskWriter
 
 @with_remedies()
 def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> TaskWriter | TransactionalTaskWriter:
-    """Create the task writer, which Spark pickles for executors; once per batch write, whose id it generates.
+    """Create the task writer, which Spark pickles for executors. Call it once per batch write: it generates the id.
 
     Raises
     ------
     KafkaError
-        Exactly once, and the driver, which ends the transactions, cannot reach a broker.
+        With exactly-once: the driver, which must end the transactions, cannot reach a broker.
     """
     if options.delivery_guarantee != "exactly-once":
         return TaskWriter(options.client, options.producer, plan)

@@ -1,7 +1,7 @@
 """The streaming sink: `df.writeStream`. Checks the DataFrame on the driver; tasks write; one log line per batch.
 
-Spark creates two writers per batch, in different processes: copies of one write, the other one commits or aborts. At
-least once by default: a batch that Spark repeats is written again.
+Spark creates two writers per batch, in different processes: tasks use copies of one, the other one commits or aborts.
+At least once by default: a batch that Spark repeats is written again.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _MAX_LISTED = 10
 
 
 class TopicWritten(NamedTuple):
-    """The number of rows written to a topic, and its partitions as bits of a number, which is small when pickled."""
+    """The number of rows written to a topic, and the partitions as a bit mask, which is small when pickled."""
 
     rows: int
     partitions: int

@@ -35,10 +35,10 @@ def tune_worker() -> None:
 
 
 def _acknowledge_at_once(task_socket: socket.socket, quick_ack: int) -> None:
-    """Between tasks, tells Linux not to put off the next acknowledgement.
+    """Set TCP_QUICKACK between tasks, so that Linux does not delay the next acknowledgement.
 
-    The next send resets the option, so it is set during the daemon's garbage collection: the only event in this
-    process between a task's last output and the next task.
+    The next send resets the option. So it is set in a callback of the daemon's garbage collection: the only event in
+    this process between the last output of a task and the next task.
     """
 
     def between_tasks(phase: str, info: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, r
 
 
 class Marks:
-    """Replaces an `OffsetManager`: records every offset that is staged, also a lower one."""
+    """Replaces an `OffsetManager`: records all staged offsets, including lower ones."""
 
     healthy = True
 
@@ -69,14 +69,14 @@ def test_recreated_or_deleted_topic_gets_no_commit(
         with pytest.raises(DataLoss):
             reader.latestOffset(begin, reader.getDefaultReadLimit())
         assert marks.marked == [{("b", 0): 3}]
-    # A failing trigger, too, waits for that commit.
+    # A failing trigger also waits for the commit.
     assert marks.flushes == (3 if what.endswith("read") else 2)
 
 
 def test_revoked_partition_gets_no_commit_and_no_warning(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The assignment of a group member, too, have revoked partitions: another member resumes there."""
+    """Assignments of group members have revoked partitions, at whose committed offsets another member resumes."""
     assignment = QueryAssignment({("a", 0): OLD_ID}, revoked={("a", 1)})
     monkeypatch.setattr(trigger, "assign_all", lambda *_: assignment)
     reader = cluster.reader()

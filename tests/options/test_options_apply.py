@@ -1,6 +1,6 @@
-"""Every own option marked as applied has an observable effect: offsets, tasks, rows, requests, times.
+"""Each option of the table that applies has an observable effect on offsets, tasks, rows, requests or times.
 
-The test fails for an option of the table without a row here, and for a row whose values make no difference.
+Fails for an option without an entry in `OBSERVERS`, and for an entry whose values have equal effects.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
 
 
 def offsets_of_first_batch(cluster: SmallCluster, given: dict[str, str], *, more: int = 0) -> int:
-    """Return the number of offsets in the first batch, of twenty, and `more` in each partition."""
+    """Return the number of offsets in the first batch. The log has 20, and `more` in each of two partitions."""
     if more:
         cluster.grow(more)
     end = plan(stream(cluster, given), {"orders": dict(ORDERS)})
@@ -139,7 +139,7 @@ def tasks(cluster: SmallCluster, given: dict[str, str]) -> int:
 
 
 def column_names(cluster: SmallCluster, given: dict[str, str]) -> object:
-    """Return the column names of the schema, which must be those of the rows."""
+    """Return the column names of the rows, which must equal those of the schema."""
     reader = batch(cluster, given)
     first = next(reader.read(reader.partitions()[0]))
     assert tuple(first.schema.names) == row_columns(given)
@@ -154,7 +154,7 @@ def times_out_late(cluster: SmallCluster, given: dict[str, str]) -> bool:
 
 
 def offset_retries_take_long(cluster: SmallCluster, given: dict[str, str]) -> list[bool]:
-    """Return whether query start, trigger and batch read retry for long if no broker answers."""
+    """Return if query start, trigger and batch read each retry for a long time when no broker replies."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         unreachable = f"127.0.0.1:{server.getsockname()[1]}"
     short = {
@@ -211,7 +211,7 @@ _ALL = "key,value,topic,partition,offset,timestamp,timestampType"
 _LATE = str(FIRST_TIMESTAMP_MS + 1_000)
 _AT_5 = FIRST_TIMESTAMP_MS + 5
 
-# option -> observe function, and its result for each value.
+# Option -> function that observes its effect, and the expected result by option value.
 OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "subscribe": (chosen, {"orders": ["orders-0", "orders-1"], "bills": ["bills-0", "bills-1"]}),
     "subscribePattern": (chosen, {"^o": ["orders-0", "orders-1"], "ills": ["bills-0", "bills-1"]}),
