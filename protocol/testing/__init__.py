@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from protocol.testing.fake_kafka.server import FakeKafka
     from protocol.testing.mock_consumer import MockConsumer
     from protocol.testing.mock_producer import MockProducer
+    from protocol.testing.real_kafka import RealKafka
 
 _MODULES = {
     "FakeKafka": "protocol.testing.fake_kafka.server",
     "ManualClock": "protocol.testing.fake_kafka.clock",
     "MockConsumer": "protocol.testing.mock_consumer",
     "MockProducer": "protocol.testing.mock_producer",
+    "RealKafka": "protocol.testing.real_kafka",
 }
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ManualClock",
     "MockConsumer",
     "MockProducer",
+    "RealKafka",
 ]
 
 __getattr__, __dir__ = attach(__name__, _MODULES)

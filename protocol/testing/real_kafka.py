@@ -1,0 +1,114 @@
+"""A real cluster with the methods of `FakeKafka` that it can have, so that one test runs on both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from protocol.admin.admin import Admin
+from protocol.admin.topics import NewTopic
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.errors import AdminFailed, BrokerError, UsageError
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.messages import Headers
+from protocol.producer.producer import Producer
+from protocol.tables import read
+
+
+class RealKafka:
+    """A cluster that runs elsewhere, for tests: topics, records, committed offsets.
+
+    `close` deletes the topics and groups that appeared since this object was created; it is also a context manager.
+
+    Parameters
+    ----------
+    bootstrap_servers : str
+    properties : mapping, optional
+        Kafka's client properties, such as those of security.
+    """
+
+    def __init__(self, bootstrap_servers: str, properties: Mapping[str, object] | None = None) -> None:
+        self._properties = {**(properties or {}), "bootstrap.servers": bootstrap_servers}
+        self._bootstrap_servers = bootstrap_servers
+        self._admin = Admin(self._properties)
+        self._producer: Producer | None = None
+        self._topics_before = set(self._admin.list_topics())
+        self._groups_before = {each.group for each in self._admin.list_groups()}
+
+    def __enter__(self) -> RealKafka:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of the brokers, for `bootstrap.servers`."""
+        return self._bootstrap_servers
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = -1,
+        *,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic; return when it has leaders. As `FakeKafka.create_topic`."""
+        self._admin.create_topics([NewTopic(name, partitions, replication_factor, configs=dict(config or {}))])
+
+    def produce(
+        self,
+        topic: str,
+        *values: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> list[int]:
+        """Write one record per value, and return their offsets. As `FakeKafka.produce`.
+
+        Raises
+        ------
+        UsageError
+            The topic or the partition does not exist.
+        """
+        if topic not in self._admin.list_topics():
+            raise UsageError(f"{topic} does not exist in this cluster; call create_topic first", topic=topic)
+        if self._producer is None:
+            self._producer = Producer(self._properties, {"partitioner": "murmur2"})
+        fields = {"key": key, "headers": headers, "partition": partition, "timestamp_ms": timestamp_ms}
+        futures = [self._producer.send(topic, value, **fields) for value in values]  # type: ignore[arg-type]
+        self._producer.flush()
+        return [each.result().offset for each in futures]
+
+    def records(
+        self, topic: str, partition: int | None = None, *, isolation_level: str = "read_committed"
+    ) -> list[ConsumerMessage]:
+        """Return the records that a consumer would read now, by partition and offset. As `FakeKafka.records`."""
+        properties = {**self._properties, "isolation.level": isolation_level}
+        found = []
+        for row in read(properties, topic).read_all().to_pylist():
+            pairs = [(each["key"], each["value"]) for each in row.pop("headers") or ()]
+            found.append(ConsumerMessage(headers=pairs or None, **row))
+        return sorted((each for each in found if partition in (None, each.partition)), key=lambda each: each[1:3])
+
+    def committed_offsets(self, group_id: str) -> dict[TopicPartition, int]:
+        """Return the committed offsets of a group."""
+        return {key: each.offset for key, each in self._admin.list_consumer_group_offsets(group_id).items()}
+
+    def close(self) -> None:
+        """Delete the topics and groups that appeared meanwhile; groups that still have members stay."""
+        if self._producer is not None:
+            self._producer.abort()
+        try:
+            topics = self._admin.list_topics().keys() - self._topics_before
+            groups = {each.group for each in self._admin.list_groups()} - self._groups_before
+            with suppress(AdminFailed, BrokerError):
+                if topics:
+                    self._admin.delete_topics(topics)
+            with suppress(AdminFailed, BrokerError):
+                if groups:
+                    self._admin.delete_groups(groups)
+        finally:
+            self._admin.close()

@@ -1,0 +1,138 @@
+"""The pytest plugin: its fixtures on the in-memory cluster and on a real one, and its light imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import protocol
+from protocol.errors import UsageError
+from protocol.testing import FakeKafka, RealKafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.documents import ROOT
+
+pytest_plugins = ["pytester"]
+
+# The entry point may be installed or not.
+PLUGIN = ("-p", "no:kafka", "-p", "protocol.testing.pytest_plugin", "-p", "no:cacheprovider")
+
+ORDERS_TEST = """
+    import protocol
+
+    def test_orders(kafka):
+        kafka.create_topic("orders", 2, config={"retention.ms": "-1"})
+        assert kafka.produce("orders", "a", "b", partition=1) == [0, 1]
+        table = protocol.read({"bootstrap.servers": kafka.bootstrap_servers}, "orders").read_all()
+        assert table["value"].to_pylist() == [b"a", b"b"]
+        assert [(each.partition, each.offset, each.value) for each in kafka.records("orders")] == [
+            (1, 0, b"a"), (1, 1, b"b"),
+        ]
+        assert kafka.committed_offsets("nobody") == {}
+
+    def test_next_test_has_an_empty_cluster(kafka):
+        kafka.create_topic("orders")
+        assert kafka.records("orders") == []
+"""
+
+
+def run(pytester: pytest.Pytester, test: str, *options: str) -> pytest.RunResult:
+    pytester.makepyfile(test)
+    return pytester.runpytest_inprocess(*PLUGIN, *options)
+
+
+def test_kafka_is_the_in_memory_cluster_by_default(pytester: pytest.Pytester) -> None:
+    result = run(pytester, ORDERS_TEST, "-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*::test_orders PASSED*"])
+
+
+@pytest.mark.kafka
+def test_kafka_real_runs_each_test_on_both(pytester: pytest.Pytester, kafka1: LocalKafka) -> None:
+    pytester.makeconftest(
+        f"""
+        import pytest
+        from types import SimpleNamespace
+
+        @pytest.fixture(scope="session")
+        def kafka_local():
+            return SimpleNamespace(bootstrap_servers={kafka1.bootstrap_servers!r})
+        """
+    )
+    result = run(pytester, ORDERS_TEST, "-v", "--kafka-real")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["*test_orders?fake? PASSED*", "*test_orders?real? PASSED*"])
+
+
+def test_kafka_local_is_skipped_without_java(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    result = run(pytester, "def test_orders(kafka_local): raise AssertionError", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*kafka_local needs a real Kafka: The java of JAVA_HOME*"])
+
+
+def test_kafka_local_is_started_once_and_closed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A double stands in for the broker, whose start takes seconds."""
+    events: list[object] = []
+
+    class Double:
+        def __init__(self, brokers: int) -> None:
+            events.append(brokers)
+
+        def __enter__(self) -> None:
+            events.append("running")
+
+        def __exit__(self, *_: object) -> None:
+            events.append("closed")
+
+    monkeypatch.setattr("spark_kafka_source.local_kafka.LocalKafka", Double)
+    test = "import pytest\n@pytest.mark.parametrize('nth', [1, 2])\ndef test_orders(kafka_local, nth): pass"
+    run(pytester, test).assert_outcomes(passed=2)
+    assert events == [1, "running", "closed"]
+
+
+def test_own_fixture_replaces_that_of_the_plugin(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("import pytest\n@pytest.fixture(scope='session')\ndef kafka(): return 'own'")
+    run(pytester, "def test_orders(kafka): assert kafka == 'own'", "--kafka-real").assert_outcomes(passed=1)
+
+
+def test_unused_plugin_imports_neither_arrow_nor_spark() -> None:
+    program = (
+        "import sys, protocol.testing.pytest_plugin; "
+        "print(sorted({'pyarrow', 'numpy', 'pyspark', 'spark_kafka_source'} & sys.modules.keys()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "[]\n"
+
+
+def test_entry_point_names_the_plugin() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert '[project.entry-points.pytest11]\nkafka = "protocol.testing.pytest_plugin"\n' in project
+
+
+class TestRealKafka:
+    def test_shared_methods_give_the_same_on_both(self, kafka1: LocalKafka) -> None:
+        def use(kafka: FakeKafka | RealKafka) -> list[object]:
+            kafka.create_topic("shared-methods", 3)
+            offsets = kafka.produce("shared-methods", "1", None, key="k", headers=[("h", None)], timestamp_ms=10**12)
+            properties = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "shared-methods-group"}
+            with protocol.KafkaConsumer(properties) as consumer:
+                consumer.assign([("shared-methods", 0)])
+                consumer.commit_sync({("shared-methods", 0): protocol.CommittedOffset(7)})
+            return [
+                offsets,
+                kafka.records("shared-methods"),
+                kafka.records("shared-methods", 0),
+                kafka.committed_offsets("shared-methods-group"),
+            ]
+
+        with FakeKafka() as fake, RealKafka(kafka1.bootstrap_servers) as real:
+            assert use(fake) == use(real)
+        with protocol.Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+            assert "shared-methods" not in admin.list_topics()
+            assert "shared-methods-group" not in {each.group for each in admin.list_groups()}
+
+    def test_unknown_topic_is_a_usage_error(self, kafka1: LocalKafka) -> None:
+        with RealKafka(kafka1.bootstrap_servers) as real, pytest.raises(UsageError, match="nothing does not exist"):
+            real.produce("nothing", "1")
