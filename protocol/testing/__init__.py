@@ -17,6 +17,7 @@ from protocol.lazy_names import attach
 
 if TYPE_CHECKING:
     from protocol.testing.fake_kafka.clock import ManualClock
+    from protocol.testing.fake_kafka.requests import Refused
     from protocol.testing.fake_kafka.server import FakeKafka
     from protocol.testing.mock_consumer import MockConsumer
     from protocol.testing.mock_producer import MockProducer
@@ -28,6 +29,7 @@ _MODULES = {
     "MockConsumer": "protocol.testing.mock_consumer",
     "MockProducer": "protocol.testing.mock_producer",
     "RealKafka": "protocol.testing.real_kafka",
+    "Refused": "protocol.testing.fake_kafka.requests",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "MockConsumer",
     "MockProducer",
     "RealKafka",
+    "Refused",
 ]
 
 __getattr__, __dir__ = attach(__name__, _MODULES)

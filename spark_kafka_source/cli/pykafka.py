@@ -34,6 +34,7 @@ _COMMANDS = {
         "Copy records with keys, headers and timestamps to another topic, also of another cluster.",
     ),
     "doctor": ("doctor:doctor", "Check Python, network, TLS, SASL, API versions, ACLs, clocks and records."),
+    "fake": ("fake:fake", "Run an in-memory Kafka cluster for tests until Ctrl-C; its records are gone afterwards."),
     "groups": (
         "groups:groups",
         "List, describe, reset, clone and delete consumer groups; show their lag, remove their members.",

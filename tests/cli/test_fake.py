@@ -1,0 +1,110 @@
+"""`pykafka fake`: runs until it is interrupted; librdkafka produces to it and consumes from it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import confluent_kafka
+import pytest
+from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient
+
+from protocol.testing import FakeKafka
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.documents import blocks
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command, and yield its process and the addresses that it prints."""
+    command = [sys.executable, "-m", "spark_kafka_source.cli", "fake", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def free_ports(count: int) -> int:
+    """Return the first of consecutive free ports."""
+    with FakeKafka(host="127.0.0.1") as probe:
+        first = probe.addresses[1][1]
+    for number in range(first, first + count):
+        socket.create_server(("127.0.0.1", number)).close()
+    return first
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_librdkafka_uses_it_until_it_is_interrupted(number: signal.Signals) -> None:
+    with running("--port", "0", "--brokers", "2", "--topic", "orders:3", "--topic", "bills") as (process, addresses):
+        client = {"bootstrap.servers": addresses, "log_level": 0}
+        topics = AdminClient(client).list_topics(timeout=30).topics
+        assert {name: len(topic.partitions) for name, topic in topics.items()} == {"orders": 3, "bills": 1}
+        producer = confluent_kafka.Producer(client)
+        for each in range(100):
+            producer.produce("orders", b"%d" % each)
+        assert producer.flush(30) == 0
+        consumer = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
+        consumer.subscribe(["orders"])
+        found: list[bytes] = []
+        while len(found) < 100:
+            found += [each.value() for each in consumer.consume(100, 30)]
+        consumer.close()
+        assert sorted(found) == sorted(b"%d" % each for each in range(100))
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_topics_that_clients_ask_for_are_created() -> None:
+    with running("--port", "0") as (_, addresses):
+        producer = confluent_kafka.Producer({"bootstrap.servers": addresses, "log_level": 0})
+        producer.produce("new", b"1")
+        assert producer.flush(30) == 0
+
+
+def test_examples_of_the_page_run_on_other_ports() -> None:
+    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
+    examples = [shlex.split(line)[2:] for line in lines if line.startswith("pykafka fake")]
+    assert len(examples) == 2
+    for example in examples:
+        port = free_ports(3)
+        with running(*(each for each in example if each not in ("--port", "19092")), "--port", str(port)) as (_, found):
+            assert found.startswith(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--topic", ":3"), 2, "such as orders:3"),
+        (("--topic", "orders:many"), 2, "such as orders:3"),
+        (("--topic", "orders:0"), 2, "such as orders:3"),
+        (("--brokers", "0"), 2, "x>=1"),
+        (("--set", "nothing"), 2, "NAME=VALUE"),
+        (("--port", "0", "--topic", "a b"), 1, "topic a b: INVALID_TOPIC_EXCEPTION"),
+        (("--port", "0", "--topic", "a", "--topic", "a"), 1, "topic a: TOPIC_ALREADY_EXISTS"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, says: str) -> None:
+    result = CliRunner().invoke(pykafka, ["fake", *arguments])
+    assert result.exit_code == code
+    assert says in result.stderr
+
+
+def test_taken_port_is_explained() -> None:
+    with FakeKafka() as other:
+        port = other.addresses[1][1]
+        result = CliRunner().invoke(pykafka, ["fake", "--port", str(port)])
+    assert result.exit_code == 1
+    assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port." in result.stderr
