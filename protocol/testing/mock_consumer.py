@@ -113,7 +113,7 @@ class MockConsumer:
         topic, partition
         *values : bytes, str or None
         key, headers, timestamp_ms
-            Of all these records; the timestamp is now by default.
+            Fields of all these records; the timestamp is now by default.
         """
         log = self._logs.setdefault((topic, partition), [])
         for value in values:

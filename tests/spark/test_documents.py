@@ -75,6 +75,15 @@ PYTHON = {
         "properties.md",
         "consumer = KafkaConsumer(",
     ): "tests/protocol/test_property_page.py::test_example_of_the_page_runs",
+    **{
+        ("testing.md", words): "tests/protocol/testing/test_testing_page.py::" + test
+        for words, test in (
+            ("def doubled(", "test_spark_example_of_the_page_passes"),
+            ("FakeKafka(brokers=3, settings", "test_fixture_of_the_page_replaces_that_of_the_plugin"),
+            ("kafka.refuse(", "test_example_of_controls_runs"),
+            ("def test_orders_are_copied", "test_examples_of_expectations_pass"),
+        )
+    },
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
     "test_records_are_copied_once_while_copiers_join_and_leave",
     **{

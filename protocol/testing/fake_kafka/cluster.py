@@ -345,7 +345,7 @@ class Cluster:
         """Apply retention and compaction now, to one topic or to all.
 
         By default they run only in this call, so that records with old timestamps stay. Set
-        `log.retention.check.interval.ms` for a cluster that runs them by itself.
+        `log.retention.check.interval.ms` to run them at intervals.
         """
         for broker in self.brokers.values():
             for led in list(broker.leads()):

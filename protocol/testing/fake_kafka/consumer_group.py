@@ -46,9 +46,14 @@ class ConsumerMember:
 
 @dataclass
 class ConsumerGroup:
-    """A group. `epoch` changes with members and their subscriptions; `target` is that epoch's target assignment."""
+    """A group. `epoch` changes with members and their subscriptions; `target` is that epoch's target assignment.
+
+    None for the interval or the session timeout means Kafka's default.
+    """
 
     group_id: str
+    heartbeat_interval_ms: int | None = None
+    session_s: float | None = None
     epoch: int = 0
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     target: dict[str, set[Partition]] = field(default_factory=dict)
@@ -82,12 +87,12 @@ class ConsumerGroup:
         self.retarget(topics)
         before = set(member.assigned)
         self._reconcile(member, None if body["topic_partitions"] is None else set(owned or ()), now_s)
-        member.expires_s = now_s + SESSION_S
+        member.expires_s = now_s + (self.session_s or SESSION_S)
         full = body["rebalance_timeout_ms"] >= 0 and body["topic_partitions"] is not None
         return {
             "member_id": member.member_id,
             "member_epoch": member.epoch,
-            "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+            "heartbeat_interval_ms": self.heartbeat_interval_ms or HEARTBEAT_INTERVAL_MS,
             "assignment": _rows(member.assigned) if joins or full or member.assigned != before else None,
         }
 

@@ -76,8 +76,17 @@ class Groups:
             raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR)
         if body["member_epoch"] and body["group_id"] not in self.consumer_groups:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND)
-        group = self.consumer_groups.setdefault(body["group_id"], ConsumerGroup(body["group_id"]))
+        group = self.consumer_groups.setdefault(body["group_id"], self._new_consumer_group(body["group_id"]))
         return group.heartbeat(body, request.client_id, topics, now_s)
+
+    def _new_consumer_group(self, group_id: str) -> ConsumerGroup:
+        interval_ms = self._settings.get("group.consumer.heartbeat.interval.ms")
+        session_ms = self._settings.get("group.consumer.session.timeout.ms")
+        return ConsumerGroup(
+            group_id,
+            None if interval_ms is None else int(interval_ms),
+            None if session_ms is None else int(session_ms) / 1000,
+        )
 
     # -- JoinGroup ----------------------------------------------------------------------------
 

@@ -208,20 +208,25 @@ def decompress(codec: str, data: bytes) -> bytes:
         return bytes(lz4.frame.decompress(data))
     if codec == "zstd":
         return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
-    assert data[:8] == b"\x82SNAPPY\x00"
+    if data[:8] != b"\x82SNAPPY\x00":  # librdkafka writes one block without Java's frame
+        return _snappy_block(data)
     position, out = 16, b""
     while position < len(data):
         size = int.from_bytes(data[position : position + 4], "big")
-        block = data[position + 4 : position + 4 + size]
-        unpacked, shift = 0, 0
-        for byte in block:
-            unpacked |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        out += bytes(pa.Codec("snappy").decompress(block, unpacked))
+        out += _snappy_block(data[position + 4 : position + 4 + size])
         position += 4 + size
     return out
+
+
+def _snappy_block(block: bytes) -> bytes:
+    """Decompress a block; it begins with its uncompressed size."""
+    size = shift = 0
+    for byte in block:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return bytes(pa.Codec("snappy").decompress(block, size))
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:

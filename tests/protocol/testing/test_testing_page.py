@@ -1,0 +1,59 @@
+"""The examples of docs/testing.md, run as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.testing import FakeKafka
+from tests.documents import ROOT, block
+
+PLUGIN = ("-p", "no:kafka", "-p", "protocol.testing.pytest_plugin", "-p", "no:cacheprovider")
+
+
+def run_pytest(folder: Path, text: str) -> str:
+    """Run the text as a file of tests in another process, and return what pytest prints."""
+    (folder / "test_example.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=5", *PLUGIN, "test_example.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    print(ended.stdout)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.spark
+def test_spark_example_of_the_page_passes(tmp_path: Path) -> None:
+    example = block("testing.md", "def doubled(").text
+    assert len(example.splitlines()) <= 30
+    assert "1 passed" in run_pytest(tmp_path, example)
+
+
+def test_fixture_of_the_page_replaces_that_of_the_plugin(tmp_path: Path) -> None:
+    fixture = block("testing.md", "FakeKafka(brokers=3, settings").text
+    test = "\n\ndef test_brokers(kafka):\n    assert len(kafka.create_topic('t').partitions[0].replicas) == 3\n"
+    assert "1 passed" in run_pytest(tmp_path, fixture + test)
+
+
+def test_examples_of_expectations_pass(tmp_path: Path) -> None:
+    assert "2 passed" in run_pytest(tmp_path, block("testing.md", "def test_orders_are_copied").text)
+
+
+def test_example_of_controls_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block("testing.md", "kafka.refuse(").text, {})
+    printed = capsys.readouterr().out
+    assert "value=b'1'" in printed
+    assert printed.endswith(" 3\n"), "two refused requests, and the one that succeeds"
+
+
+def test_table_names_methods_of_the_cluster() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    table = page[page.index("| control |") :].split("\n\n")[0]
+    names = [part.split("(")[0] for line in table.splitlines()[2:] for part in line.split("|")[1].split("`")[1::2]]
+    assert len(names) > 20
+    with FakeKafka() as kafka:
+        assert [name for name in names if not hasattr(kafka, name)] == ["FakeKafka"]
