@@ -50,7 +50,7 @@ def fake(topics: tuple[tuple[str, int], ...], brokers: int, port: int, host: str
 
     \b
     Examples:
-      pykafka fake --topic orders:3
+      pykafka fake --port 19092 --topic orders:3
       pykafka fake --port 19092 --brokers 3 --set default.replication.factor=3
     """
     from protocol.testing import FakeKafka, Refused

@@ -61,6 +61,7 @@ class Run:
         return {
             "test-broker-1:9092": self.other.bootstrap_servers,
             "broker-1:9092": self.kafka.bootstrap_servers,
+            "--port 19092": "--port 0",
             "/checkpoints/": f"{self.folder}/checkpoints/",
             "/run/secrets/": f"{self.folder}/secrets/",
         }
@@ -393,6 +394,8 @@ def _others(run: Run) -> None:
     run.example("pykafka perf produce perf-test -n 10000 --throughput 5000 -X acks=1 -X compression.type=lz4")
     run.example("pykafka perf consume perf-test -n 100000", shown=True)
     run.example("pykafka perf consume perf-test -n 100000 -X fetch.max.bytes=10485760 -g perf-check")
+    run.example("pykafka fake --port 19092 --topic orders:3", shown=True, follows=True)
+    run.example("pykafka fake --port 19092 --brokers 3 --set default.replication.factor=3", follows=True)
     run.example("pykafka profile use prod", shown=True)
     run.example("pykafka profile list", shown=True)
     run.example("pykafka profile list -o json")
