@@ -157,9 +157,7 @@ class ColumnDecoder:
         framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
         framed &= ends[rows] - at[rows] >= _ID_BYTES
         if not framed.all():
-            pieces.refuse(
-                rows[~framed], "it does not begin with a zero byte and a schema id, as Confluent's format does"
-            )
+            pieces.refuse(rows[~framed], "it does not begin with a zero byte and a schema id")
             rows = rows[framed]
         if not len(rows):
             return pieces.column(), pieces.invalid
