@@ -233,5 +233,12 @@ class RegistryFailed(KafkaError):
     """
 
 
+class DecodeFailed(KafkaError):
+    """A key or a value does not have the schema that it should be decoded with.
+
+    The context has `topic`, `partition` and `offset`.
+    """
+
+
 class WakeUp(KafkaError):
     """Another thread has woken a `KafkaConsumer` that was in `poll`."""

@@ -30,6 +30,8 @@ RESOLVED_START_AFTER_END = "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET"
 MALFORMED_RECORD_TIMESTAMP = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 
 _PROPERTY = "kafka."
+# Options that have no prefix of Spark's.
+_REGISTRY = "schema.registry."
 # Settings of `protocol` that are not Kafka properties.
 _OPTIONS = {"poll_timeout_ms": "kafkaConsumer.pollTimeoutMs"}
 
@@ -45,6 +47,8 @@ def with_error_class(error_class: str, message: str) -> str:
 
 def option_name(setting: str) -> str:
     """Return the option for a property or parameter of `protocol`."""
+    if setting.startswith(_REGISTRY):
+        return setting
     return _OPTIONS.get(setting, _PROPERTY + setting)
 
 

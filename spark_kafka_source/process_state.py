@@ -7,12 +7,18 @@ costs one round trip; an idle producer also keeps its thread and its producer id
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protocol import once
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig
 from spark_kafka_source.error_messages import with_option_names
+
+if TYPE_CHECKING:
+    from protocol.schemas.registry import SchemaRegistry
+    from protocol.schemas.registry_config import RegistryConfig
+    from protocol.schemas.values import ColumnDecoder, ReaderSchema
+    from spark_kafka_source.options.table import Part
 
 _MAX_CLUSTERS = 16
 
@@ -39,6 +45,8 @@ class ProcessState:
         self.ledger_identities: dict[Any, Any] = {}
         self._client = lru_cache(maxsize=_MAX_CLUSTERS)(_new_client)
         self._record_bytes = lru_cache(maxsize=_MAX_CLUSTERS)(_no_record_bytes)
+        self._registry = lru_cache(maxsize=_MAX_CLUSTERS)(_new_registry)
+        self._decoder = lru_cache(maxsize=_MAX_CLUSTERS)(_new_decoder)
 
     def client(self, config: ClientConfig) -> Client:
         """Return the client for a configuration. It connects when first used, and is never closed."""
@@ -47,6 +55,14 @@ class ProcessState:
     def record_bytes(self, config: ClientConfig) -> dict[str, float]:
         """Return the bytes per offset by topic that earlier tasks measured; tasks update it."""
         return self._record_bytes(config)
+
+    def registry(self, config: RegistryConfig) -> SchemaRegistry:
+        """Return the client of a schema registry. It keeps the schemas that it has fetched."""
+        return self._registry(config)
+
+    def decoder(self, schema: ReaderSchema, config: RegistryConfig | None, part: Part) -> ColumnDecoder:
+        """Return the decoder of keys or values. It keeps what it has made of the schemas of writers."""
+        return self._decoder(schema, config, part)
 
     def reset(self) -> None:
         """Forget everything, as in a new process; abort idle producers. For tests.
@@ -62,12 +78,26 @@ class ProcessState:
         self.ledger_identities.clear()
         self._client.cache_clear()
         self._record_bytes.cache_clear()
+        self._registry.cache_clear()
+        self._decoder.cache_clear()
         once.reset()
         SCRATCH.reset()
 
 
 def _new_client(config: ClientConfig) -> Client:
     return Client(config, format_error=with_option_names)
+
+
+def _new_registry(config: RegistryConfig) -> SchemaRegistry:
+    from protocol.schemas.registry import SchemaRegistry
+
+    return SchemaRegistry(config)
+
+
+def _new_decoder(schema: ReaderSchema, config: RegistryConfig | None, part: Part) -> ColumnDecoder:
+    from protocol.schemas.values import ColumnDecoder
+
+    return ColumnDecoder(schema, None if config is None else PROCESS.registry(config), part)
 
 
 def _no_record_bytes(config: ClientConfig) -> dict[str, float]:

@@ -19,10 +19,11 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from protocol.errors import ConfigurationError
+from protocol.errors import KafkaError
 from protocol.once import deferred_warnings
 from spark_kafka_source.options.parsing import (
-    check_read_options,
+    has_formats,
+    parse_read_options,
     parse_sink_options,
     parse_source_options,
     row_columns,
@@ -34,6 +35,8 @@ from spark_kafka_source.task.row_schema import require_source_schema, spark_sche
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+    from spark_kafka_source.options.table import SourceOptions
 
 NAME = "pykafka-group"
 
@@ -58,9 +61,14 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         Spark calls this in `load()` without a user's schema, and in `CREATE TABLE` without columns.
         """
         # A table may be used for writes only, so reads check its options later.
-        if _TABLE_OPTION not in self.options:
-            check_read_options(self.options)
-        return spark_schema(row_columns(self.options))
+        if _TABLE_OPTION in self.options and not has_formats(self.options):
+            return spark_schema(row_columns(self.options))
+        options = parse_read_options(self.options)
+        if options.decoded:
+            from spark_kafka_source.driver.reader_schemas import with_schemas
+
+            options = with_schemas(options)
+        return spark_schema(options.row_columns, options.schemas)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query.
@@ -72,19 +80,17 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         """
         from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
-        require_source_schema(schema, row_columns(self.options))
-        return KafkaBatchReader(parse_source_options(self.options, streaming=False))
+        return KafkaBatchReader(_with_declared(parse_source_options(self.options, streaming=False), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query. If an option is wrong, it raises the error at its first call."""
         try:
             from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 
-            require_source_schema(schema, row_columns(self.options))
             # Spark also creates a reader for planning, in another process; only the reader that runs the query warns.
             with deferred_warnings() as warnings:
-                options = parse_source_options(self.options, streaming=True)
-        except (ConfigurationError, ImportError) as error:
+                options = _with_declared(parse_source_options(self.options, streaming=True), schema)
+        except (KafkaError, ImportError) as error:
             return RefusedStreamReader(error)
         return KafkaStreamReader(options, warnings)
 
@@ -102,6 +108,16 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         with deferred_warnings() as warnings:
             options = parse_sink_options(self.options)
         return KafkaStreamWriter(options, schema, warnings)
+
+
+def _with_declared(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """Return the options with the schemas that `load()` has declared; raise `ConfigurationError` for another one."""
+    if options.decoded:
+        from spark_kafka_source.driver.reader_schemas import with_schemas
+
+        options = with_schemas(options, schema)
+    require_source_schema(schema, options.row_columns, options.schemas)
+    return options
 
 
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -117,6 +117,10 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         starting: Mapping[TopicPartition, int] = {}
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         read = Offsets({}) if is_new else Offsets.from_json_dict(start)
+        if not query.running and read.schemas:
+            from spark_kafka_source.driver.reader_schemas import require_same_versions
+
+            require_same_versions(self._options, read.schemas)
         if is_new or (is_member and not read.ends):
             begin = query.starting_offsets(deadline)
             start = (Offsets({}) if is_member else begin).to_json_dict()
@@ -139,7 +143,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
             query.commits.await_last_commit("the checkpoint has the offsets, and the next run commits them")
         else:
             query.commits.await_commit()
-        return start if end is None else end.to_json_dict()
+        return start if end is None else replace(end, schemas=self._options.schema_versions).to_json_dict()
 
     def reportLatestOffset(self) -> JsonDict | None:
         """Return the log end offsets of the last trigger: the progress' `latestOffset`, for lag."""

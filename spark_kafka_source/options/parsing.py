@@ -14,7 +14,7 @@ from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
 from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
-from protocol.property_kinds import Effect, Role
+from protocol.property_kinds import Effect, Kind, Role, integer
 from protocol.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
@@ -52,6 +52,12 @@ SINK_MEANINGS = {
     "further rows",
 }
 
+REGISTRY_PREFIX = "schema.registry."
+_READER_VERSION = f"{REGISTRY_PREFIX}reader.version"
+_VERSION = Kind(
+    "latest, pinned, or the number of a version",
+    lambda text: text.lower() if text.lower() in ("latest", "pinned") else integer(1).parse(text),
+)
 _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 # The brokers' default maximum (transaction.max.timeout.ms). A transaction is open from a task's first row until all
 # other tasks are complete, so its timeout must exceed the longest batch.
@@ -67,9 +73,14 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     return selection.row_columns(given.get("columns"), given.get("include_headers", False))
 
 
+def has_formats(options: Mapping[str, str]) -> bool:
+    """Return True if keys or values are decoded, so that the columns depend on more than `columns`."""
+    return any(name.lower() in ("keyformat", "valueformat") for name in options)
+
+
 @hide_variables
-def check_read_options(options: Mapping[str, str]) -> None:
-    """Check the options of a read. Spark does not tell `DataSource.schema` whether it is a stream or a batch.
+def parse_read_options(options: Mapping[str, str]) -> SourceOptions:
+    """Parse the options of a read. Spark does not tell `DataSource.schema` whether it is a stream or a batch.
 
     An option for batches or for streams alone decides which rules apply. Without one, the options are refused only if
     the rules of both do so.
@@ -82,24 +93,24 @@ def check_read_options(options: Mapping[str, str]) -> None:
     names = {name.lower() for name in options}
     given = [entry.use & READ for entry in OPTIONS if entry.name.lower() in names]
     with deferred_warnings():
-        as_stream, as_batch = (_refusal(options, streaming=streaming) for streaming in (True, False))
+        as_stream, as_batch = (_parsed_or_error(options, streaming=streaming) for streaming in (True, False))
     if Use.BATCH_READ in given:
-        error = as_batch
-    elif Use.STREAM_READ in given:
-        error = as_stream
+        found = as_batch
+    elif Use.STREAM_READ in given or isinstance(as_batch, ConfigurationError):
+        found = as_stream
     else:
-        error = as_batch and as_stream
-    if error is not None:
+        found = as_batch
+    if isinstance(found, ConfigurationError):
         # Spark shows the whole traceback; the causes add nothing to the message.
-        raise error.with_traceback(None) from None
+        raise found.with_traceback(None) from None
+    return found
 
 
-def _refusal(options: Mapping[str, str], *, streaming: bool) -> ConfigurationError | None:
+def _parsed_or_error(options: Mapping[str, str], *, streaming: bool) -> SourceOptions | ConfigurationError:
     try:
-        parse_source_options(options, streaming=streaming)
+        return parse_source_options(options, streaming=streaming)
     except ConfigurationError as error:
         return error
-    return None
 
 
 @hide_variables
@@ -107,6 +118,7 @@ def _refusal(options: Mapping[str, str], *, streaming: bool) -> ConfigurationErr
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
+    given.update(_registry_options(options))
     client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
@@ -149,6 +161,27 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **given)
 
 
+def _registry_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the registry's configuration and the version of the reader's schema, if they are given."""
+    given = {key.lower(): str(text) for key, text in options.items() if key.lower().startswith(REGISTRY_PREFIX)}
+    if not given:
+        return {}
+    # Only queries with a registry import its client.
+    from protocol.schemas.registry_config import is_registry_secret, parse_registry
+
+    found: dict[str, Any] = {}
+    version = given.pop(_READER_VERSION, None)
+    if version is not None:
+        found["reader_version"] = _VERSION.read(_READER_VERSION, version, _READER_VERSION)
+    found["registry"] = parse_registry(given)
+    for name in (name for name, text in given.items() if is_registry_secret(name, text)):
+        warn_once(
+            f"{name} is shown by Spark in plans and its UI if its redaction does not know the name "
+            "(docs/security.md#secrets). A reference such as ${env:NAME} instead of the value avoids that"
+        )
+    return found
+
+
 def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
     if guarantee == "exactly-once" and given.get("transactional_id_prefix") is None:
         raise ConfigurationError(
@@ -187,7 +220,7 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
     kafka: dict[str, str] = {}
     for key, text in options.items():
         lower = key.lower()
-        if lower in _SPARK_OPTIONS or lower.startswith(_SPARK_TABLE_PREFIX):
+        if lower in _SPARK_OPTIONS or lower.startswith((_SPARK_TABLE_PREFIX, REGISTRY_PREFIX)):
             continue
         if lower in _PATHS:
             warn_once(f"{lower} has no effect; use {'topic' if use & Use.WRITE else 'subscribe'}")

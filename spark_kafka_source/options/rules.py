@@ -29,8 +29,57 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     start_option = _effective_option(options, "starting")
     _check_start_and_end(options, start_option, _effective_option(options, "ending"), texts)
     _check_bounds(options)
+    _check_formats(options, texts)
     _warn_ineffective(options, texts)
     selection.row_columns(options.columns, options.include_headers)
+
+
+def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
+    """Check the formats of keys and values: each has what it needs, and nothing without effect."""
+    formats = {"key": options.key_format, "value": options.value_format}
+    schemas = {"key": options.key_schema, "value": options.value_schema}
+    subjects = {"key": options.key_subject, "value": options.value_subject}
+    for part, format in formats.items():
+        if format == "avro" and schemas[part] is None:
+            raise ConfigurationError(
+                f"{part}Format is avro, but there is no {part}Schema; set it, or use confluent-avro if the {part}s "
+                "begin with the id of a schema in a registry.",
+                name=f"{part}Schema",
+            )
+        if format == "confluent-avro":
+            _check_registry(options, part, has_subject=bool(subjects[part] or schemas[part]))
+        else:
+            without = {f"{part}Subject": subjects[part] is not None}
+            if format in ("binary", "string"):
+                without |= {f"{part}Schema": schemas[part] is not None, f"{part}Fields": f"{part}fields" in texts}
+            for name in (name for name, given in without.items() if given):
+                warn_once(f"{name} has no effect: {part}Format is {format}")
+    if options.registry is not None and "confluent-avro" not in formats.values():
+        warn_once("schema.registry.* has no effect: neither keyFormat nor valueFormat uses a registry")
+    wanted = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
+    if wanted and options.on_decode_error != "null":
+        raise ConfigurationError(
+            f"columns names {wanted[0]}, but onDecodeError is {options.on_decode_error}; set onDecodeError to null.",
+            name="onDecodeError",
+        )
+    if "ondecodeerror" in texts and not set(formats.values()) - {"binary", "string"}:
+        warn_once("onDecodeError has no effect: neither keyFormat nor valueFormat has a schema")
+    if "schemaidlocation" in texts and "confluent-avro" not in formats.values():
+        warn_once("schemaIdLocation has no effect: neither keyFormat nor valueFormat uses a registry")
+
+
+def _check_registry(options: SourceOptions, part: str, *, has_subject: bool) -> None:
+    if options.registry is None:
+        raise ConfigurationError(
+            f"{part}Format is confluent-avro, but there is no schema.registry.url; set it.", name="schema.registry.url"
+        )
+    topics = options.subscribe or tuple(options.assign or ())
+    if len(topics) != 1 and not has_subject:
+        raise ConfigurationError(
+            f"{part}Format is confluent-avro, and the query reads {len(topics) or 'any number of'} topics: set "
+            f"{part}Subject, the subject with the schema that all {part}s are resolved to.",
+            name=f"{part}Subject",
+        )
 
 
 def _warn_ineffective(options: SourceOptions, texts: Mapping[str, str]) -> None:

@@ -11,6 +11,8 @@ from spark_kafka_source.options.partitions import MAX_PARTITION, checked_topic, 
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS = "headers"
+# With `onDecodeError=null`: the bytes of a value that does not decode, and why.
+RAW, ERROR = "_raw", "_error"
 
 # Topic -> partitions, sorted.
 Assignment = Mapping[str, tuple[int, ...]]
@@ -50,7 +52,7 @@ def assign(text: str) -> Assignment:
 
 def columns(text: str) -> tuple[str, ...]:
     """Parse `value, offset` into column names in the source's spelling, in the given order."""
-    known = {column.lower(): column for column in (*COLUMNS, HEADERS)}
+    known = {column.lower(): column for column in (*COLUMNS, HEADERS, RAW, ERROR)}
     names = [part.strip() for part in text.split(",")]
     for place, column in enumerate(names):
         if column.lower() not in known:
@@ -58,6 +60,25 @@ def columns(text: str) -> tuple[str, ...]:
         if column.lower() in [other.lower() for other in names[:place]]:
             raise ValueError(f"{column} is there twice")
     return tuple(known[column.lower()] for column in names)
+
+
+def fields(text: str) -> tuple[str, ...]:
+    """Parse `id, country` into field names."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("a name is empty, or there twice")
+    return names
+
+
+def schema_text(text: str) -> str:
+    """Return a schema as it is given, or from the file of `file:PATH` on the driver."""
+    if not text.startswith("file:"):
+        return text
+    try:
+        with open(text.removeprefix("file:"), encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file cannot be read: {error}") from None
 
 
 def row_columns(chosen: tuple[str, ...] | None, include_headers: bool) -> tuple[str, ...]:

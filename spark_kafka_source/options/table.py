@@ -12,14 +12,22 @@ import dataclasses
 import enum
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
-from protocol.property_kinds import BOOLEAN, MAX_INT64, Effect, Kind, integer, one_of
+from protocol.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.partitions import ByPartition, checked_topic
 from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_bytes, timestamp_ms
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
+
+if TYPE_CHECKING:
+    from protocol.schemas.registry_config import RegistryConfig
+    from protocol.schemas.values import ReaderSchema
+
+Part = Literal["key", "value"]
+Format = Literal["binary", "string", "avro", "confluent-avro"]
+ReaderVersion = Literal["latest", "pinned"] | int
 
 
 class Use(enum.Flag):
@@ -85,6 +93,9 @@ _TIMESTAMPS = Kind(
 )
 _DURATION = Kind("a number with the unit us, ms, s, m, min, h or d; without a unit, milliseconds", duration_ms)
 _BYTES = Kind("a number with b, k, m, g or t (powers of 1024); without a unit, bytes; at least 1", size_bytes)
+_SCHEMA = Kind("a schema in JSON, or file:PATH of one", selection.schema_text)
+_FORMAT = one_of("binary", "string", "avro", "confluent-avro")
+_FIELDS = Kind("field names, separated by commas", selection.fields)
 _DELIVERY = one_of("at-least-once", "exactly-once", "none")
 _PREFIX = Kind("at most 200 letters, digits, `.`, `_` and `-`", id_prefix)
 
@@ -93,7 +104,9 @@ _PREFIX = Kind("at most 200 letters, digits, `.`, `_` and `-`", id_prefix)
 class SourceOptions:
     """The parsed options of a read.
 
-    `auto_offset_reset` is `kafka.auto.offset.reset`, or None if it is not set. Offsets are topic -> partition ->
+    `auto_offset_reset` is `kafka.auto.offset.reset`, or None if it is not set. `registry` and `reader_version` are
+    `schema.registry.*`; `schemas` are the schemas of decoded columns, set by `driver.reader_schemas` when the query is
+    planned. Offsets are topic -> partition ->
     offset, where -1 is latest and -2 earliest. `subscribe_pattern` is for `search` in topic names.
     """
 
@@ -101,6 +114,9 @@ class SourceOptions:
     consumer: ConsumerConfig
     streaming: bool
     auto_offset_reset: OffsetReset | None = None
+    registry: RegistryConfig | None = None
+    reader_version: ReaderVersion = "pinned"
+    schemas: tuple[tuple[Part, ReaderSchema], ...] = ()
 
     subscribe: tuple[str, ...] | None = option(
         "subscribe",
@@ -278,6 +294,69 @@ class SourceOptions:
         "the time in milliseconds after which a task fails if records of its range do not arrive",
         default=120_000,
     )
+
+    key_format: Format = option("keyFormat", READ, _FORMAT, "as `valueFormat`, for keys", default="binary")
+    value_format: Format = option(
+        "valueFormat",
+        READ,
+        _FORMAT,
+        "the format of values, which decides the type of the column `value`: binary, string, avro (all values have "
+        "`valueSchema`), or confluent-avro (each value begins with the id of its schema in the registry of "
+        "`schema.registry.url`). See [schemas.md](schemas.md)",
+        default="binary",
+    )
+    key_schema: str | None = option("keySchema", READ, _SCHEMA, "as `valueSchema`, for keys")
+    value_schema: str | None = option(
+        "valueSchema",
+        READ,
+        _SCHEMA,
+        "the Avro schema of all values with `valueFormat` avro; with confluent-avro the schema that they are resolved "
+        "to, instead of a version of the subject",
+    )
+    key_subject: str | None = option("keySubject", READ, NONEMPTY, "as `valueSubject`, for keys")
+    value_subject: str | None = option(
+        "valueSubject",
+        READ,
+        NONEMPTY,
+        "the subject whose latest version is the schema of the column `value`",
+        default_text="the topic's name and `-value`, if one topic is read",
+    )
+    key_fields: tuple[str, ...] = option("keyFields", READ, _FIELDS, "as `valueFields`, for keys", default=())
+    value_fields: tuple[str, ...] = option(
+        "valueFields",
+        READ,
+        _FIELDS,
+        "the fields of the record in the column `value`; others are skipped, not decoded",
+        default=(),
+        default_text="all",
+    )
+    schema_id_location: Literal["prefix", "header"] = option(
+        "schemaIdLocation",
+        READ,
+        one_of("prefix", "header"),
+        "where the id of a schema is: in the first bytes of the key or value, or in the headers `__key_schema_id` and "
+        "`__value_schema_id` (with header, keys and values without them may have the prefix)",
+        default="prefix",
+    )
+    on_decode_error: Literal["fail", "null"] = option(
+        "onDecodeError",
+        READ,
+        one_of("fail", "null"),
+        "for a key or value that does not decode: fail, or null with a warning; `columns` can then name `_raw` (the "
+        "value's bytes) and `_error`",
+        default="fail",
+    )
+
+    @property
+    def decoded(self) -> tuple[Part, ...]:
+        """The columns that have another format than binary."""
+        formats: dict[Part, Format] = {"key": self.key_format, "value": self.value_format}
+        return tuple(part for part, format in formats.items() if format != "binary" and part in self.row_columns)
+
+    @property
+    def schema_versions(self) -> dict[str, int]:
+        """The version of the subject of each decoded column that has one, for the checkpoint."""
+        return {part: schema.version for part, schema in self.schemas if schema.version is not None}
 
     @property
     def start(self) -> OffsetSpec:

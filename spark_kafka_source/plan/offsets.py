@@ -25,6 +25,7 @@ JsonDict = dict[str, dict[str, Any]]
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
 # `skipped` of partitions without an end. Older versions of this package refuse the key instead of dropping it.
 _SKIPPED_DELETED = "@skippedDeleted"
+_SCHEMAS = "@schemas"
 _PARTITION_KEYS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
 
 STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
@@ -53,6 +54,8 @@ class Offsets:
     skipped : mapping of TopicPartition to int
         Number of offsets that the query has skipped so far because they were no longer in the log when their batch was
         planned. Includes deleted partitions: the sum never decreases.
+    schemas : mapping of str to int
+        Version of the subject in a schema registry that a decoded column has, by column.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -61,6 +64,7 @@ class Offsets:
     joined: Mapping[TopicPartition, int] = field(default_factory=dict)
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
+    schemas: Mapping[str, int] = field(default_factory=dict)
 
     def to_json_dict(self) -> JsonDict:
         """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
@@ -73,6 +77,8 @@ class Offsets:
         document.update(
             {key: _nest(numbers) for key, numbers in zip(_PARTITION_KEYS, numbers_by_key, strict=True) if numbers}
         )
+        if self.schemas:
+            document[_SCHEMAS] = dict(self.schemas)
         return document
 
     @classmethod
@@ -86,7 +92,8 @@ class Offsets:
         """
         if not isinstance(document, Mapping):
             raise _foreign_offsets("they are not a JSON object")
-        unknown = [key for key in document if str(key).startswith("@") and key not in (_IDS, *_PARTITION_KEYS)]
+        known = (_IDS, _SCHEMAS, *_PARTITION_KEYS)
+        unknown = [key for key in document if str(key).startswith("@") and key not in known]
         if unknown:
             raise _foreign_offsets(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
         ends = _flatten({key: value for key, value in document.items() if not str(key).startswith("@")}, "")
@@ -100,7 +107,9 @@ class Offsets:
         for tp, start in joined.items():
             if start > ends[tp]:
                 raise _foreign_offsets(f"{_JOINED} begins {partition_name(tp)} at {start}, after its end {ends[tp]}")
-        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped})
+        versions = _require_object(document.get(_SCHEMAS, {}), _SCHEMAS)
+        schemas = {name: _version(number) for name, number in versions.items()}
+        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped}, schemas)
 
     @classmethod
     def from_progress(cls, offset: object) -> Offsets:
@@ -158,6 +167,12 @@ def _require_object(value: object, key: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise _foreign_offsets(f"{key} is not a JSON object")
     return value
+
+
+def _version(number: object) -> int:
+    if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+        return number
+    raise _foreign_offsets(f"{_SCHEMAS} has {number!r}, which is no version")
 
 
 def _topic_id(text: object) -> bytes:

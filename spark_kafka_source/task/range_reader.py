@@ -32,6 +32,7 @@ from spark_kafka_source.error_messages import (
 )
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.task.decoded_columns import DecodedColumns
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -95,17 +96,18 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         client,
         resolve_client_rack(options.consumer),
         ranges,
-        columns=_decoded(options.row_columns),
+        columns=_fetched_columns(options),
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
         first_fetch_bytes=_FIRST_FETCH_BYTES,
         record_bytes=PROCESS.record_bytes(options.client),
     )
-    schema = arrow_schema(options.row_columns)
+    schema = arrow_schema(options.row_columns, options.schemas)
+    decoded = DecodedColumns(options) if options.schemas else None
     try:
         with with_remedies():
             for source_range, batch in records:
-                yield _with_spark_columns(batch, source_range, schema)
+                yield _with_spark_columns(batch, source_range, schema, decoded)
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
@@ -119,13 +121,23 @@ def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
     log.warning("%s (%s: %d offsets are skipped)", loss, option_to_continue(loss), skipped.size)
 
 
-def _decoded(columns: Sequence[str]) -> list[str]:
+def _fetched_columns(options: SourceOptions) -> list[str]:
+    found = [_DECODED[name] for name in options.row_columns if name in _DECODED]
+    if options.schemas:
+        # For the message of an invalid value, and its bytes.
+        found += [name for name in ("value", "offset") if name not in found]
+        if options.schema_id_location == "header" and "headers" not in found:
+            found.append("headers")
     # At least one column is needed to count the rows.
-    return [_DECODED[name] for name in columns if name in _DECODED] or ["offset"]
+    return found or ["offset"]
 
 
-def _with_spark_columns(batch: pa.RecordBatch, source_range: Range, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([_column(name, batch, source_range) for name in schema.names], schema=schema)
+def _with_spark_columns(
+    batch: pa.RecordBatch, source_range: Range, schema: pa.Schema, decoded: DecodedColumns | None = None
+) -> pa.RecordBatch:
+    made = decoded.of(batch, source_range) if decoded is not None else {}
+    columns = [made[name] if name in made else _column(name, batch, source_range) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Array:

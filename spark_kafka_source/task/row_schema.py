@@ -8,7 +8,7 @@ schema. Imports pyspark only to build Spark's types.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -17,8 +17,28 @@ from protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
+    from protocol.schemas.values import ReaderSchema
+
+    Schemas = Sequence[tuple[str, ReaderSchema]]
+
 # Spark names the field in a list "element" when it converts its array type to Arrow's.
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+
+
+_SIMPLE = {
+    pa.null(): "void",
+    pa.bool_(): "boolean",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.binary(): "binary",
+    pa.string(): "string",
+    pa.date32(): "date",
+}
+
+# Keys of a field's metadata.
+SUBJECT, VERSION = "schema.registry.subject", "schema.registry.version"
 
 
 def _struct(types: Mapping[str, object]) -> dict[str, object]:
@@ -35,6 +55,8 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
     "offset": ("long", pa.int64()),
     "timestamp": ("timestamp", pa.timestamp("us", tz="UTC")),
     "timestampType": ("integer", pa.int32()),
+    "_raw": ("binary", pa.binary()),
+    "_error": ("string", pa.string()),
     "headers": (
         {"type": "array", "containsNull": True, "elementType": _struct({"key": "string", "value": "binary"})},
         HEADERS,
@@ -42,27 +64,76 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
 }
 
 
-def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+def arrow_schema(columns: Sequence[str], schemas: Schemas = ()) -> pa.Schema:
     """Return the schema of every `RecordBatch` for Spark. All fields are nullable.
+
+    Parameters
+    ----------
+    columns : sequence of str
+    schemas : sequence of (str, ReaderSchema)
+        Of decoded columns.
 
     Notes
     -----
     key, value: binary; topic: string; partition, timestampType: int32; offset: int64; timestamp: timestamp[us, UTC];
     headers: list of struct (key: string, value: binary).
     """
-    return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
+    decoded = dict(schemas)
+    return pa.schema([pa.field(name, decoded[name].type if name in decoded else _TYPES[name][1]) for name in columns])
 
 
-def spark_schema(columns: Sequence[str]) -> StructType:
-    """Return the schema that the source declares."""
+def spark_schema(columns: Sequence[str], schemas: Schemas = ()) -> StructType:
+    """Return the schema that the source declares. Fields of a registry have their subject and version as metadata."""
     from pyspark.sql.types import StructType
 
-    return StructType.fromJson(_struct({name: _TYPES[name][0] for name in columns}))
+    decoded = dict(schemas)
+    types = {name: spark_type(decoded[name].type) if name in decoded else _TYPES[name][0] for name in columns}
+    struct: dict[str, Any] = _struct(types)
+    for field in struct["fields"]:
+        schema = decoded.get(field["name"])
+        if schema is not None and schema.version is not None:
+            field["metadata"] = {SUBJECT: schema.subject, VERSION: schema.version}
+    return StructType.fromJson(struct)
 
 
-def require_source_schema(given: StructType, columns: Sequence[str]) -> None:
+def declared_versions(schema: StructType) -> dict[str, tuple[str, int]]:
+    """Return subject and version by column, as `spark_schema` has noted them."""
+    return {
+        each.name: (str(each.metadata[SUBJECT]), int(each.metadata[VERSION]))
+        for each in schema
+        if each.metadata and SUBJECT in each.metadata and VERSION in each.metadata
+    }
+
+
+def spark_type(kind: pa.DataType) -> object:
+    """Return Spark's type, as in its JSON, for the Arrow type of a decoded column."""
+    if pa.types.is_struct(kind):
+        fields = [
+            {"name": each.name, "type": spark_type(each.type), "nullable": each.nullable, "metadata": {}}
+            for each in kind
+        ]
+        return {"type": "struct", "fields": fields}
+    if pa.types.is_list(kind):
+        item = kind.value_field
+        return {"type": "array", "elementType": spark_type(item.type), "containsNull": item.nullable}
+    if pa.types.is_map(kind):
+        item = kind.item_field
+        return {
+            "type": "map",
+            "keyType": "string",
+            "valueType": spark_type(item.type),
+            "valueContainsNull": item.nullable,
+        }
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return _SIMPLE[kind]
+
+
+def require_source_schema(given: StructType, columns: Sequence[str], schemas: Schemas = ()) -> None:
     """Raise `ConfigurationError` if the user has set another schema, which Spark passes as `given`."""
-    own = spark_schema(columns)
+    own = spark_schema(columns, schemas)
     if _without_comments(given) != _without_comments(own):
         raise ConfigurationError(
             f".schema(...) sets ({_text(given)}), but records are always ({_text(own)}): leave .schema(...) "

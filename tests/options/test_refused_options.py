@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import ConfigurationError
 from protocol.property_kinds import Effect
 from spark_kafka_source.options.parsing import (
-    check_read_options,
+    parse_read_options,
     parse_sink_options,
     parse_source_options,
     row_columns,
@@ -91,7 +91,7 @@ def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, h
     assert f"{name} is not an option of this source and sink; {hint}" in message
     assert "secret" not in message
     with pytest.raises(ConfigurationError, match=re.escape(hint)):
-        check_read_options({**ORDERS, name: "secret"})
+        parse_read_options({**ORDERS, name: "secret"})
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_misspelt_kafka_property_is_refused_with_its_name(name: str, meant: str)
     message = f"{name.lower()} is not a Kafka property; did you mean {meant}?"
     assert refusal({"subscribe": "orders", name: "secret"}) == message
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        check_read_options({**ORDERS, name: "secret"})
+        parse_read_options({**ORDERS, name: "secret"})
 
 
 def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytest.LogCaptureFixture) -> None:
@@ -281,7 +281,7 @@ def test_options_invalid_for_any_read_are_refused_with_the_schema(
     given: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        check_read_options({**ORDERS, "mode": "PERMISSIVE", **given})
+        parse_read_options({**ORDERS, "mode": "PERMISSIVE", **given})
     assert message in str(raised.value)
     assert raised.value.__cause__ is None
     assert caplog.messages == []
@@ -299,7 +299,7 @@ def test_options_invalid_for_any_read_are_refused_with_the_schema(
     ],
 )
 def test_options_valid_for_one_kind_of_read_are_accepted_with_the_schema(given: dict[str, str]) -> None:
-    check_read_options({**ORDERS, **given})
+    parse_read_options({**ORDERS, **given})
 
 
 def test_options_added_by_spark_are_accepted_silently(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,95 @@
+"""The schemas of decoded columns: taken once, when `load()` plans the query, and kept for all its batches.
+
+`load()` and the query run in different processes, at different times. So the declared column has the subject's version
+as metadata, and the query asks for that version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+from protocol.schemas.values import ReaderSchema, registered
+from spark_kafka_source.error_messages import with_remedies
+from spark_kafka_source.options.table import Part, SourceOptions
+from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.task.row_schema import declared_versions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@with_remedies()
+def with_schemas(options: SourceOptions, declared: StructType | None = None) -> SourceOptions:
+    """Return the options with the schema of each decoded column. Runs on the driver.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    declared : pyspark.sql.types.StructType, optional
+        The schema that `load()` has declared, if it has.
+
+    Raises
+    ------
+    RegistryFailed
+        The registry does not have the subject or its version, refuses, or does not respond.
+    ConfigurationError
+        A schema is invalid, or has types that no column can have.
+    """
+    versions = declared_versions(declared) if declared is not None else {}
+    schemas = tuple((part, _schema(options, part, versions.get(part))) for part in options.decoded)
+    return replace(options, schemas=schemas)
+
+
+def _schema(options: SourceOptions, part: Part, declared: tuple[str, int] | None) -> ReaderSchema:
+    is_key = part == "key"
+    format = options.key_format if is_key else options.value_format
+    text = options.key_schema if is_key else options.value_schema
+    fields = options.key_fields if is_key else options.value_fields
+    if text is not None or options.registry is None or format in ("string", "avro"):
+        schema = ReaderSchema(format, text or "", fields=fields)
+    else:
+        subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
+        registry = PROCESS.registry(options.registry)
+        schema = replace(registered(format, registry, _version(registry, options, subject, declared)), fields=fields)
+    try:
+        schema.type  # noqa: B018 - raises now what no column can have
+    except ConfigurationError as error:
+        name = f"subject {schema.subject}" if schema.subject else f"{part}Schema"
+        raise ConfigurationError(f"{name}: {error}", name=f"{part}Schema") from None
+    return schema
+
+
+def _topic(options: SourceOptions) -> str:
+    return next(iter(options.subscribe or options.assign or ()))
+
+
+def _version(
+    registry: SchemaRegistry, options: SourceOptions, subject: str, declared: tuple[str, int] | None
+) -> RegisteredSchema:
+    if declared is not None and declared[0] == subject:
+        return registry.version(subject, declared[1])
+    if isinstance(options.reader_version, int):
+        return registry.version(subject, options.reader_version)
+    return registry.version(subject)
+
+
+def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int]) -> None:
+    """Raise `ConfigurationError` if a restarted query has taken other versions than its checkpoint, unless asked to.
+
+    With `schema.registry.reader.version=pinned`, the default, a stateful query sees the same columns after a restart.
+    """
+    own = options.schema_versions
+    for part, version in checkpoint.items():
+        if part not in own or own[part] == version or options.reader_version != "pinned":
+            continue
+        subject = next(schema.subject for name, schema in options.schemas if name == part)
+        raise ConfigurationError(
+            f"The checkpoint's {part}s were read with version {version} of the subject {subject}, and load() has taken "
+            f"version {own[part]}. Set schema.registry.reader.version to {version} to keep the columns of the query, "
+            "or to latest to read with the newest version after each restart.",
+            name="schema.registry.reader.version",
+        )

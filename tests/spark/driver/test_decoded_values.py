@@ -1,0 +1,212 @@
+"""Keys and values with a schema as columns: Confluent's serialiser writes them, Spark reads them with this source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source.local_kafka import LocalKafka
+
+FIRST: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "country", "type": "string"}],
+}
+NOTE = {"name": "note", "type": ["null", "string"], "default": None}
+SECOND: dict[str, Any] = {**FIRST, "fields": [*FIRST["fields"], NOTE]}
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as running:
+        yield running
+
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Write:
+    """Return `write(topic, schema, [value, ...])`, as Confluent's serialiser writes; bytes are written as they are."""
+    client = SchemaRegistryClient({"url": registry.url})
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+
+    def send(topic: str, schema: Any, values: Sequence[Any], *, in_headers: bool = False) -> None:
+        conf = {"schema.id.serializer": header_schema_id_serializer} if in_headers else {}
+        serializer = AvroSerializer(client, json.dumps(schema), conf=conf)
+        for value in values:
+            headers: list[Any] = []
+            raw = value
+            if not isinstance(value, bytes):
+                raw = serializer(value, SerializationContext(topic, MessageField.VALUE, headers))
+            producer.produce(topic, raw, key=b"k", headers=headers)
+        assert producer.flush(30) == 0
+
+    return send
+
+
+Read = Callable[..., DataFrame]
+
+
+@pytest.fixture
+def options(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Callable[..., dict[str, str]]:
+    def make(topic: str, **more: str) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": kafka1.bootstrap_servers,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            "valueFormat": "confluent-avro",
+            "schema.registry.url": registry.url,
+            **{name.replace("_", "."): text for name, text in more.items()},
+        }
+
+    return make
+
+
+def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    return spark.read.format("pykafka-group").options(**options).load()
+
+
+def orders(*numbers: int) -> list[dict[str, Any]]:
+    return [{"id": number, "country": "DE"} for number in numbers]
+
+
+def run(spark: SparkSession, options: dict[str, str], folder: Path) -> list[tuple[Any, ...]]:
+    """Run a stream until nothing is new, and return the fields of its values."""
+    frame = spark.readStream.format("pykafka-group").options(**options).load().select("value.*")
+    found: list[tuple[Any, ...]] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        found.extend(tuple(row) for row in batch.collect())
+
+    writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder))
+    writer.trigger(availableNow=True).start().awaitTermination(120)
+    return found
+
+
+def test_values_are_columns_with_the_types_of_the_schema(
+    spark: SparkSession, topic1: Any, registry: FakeSchemaRegistry, write: Write, options: Any
+) -> None:
+    topic = topic1(2)
+    write(topic, FIRST, orders(1, 2))
+    write(topic, SECOND, [{"id": 3, "country": "FR", "note": "fragile"}])
+    frame = read(spark, options(topic))
+    assert frame.schema["value"].dataType.simpleString() == "struct<id:bigint,country:string,note:string>"
+    assert frame.schema["value"].metadata == {
+        "schema.registry.subject": f"{topic}-value",
+        "schema.registry.version": 2,
+    }
+    rows = frame.select("value.*").orderBy("id").collect()
+    assert [tuple(row) for row in rows] == [(1, "DE", None), (2, "DE", None), (3, "FR", "fragile")]
+    only = read(spark, options(topic, valueFields="country"))
+    assert only.where("value.country = 'FR'").select("value").collect()[0][0].asDict() == {"country": "FR"}
+
+
+def test_version_that_load_has_declared_is_read_although_a_newer_one_comes(
+    spark: SparkSession, topic1: Any, write: Write, options: Any
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, orders(1))
+    frame = read(spark, options(topic))
+    write(topic, SECOND, [{"id": 2, "country": "FR", "note": "fragile"}])
+    assert [tuple(row) for row in frame.select("value.*").orderBy("id").collect()] == [(1, "DE"), (2, "FR")]
+
+
+def test_stream_reads_on_while_the_schema_evolves_and_keeps_its_version(
+    spark: SparkSession, topic1: Any, write: Write, options: Any, tmp_path: Path
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, orders(1))
+    assert run(spark, options(topic), tmp_path) == [(1, "DE")]
+    write(topic, SECOND, [{"id": 2, "country": "FR", "note": "fragile"}])
+    with pytest.raises(StreamingQueryException, match=r"Set schema\.registry\.reader\.version to 1 to keep"):
+        run(spark, options(topic), tmp_path)
+    assert run(spark, options(topic, schema_registry_reader_version="1"), tmp_path) == [(2, "FR")]
+    write(topic, SECOND, [{"id": 3, "country": "IT", "note": None}])
+    assert run(spark, options(topic, schema_registry_reader_version="latest"), tmp_path) == [(3, "IT", None)]
+    # The checkpoint has version 2 now.
+    write(topic, FIRST, orders(4))
+    assert run(spark, options(topic), tmp_path) == [(4, "DE", None)]
+
+
+def test_invalid_value_fails_the_query_with_its_place_and_the_remedy(
+    spark: SparkSession, topic1: Any, write: Write, options: Any, tmp_path: Path
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, [*orders(1), b"not framed"])
+    message = f"{topic}-0, offset 1: the value does not decode: it does not begin with a zero byte and a schema id"
+    with pytest.raises(StreamingQueryException, match=message) as failed:
+        run(spark, options(topic), tmp_path)
+    assert "onDecodeError=null" in str(failed.value)
+
+
+def test_invalid_values_are_null_beside_their_bytes_and_error(
+    spark: SparkSession, topic1: Any, write: Write, options: Any
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, [*orders(1), b"not framed", b"\0\0\0\0\1\2", *orders(4)])
+    given = options(topic, onDecodeError="null", columns="offset,value,_raw,_error")
+    rows = read(spark, given).orderBy("offset").collect()
+    assert [None if row["value"] is None else row["value"]["id"] for row in rows] == [1, None, None, 4]
+    assert [row["_raw"] for row in rows] == [None, b"not framed", b"\0\0\0\0\1\2", None]
+    assert [row["_error"] for row in rows][1:3] == [
+        "value: it does not begin with a zero byte and a schema id",
+        "value: schema id 1, field country: the value ends in the middle of the field",
+    ]
+
+
+def test_schema_ids_in_headers_are_read(spark: SparkSession, topic1: Any, write: Write, options: Any) -> None:
+    topic = topic1()
+    write(topic, FIRST, orders(1), in_headers=True)
+    write(topic, FIRST, orders(2))
+    rows = read(spark, options(topic, schemaIdLocation="header")).select("value.id").orderBy("id").collect()
+    assert [row.id for row in rows] == [1, 2]
+
+
+def test_fixed_schema_and_text_keys_need_no_registry(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, write: Write, options: Any, tmp_path: Path
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, [b"\x02\x04DE", b"\x04\x04FR"])
+    file = tmp_path / "order.avsc"
+    file.write_text(json.dumps(FIRST))
+    given = {name: text for name, text in options(topic).items() if not name.startswith("schema.registry")}
+    frame = read(spark, {**given, "valueFormat": "avro", "valueSchema": f"file:{file}", "keyFormat": "string"})
+    rows = frame.select("key", "value.*").orderBy("id").collect()
+    assert [tuple(row) for row in rows] == [("k", 1, "DE"), ("k", 2, "FR")]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "-value with the status 404"),
+        ({"valueSubject": "other"}, "subject other with the status 404"),
+        ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
+        ({"valueFormat": "avro", "valueSchema": "{"}, "valueSchema: the Avro schema is not JSON"),
+        ({"valueFormat": "avr"}, "valueFormat is 'avr' .*did you mean avro"),
+        ({"columns": "_raw"}, "columns names _raw, but onDecodeError is fail; set onDecodeError to null"),
+        ({"schema_registry_url": "registry:1"}, "schema.registry.url has a wrong value"),
+        ({"schema_registry_urls": "http://r:1"}, "schema.registry.urls is unknown; did you mean schema.registry.url"),
+    ],
+)
+def test_wrong_option_is_refused_with_its_name(
+    spark: SparkSession, topic1: Any, options: Any, more: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        read(spark, options(topic1(), **more))
+
+
+def test_topics_without_a_subject_are_refused(spark: SparkSession, options: Any) -> None:
+    with pytest.raises(Exception, match="reads 2 topics: set valueSubject"):
+        read(spark, options("a,b"))
