@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import enum
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -143,6 +145,24 @@ def _require_encodable(host: str) -> None:
         host.encode("idna")
     except UnicodeError as error:
         raise ValueError(f"{host} cannot be a host name: {error}") from error
+
+
+URL_PORTS = {"http": 80, "https": 443}
+
+
+def parse_url(text: str) -> urllib.parse.SplitResult | None:
+    """Parse a URL; None if it is not http or https."""
+    with suppress(ValueError):
+        url = urllib.parse.urlsplit(text)
+        # Reading the port validates it.
+        if url.scheme in URL_PORTS and url.hostname and url.port != 0 and text.isascii():
+            return url
+    return None
+
+
+def shown_url(url: urllib.parse.SplitResult) -> str:
+    """Format a URL without user, password, path and query."""
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
 
 BOOLEAN = one_of(meanings={"true": True, "false": False})

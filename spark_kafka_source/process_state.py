@@ -15,10 +15,10 @@ from protocol.config import ClientConfig
 from spark_kafka_source.error_messages import with_option_names
 
 if TYPE_CHECKING:
+    from protocol.schemas.reader_schema import Part, ReaderSchema
     from protocol.schemas.registry import SchemaRegistry
     from protocol.schemas.registry_config import RegistryConfig
-    from protocol.schemas.values import ColumnDecoder, ReaderSchema
-    from spark_kafka_source.options.table import Part
+    from protocol.schemas.values import ColumnDecoder
 
 _MAX_CLUSTERS = 16
 

@@ -6,7 +6,7 @@ so that importing this module is quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import AnalysisException
@@ -80,7 +80,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         """
         from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
-        return KafkaBatchReader(_with_declared(parse_source_options(self.options, streaming=False), schema))
+        return KafkaBatchReader(_source_options(self.options, schema, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query. If an option is wrong, it raises the error at its first call."""
@@ -89,7 +89,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
 
             # Spark also creates a reader for planning, in another process; only the reader that runs the query warns.
             with deferred_warnings() as warnings:
-                options = _with_declared(parse_source_options(self.options, streaming=True), schema)
+                options = _source_options(self.options, schema, streaming=True)
         except (KafkaError, ImportError) as error:
             return RefusedStreamReader(error)
         return KafkaStreamReader(options, warnings)
@@ -110,12 +110,14 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         return KafkaStreamWriter(options, schema, warnings)
 
 
-def _with_declared(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """Return the options with the schemas that `load()` has declared; raise `ConfigurationError` for another one."""
-    if options.decoded:
-        from spark_kafka_source.driver.reader_schemas import with_schemas
+def _source_options(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> SourceOptions:
+    """Parse the options, with the schemas that `load()` has declared; raise `ConfigurationError` for another one."""
+    if not has_formats(given):
+        require_source_schema(schema, row_columns(given))
+        return parse_source_options(given, streaming=streaming)
+    from spark_kafka_source.driver.reader_schemas import with_schemas
 
-        options = with_schemas(options, schema)
+    options = with_schemas(parse_source_options(given, streaming=streaming), schema)
     require_source_schema(schema, options.row_columns, options.schemas)
     return options
 

@@ -21,7 +21,7 @@ from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests import secured_kafka, spark_home
-from tests.jvm_connector import jvm_connector_jars
+from tests.jvm_connector import jvm_connector_jars, spark_avro_jars
 from tests.secured_kafka import SecuredKafka
 from tests.soak import SOAK
 from tests.spark_home import BRIEF_LIFE
@@ -136,11 +136,11 @@ def topic1(kafka1: LocalKafka) -> Iterator[TopicFactory]:
 def spark() -> Iterator[SparkSession]:
     """A session of `conf/spark-defaults.conf`, with the data source of this checkout registered by its presence.
 
-    `format("kafka")` is Spark's own JVM connector, to compare with.
+    `format("kafka")` is Spark's own JVM connector, and `from_avro` of its Avro jar, to compare with.
     """
     from pyspark.sql import SparkSession
 
-    jars = ",".join(map(str, jvm_connector_jars()))
+    jars = ",".join(map(str, [*jvm_connector_jars(), *spark_avro_jars()]))
     session = SparkSession.builder.appName("tests").config("spark.jars", jars).getOrCreate()
     yield session
     session.stop()

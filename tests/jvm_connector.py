@@ -21,6 +21,13 @@ _JARS = (
 )
 
 
+def spark_avro_jars(report: Report = to_stderr) -> list[Path]:
+    """Return the jar of Spark's `from_avro`. Downloads it unless cached."""
+    jars = (Jar("org.apache.spark", "spark-avro_2.13", CONNECTOR_VERSION, alone=True),)
+    folder = cached_jars(f"spark-avro-{CONNECTOR_VERSION}", f"Spark's Avro {CONNECTOR_VERSION}", jars, report)
+    return sorted(folder.glob("*.jar"))
+
+
 def jvm_connector_jars(report: Report = to_stderr) -> list[Path]:
     """Return the jars of `format("kafka")`, to be joined by commas for `spark.jars`. Downloads 10 MB unless cached.
 

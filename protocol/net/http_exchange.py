@@ -16,27 +16,12 @@ from contextlib import closing, contextmanager, suppress
 from protocol.clock import Deadline
 from protocol.errors import ConfigurationError, ConnectFailed
 from protocol.net.connect import connect
+from protocol.property_kinds import URL_PORTS
 
 _MOST_BYTES = 1 << 20
-_PORTS = {"http": 80, "https": 443}
 
 # Status codes that another attempt may resolve.
 TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
-
-
-def parse_url(text: str) -> urllib.parse.SplitResult | None:
-    """Parse a URL; None if it is not http or https."""
-    with suppress(ValueError):
-        url = urllib.parse.urlsplit(text)
-        # Reading the port validates it.
-        if url.scheme in _PORTS and url.hostname and url.port != 0 and text.isascii():
-            return url
-    return None
-
-
-def shown_url(url: urllib.parse.SplitResult) -> str:
-    """Format a URL without user, password, path and query."""
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
 
 
 def exchange(
@@ -92,7 +77,7 @@ def _connected(
 ) -> Iterator[http.client.HTTPConnection]:
     """Open an HTTP connection that is shut down at the deadline: socket timeouts restart with each received byte."""
     host, tls = str(url.hostname), context() if url.scheme == "https" else None
-    sock = connect(host, url.port or _PORTS[url.scheme], deadline)
+    sock = connect(host, url.port or URL_PORTS[url.scheme], deadline)
     sock.setblocking(True)
     ended = threading.Event()
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from protocol.clock import Backoff, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
-from protocol.net.http_exchange import TRANSIENT_STATUS, exchange, parse_url, shown_url
+from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
 from protocol.net.tls_context import new_context
 from protocol.once import warn_once
-from protocol.property_kinds import Effect, Property, shown
+from protocol.property_kinds import Effect, Property, parse_url, shown, shown_url
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.sasl.token import is_seconds

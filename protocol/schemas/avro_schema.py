@@ -305,7 +305,7 @@ def arrow_type(avro: AvroType) -> pa.DataType:
 def _union_type(union: AvroType) -> pa.DataType:
     members = union.members
     if not members:
-        return pa.null()
+        return pa.struct([])  # as Spark
     if len(members) == 1:
         return arrow_type(members[0])
     if widened := widened_kind(union):

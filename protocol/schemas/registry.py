@@ -21,9 +21,10 @@ from typing import Any
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError, ConnectFailed, RegistryFailed
-from protocol.net.http_exchange import TRANSIENT_STATUS, exchange, parse_url, shown_url
+from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
 from protocol.net.tls_context import TLSContext
 from protocol.net.token_endpoint import ask_endpoint
+from protocol.property_kinds import parse_url, shown_url
 from protocol.sasl.config import NO_SASL
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.schemas.registry_config import PREFIX, RegistryConfig

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
-from protocol.net.http_exchange import parse_url, shown_url
 from protocol.property_kinds import (
     MILLISECONDS,
     NONEMPTY,
@@ -22,6 +21,8 @@ from protocol.property_kinds import (
     applies,
     integer,
     one_of,
+    parse_url,
+    shown_url,
 )
 from protocol.secret import Secret, hide_variables, pickled_with_secrets
 from protocol.security.tls_config import DEFAULT_TLS, TLS_PROPERTIES, TLSConfig, parse_tls

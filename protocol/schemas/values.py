@@ -7,9 +7,7 @@ are resolved to it; each of these schemas is fetched once per process.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,56 +16,15 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.records.arrow_numpy import take_rows, text_column, valid
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, select_fields
-from protocol.schemas.avro_schema import AvroType, parse_avro
+from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue
+from protocol.schemas.avro_schema import parse_avro
+from protocol.schemas.reader_schema import Format, Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
-
-Format = Literal["binary", "string", "avro", "confluent-avro"]
-Part = Literal["key", "value"]
 
 # Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
 _MAGIC_ID, _MAGIC_GUID = 0, 1
 _ID_BYTES, _GUID_BYTES = 5, 17
 _NOT_FOUND = 404
-
-
-@dataclass(frozen=True)
-class ReaderSchema:
-    """The schema of a decoded column, which all its records are resolved to.
-
-    Attributes
-    ----------
-    format : {"binary", "string", "avro", "confluent-avro"}
-    text : str
-        The schema; empty for the first two formats.
-    references : tuple of (str, str)
-        Schemas that it uses, by name, each behind those that it uses itself.
-    fields : tuple of str
-        The fields of a record to decode; empty: all.
-    subject, version, schema_id
-        Where it is registered.
-    """
-
-    format: Format
-    text: str = ""
-    references: tuple[tuple[str, str], ...] = ()
-    fields: tuple[str, ...] = ()
-    subject: str | None = None
-    version: int | None = None
-    schema_id: int | None = None
-
-    @cached_property
-    def avro(self) -> AvroType:
-        """The parsed schema with its fields. Raises `ConfigurationError`."""
-        parsed = parse_avro(self.text, dict(self.references))
-        return select_fields(parsed, self.fields) if self.fields else parsed
-
-    @property
-    def type(self) -> pa.DataType:
-        """The Arrow type of the column. Raises `ConfigurationError` if the schema is invalid."""
-        if self.format in ("binary", "string"):
-            return pa.binary() if self.format == "binary" else pa.string()
-        return AvroDecoder(self.avro, self.avro).type
 
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:

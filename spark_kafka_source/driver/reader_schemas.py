@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
-from protocol.schemas.values import ReaderSchema, registered
+from protocol.schemas.values import registered
 from spark_kafka_source.error_messages import with_remedies
-from spark_kafka_source.options.table import Part, SourceOptions
+from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import declared_versions
 

@@ -52,6 +52,8 @@ SINK_MEANINGS = {
     "further rows",
 }
 
+_FORMATS = ("keyformat", "valueformat")
+_REGISTERED = ("confluent-avro",)
 REGISTRY_PREFIX = "schema.registry."
 _READER_VERSION = f"{REGISTRY_PREFIX}reader.version"
 _VERSION = Kind(
@@ -73,9 +75,13 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     return selection.row_columns(given.get("columns"), given.get("include_headers", False))
 
 
+def _uses_registry(options: Mapping[str, str]) -> bool:
+    return any(name.lower() in _FORMATS and str(text).strip().lower() in _REGISTERED for name, text in options.items())
+
+
 def has_formats(options: Mapping[str, str]) -> bool:
     """Return True if keys or values are decoded, so that the columns depend on more than `columns`."""
-    return any(name.lower() in ("keyformat", "valueformat") for name in options)
+    return any(name.lower() in _FORMATS for name in options)
 
 
 @hide_variables
@@ -118,7 +124,8 @@ def _parsed_or_error(options: Mapping[str, str], *, streaming: bool) -> SourceOp
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
-    given.update(_registry_options(options))
+    if _uses_registry(options):
+        given.update(_registry_options(options))
     client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
@@ -218,9 +225,12 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
     _warn_of_unredacted(options)
     given: dict[str, Any] = {}
     kafka: dict[str, str] = {}
+    registry = not use & Use.WRITE and _uses_registry(options)
     for key, text in options.items():
         lower = key.lower()
-        if lower in _SPARK_OPTIONS or lower.startswith((_SPARK_TABLE_PREFIX, REGISTRY_PREFIX)):
+        if lower in _SPARK_OPTIONS or lower.startswith(_SPARK_TABLE_PREFIX):
+            continue
+        if registry and lower.startswith(REGISTRY_PREFIX):
             continue
         if lower in _PATHS:
             warn_once(f"{lower} has no effect; use {'topic' if use & Use.WRITE else 'subscribe'}")

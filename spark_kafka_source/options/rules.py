@@ -54,8 +54,6 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
                 without |= {f"{part}Schema": schemas[part] is not None, f"{part}Fields": f"{part}fields" in texts}
             for name in (name for name, given in without.items() if given):
                 warn_once(f"{name} has no effect: {part}Format is {format}")
-    if options.registry is not None and "confluent-avro" not in formats.values():
-        warn_once("schema.registry.* has no effect: neither keyFormat nor valueFormat uses a registry")
     wanted = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
     if wanted and options.on_decode_error != "null":
         raise ConfigurationError(

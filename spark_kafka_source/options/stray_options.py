@@ -80,6 +80,8 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     like = meant(lower, applying)
     if like is not None:
         raise _not_ours(name, f"did you mean {like}?")
+    if lower.startswith("schema.registry."):
+        return "a registry is used by reads with keyFormat or valueFormat confluent-avro"
     return "it is not an option of this source and sink"
 
 

@@ -22,11 +22,9 @@ from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_byte
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
 
 if TYPE_CHECKING:
+    from protocol.schemas.reader_schema import Format, Part, ReaderSchema
     from protocol.schemas.registry_config import RegistryConfig
-    from protocol.schemas.values import ReaderSchema
 
-Part = Literal["key", "value"]
-Format = Literal["binary", "string", "avro", "confluent-avro"]
 ReaderVersion = Literal["latest", "pinned"] | int
 
 

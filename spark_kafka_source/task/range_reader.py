@@ -96,7 +96,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         client,
         resolve_client_rack(options.consumer),
         ranges,
-        columns=_fetched_columns(options),
+        columns=fetched_columns(options),
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
         first_fetch_bytes=_FIRST_FETCH_BYTES,
@@ -121,7 +121,8 @@ def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
     log.warning("%s (%s: %d offsets are skipped)", loss, option_to_continue(loss), skipped.size)
 
 
-def _fetched_columns(options: SourceOptions) -> list[str]:
+def fetched_columns(options: SourceOptions) -> list[str]:
+    """Return the columns of `protocol` that the rows need."""
     found = [_DECODED[name] for name in options.row_columns if name in _DECODED]
     if options.schemas:
         # For the message of an invalid value, and its bytes.

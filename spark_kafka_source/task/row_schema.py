@@ -17,7 +17,7 @@ from protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-    from protocol.schemas.values import ReaderSchema
+    from protocol.schemas.reader_schema import ReaderSchema
 
     Schemas = Sequence[tuple[str, ReaderSchema]]
 

@@ -18,17 +18,19 @@ import pytest
 from pyspark.sql.types import StructType
 
 from protocol.property_kinds import Effect
+from protocol.testing.schema_registry import FakeSchemaRegistry
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.reader_schemas import with_schemas
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
-from spark_kafka_source.task.range_reader import read_range
+from spark_kafka_source.task.range_reader import fetched_columns, read_range
 from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
 from tests.protocol.consumer.consuming import records
 from tests.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
@@ -146,6 +148,42 @@ def column_names(cluster: SmallCluster, given: dict[str, str]) -> object:
     return ",".join(first.schema.names)
 
 
+HALVES = json.dumps({"type": "record", "name": "R", "fields": [
+    {"name": name, "type": {"type": "fixed", "name": f"F{name}", "size": 5}} for name in "ab"]})  # fmt: skip
+
+
+def decoded(cluster: SmallCluster, given: dict[str, str], **more: str) -> KafkaBatchReader:
+    """Return a reader with formats; values of the cluster have ten bytes, keys are null."""
+    formats = {} if {"keyFormat", "valueFormat"} & {*given, *more} else {"valueFormat": "avro"}
+    options = complete(cluster, given, {**formats, **more})
+    return KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+
+
+def column_type(part: str, **more: str) -> Observe:
+    """Return what reads the type of a column, which must be that of the rows."""
+
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> str:
+        with FakeSchemaRegistry() as registry:
+            registry.register("one", '"string"')
+            registry.register("two", HALVES)
+            reader = decoded(cluster, given, **{"schema.registry.url": registry.url, "onDecodeError": "null", **more})
+            schema = next(reader.read(reader.partitions()[0])).schema
+        return str(schema.field(part).type)
+
+    return observe
+
+
+def fetched(cluster: SmallCluster, given: dict[str, str]) -> list[str]:
+    options = complete(cluster, given, {"valueFormat": "confluent-avro", "schema.registry.url": "http://r:1"})
+    parsed = parse_source_options({**options, "valueSchema": HALVES, "columns": "value"}, streaming=False)
+    return fetched_columns(with_schemas(parsed))
+
+
+def reads_invalid_values(cluster: SmallCluster, given: dict[str, str]) -> str:
+    reader = decoded(cluster, given, valueSchema='"long"')
+    return outcome(lambda: list(reader.read(reader.partitions()[0])))
+
+
 def times_out_late(cluster: SmallCluster, given: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
     options = parse_source_options(complete(cluster, given, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
@@ -211,6 +249,23 @@ _ALL = "key,value,topic,partition,offset,timestamp,timestampType"
 _LATE = str(FIRST_TIMESTAMP_MS + 1_000)
 _AT_5 = FIRST_TIMESTAMP_MS + 5
 
+
+def _format_observers(part: str) -> dict[str, tuple[Observe, dict[str, Any]]]:
+    a, b = (f"struct<{name}: binary not null>" for name in "ab")
+    both = f"{a[:-1]}, {b[len('struct<') :]}"
+    avro = {f"{part}Format": "avro"}
+    registered = column_type(part, **{f"{part}Format": "confluent-avro"})
+    return {
+        f"{part}Format": (
+            column_type(part, **{f"{part}Schema": '"long"'}),
+            {"binary": "binary", "string": "string", "avro": "int64"},
+        ),
+        f"{part}Schema": (column_type(part, **avro), {'"long"': "int64", '"string"': "string"}),
+        f"{part}Subject": (registered, {"one": "string", "two": both}),
+        f"{part}Fields": (column_type(part, **avro, **{f"{part}Schema": HALVES}), {"a": a, "b": b}),
+    }
+
+
 # Option -> function that observes its effect, and the expected result by option value.
 OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "subscribe": (chosen, {"orders": ["orders-0", "orders-1"], "bills": ["bills-0", "bills-1"]}),
@@ -246,6 +301,10 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "onTopicRecreated": (continues_with_a_recreated_topic, {"fail": "DataLoss", "earliest": "done"}),
     "fetchOffset.numRetries": (offset_retries_take_long, {"0": [False] * 3, "12": [True] * 3}),
     "fetchOffset.retryIntervalMs": (offset_retries_take_long, {"0": [False] * 3, LONG: [True] * 3}),
+    **_format_observers("key"),
+    **_format_observers("value"),
+    "schemaIdLocation": (fetched, {"prefix": ["value", "offset"], "header": ["value", "offset", "headers"]}),
+    "onDecodeError": (reads_invalid_values, {"fail": "DecodeFailed", "null": "done"}),
     "kafkaConsumer.pollTimeoutMs": (times_out_late, {"100": False, LONG: True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
     "deliveryGuarantee": (

@@ -15,7 +15,16 @@ from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions,
 
 LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
 # Set by Kafka's properties and by the kind of query.
-NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}
+NOT_OPTIONS = {
+    "client",
+    "consumer",
+    "producer",
+    "streaming",
+    "auto_offset_reset",
+    "registry",
+    "reader_version",
+    "schemas",
+}
 
 
 @pytest.mark.parametrize("options", [SourceOptions, SinkOptions])

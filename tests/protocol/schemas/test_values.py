@@ -15,9 +15,10 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.records.record_fields import HEADERS_TYPE
+from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
-from protocol.schemas.values import ColumnDecoder, ReaderSchema, registered
+from protocol.schemas.values import ColumnDecoder, registered
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
 

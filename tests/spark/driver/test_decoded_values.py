@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.documents import block
 
 FIRST: dict[str, Any] = {
     "type": "record",
@@ -210,3 +211,17 @@ def test_wrong_option_is_refused_with_its_name(
 def test_topics_without_a_subject_are_refused(spark: SparkSession, options: Any) -> None:
     with pytest.raises(Exception, match="reads 2 topics: set valueSubject"):
         read(spark, options("a,b"))
+
+
+def test_example_of_the_page_runs(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, write: Write, tmp_path: Path
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, orders(7))
+    given = f'"{topic}").option("startingOffsets", "earliest")'
+    names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders")': given, "http://registry:8081": registry.url}
+    found: dict[str, Any] = {"spark": spark}
+    exec(block("schemas.md", "readStream").with_names(names), found)
+    writer = found["paid"].writeStream.format("memory").queryName("paid").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
+    assert [tuple(row) for row in spark.table("paid").collect()] == [(7, 0)]

@@ -1,0 +1,54 @@
+"""The schema of a decoded column: fixed on the driver, sent to executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import pyarrow as pa
+
+from protocol.schemas.avro_resolution import AvroDecoder, select_fields
+from protocol.schemas.avro_schema import AvroType, parse_avro
+
+Format = Literal["binary", "string", "avro", "confluent-avro"]
+Part = Literal["key", "value"]
+
+
+@dataclass(frozen=True)
+class ReaderSchema:
+    """The schema of a decoded column, which all its records are resolved to.
+
+    Attributes
+    ----------
+    format : {"binary", "string", "avro", "confluent-avro"}
+    text : str
+        The schema; empty for the first two formats.
+    references : tuple of (str, str)
+        Schemas that it uses, by name, each behind those that it uses itself.
+    fields : tuple of str
+        The fields of a record to decode; empty: all.
+    subject, version, schema_id
+        Where it is registered.
+    """
+
+    format: Format
+    text: str = ""
+    references: tuple[tuple[str, str], ...] = ()
+    fields: tuple[str, ...] = ()
+    subject: str | None = None
+    version: int | None = None
+    schema_id: int | None = None
+
+    @cached_property
+    def avro(self) -> AvroType:
+        """The parsed schema with its fields. Raises `ConfigurationError`."""
+        parsed = parse_avro(self.text, dict(self.references))
+        return select_fields(parsed, self.fields) if self.fields else parsed
+
+    @property
+    def type(self) -> pa.DataType:
+        """The Arrow type of the column. Raises `ConfigurationError` if the schema is invalid."""
+        if self.format in ("binary", "string"):
+            return pa.binary() if self.format == "binary" else pa.string()
+        return AvroDecoder(self.avro, self.avro).type
