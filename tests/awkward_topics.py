@@ -134,10 +134,10 @@ def write_sizes(bootstrap: str, spark: SparkSession) -> None:
     edges = [1 << bits for bits in (0, 6, 7, 13, 14, 16)]
     sizes = sorted({0, *edges, *(edge - 1 for edge in edges), *(edge + 1 for edge in edges)})
     sizes += [MIB, 0, 5_000_000, 1, 100]
-    chance = random.Random(20)
+    rng = random.Random(20)
 
     def records(partition: int) -> list[Record]:
-        return [Record(b"%d" % size, _bytes(chance, size), partition=partition) for size in sizes]
+        return [Record(b"%d" % size, _bytes(rng, size), partition=partition) for size in sizes]
 
     limit = {"message.max.bytes": 10 * MIB}
     produce(bootstrap, SIZES, records(0), limit)
@@ -151,9 +151,9 @@ def write_codecs(bootstrap: str, spark: SparkSession) -> None:
 
     The values include an incompressible one and one longer than a block of each codec.
     """
-    chance = random.Random(30)
+    rng = random.Random(30)
     values = [b"line %d, much like the others\n" % number * 5 for number in range(300)]
-    values += [_bytes(chance, 300), b"", b"abc" * 50_000, _bytes(chance, 70_000), b"end"]
+    values += [_bytes(rng, 300), b"", b"abc" * 50_000, _bytes(rng, 70_000), b"end"]
     for codec in CODECS:
         produce(bootstrap, CODEC_MIX, [Record(b"c", value) for value in values], {"compression.type": codec})
         java = {"kafka.compression.type": codec, "kafka.batch.size": 200_000}
@@ -192,18 +192,18 @@ def write_transactions(bootstrap: str) -> None:
 
     Partition 0 ends in a commit marker, 1 in an abort marker, 2 holds aborted records only.
     """
-    chance = random.Random(40)
+    rng = random.Random(40)
     producers = [transactional(bootstrap, f"tx-{number}", CODECS[2 * number]) for number in range(3)]
     for round_number in range(8):
         for producer in producers:
             producer.begin_transaction()
         for part, producer in itertools.product(range(3), producers):
             value = b"%d-%d" % (round_number, part)
-            records = [Record(b"tx", value * 5, partition=n % 2) for n in range(chance.randint(1, 30))]
+            records = [Record(b"tx", value * 5, partition=n % 2) for n in range(rng.randint(1, 30))]
             send(producer, TRANSACTIONS, records)
             produce(bootstrap, TRANSACTIONS, [Record(b"plain", value, partition=part % 2)])
-        for producer in chance.sample(producers, len(producers)):
-            producer.commit_transaction() if chance.random() < 0.5 else producer.abort_transaction()
+        for producer in rng.sample(producers, len(producers)):
+            producer.commit_transaction() if rng.random() < 0.5 else producer.abort_transaction()
     for partition, commit in ((0, True), (1, False), (2, False), (2, False)):
         producers[partition].begin_transaction()
         send(producers[partition], TRANSACTIONS, [Record(b"last", b"%d" % n, partition=partition) for n in range(10)])
@@ -308,9 +308,9 @@ def stop_the_cleaner(bootstrap: str, data_folder: Path) -> None:
 # -- details ----------------------------------------------------------------------------------
 
 
-def _bytes(chance: random.Random, size: int) -> bytes:
+def _bytes(rng: random.Random, size: int) -> bytes:
     """Return bytes of which half are random."""
-    return chance.randbytes(size // 2) + b"\x2a" * (size - size // 2)
+    return rng.randbytes(size // 2) + b"\x2a" * (size - size // 2)
 
 
 def _compact(

@@ -86,24 +86,24 @@ def members_of(kafka: LocalKafka, group: str) -> tuple[Member, ...]:
 
 def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
     """Retry while the coordinator is not ready or does not know the group yet."""
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return ask()
         except KafkaException as error:
-            if error.args[0].code() not in _NOT_READY or time.monotonic() > give_up_s:
+            if error.args[0].code() not in _NOT_READY or time.monotonic() > deadline_s:
                 raise
         time.sleep(0.05)
 
 
 def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 30) -> list[GroupRow]:
     """Wait until `partitions` rows exist and all have lag 0."""
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         rows = describe(kafka, group)
         if len(rows) == partitions and all(row.lag == 0 for row in rows):
             return rows
-        assert time.monotonic() < give_up_s, f"no lag 0 on {partitions} partitions after {timeout_s} s: {rows}"
+        assert time.monotonic() < deadline_s, f"no lag 0 on {partitions} partitions after {timeout_s} s: {rows}"
         time.sleep(0.05)
 
 
@@ -119,14 +119,14 @@ def move_group(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], 
     """Set a group's offsets as a non-member; retry while its coordinator is not ready."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         answer = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)])[group].result(60)
         errors = [each.error for each in answer.topic_partitions if each.error]
         if not errors:
             return
         assert {error.code() for error in errors} <= _NOT_READY, errors
-        assert time.monotonic() < give_up_s, errors
+        assert time.monotonic() < deadline_s, errors
         time.sleep(0.05)
 
 

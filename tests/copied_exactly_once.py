@@ -128,11 +128,11 @@ class Copy:
 
 def wait_until_ended(module: str) -> None:
     """Wait until no Python process of Spark runs this module."""
-    give_up_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 60
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if module in " ".join(each.cmdline()):
-                each.wait(give_up_s - time.monotonic())
+                each.wait(deadline_s - time.monotonic())
 
 
 def of_task(body: dict[str, Any]) -> bool:

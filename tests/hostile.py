@@ -72,32 +72,32 @@ def cases(name: str, count: int) -> Iterator[random.Random]:
         nth += 1
 
 
-def spoilt(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
+def spoilt(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
     """Return `data` with random corruptions: changed bits, numbers and varints; removed, repeated or moved bytes."""
     spoiling = bytearray(data)
-    for _ in range(dice.choice([1, 1, 2, 3, 8])):
+    for _ in range(rng.choice([1, 1, 2, 3, 8])):
         if not spoiling:
             break
-        at = dice.randrange(len(spoiling))
-        size = dice.choice([1, 2, 4, 8, dice.randrange(1, len(spoiling) + 1)])
-        kind = dice.randrange(8)
+        at = rng.randrange(len(spoiling))
+        size = rng.choice([1, 2, 4, 8, rng.randrange(1, len(spoiling) + 1)])
+        kind = rng.randrange(8)
         if kind == 0:
-            spoiling[at] ^= 1 << dice.randrange(8)
+            spoiling[at] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            spoiling[at] = dice.randrange(256)
+            spoiling[at] = rng.randrange(256)
         elif kind == 2:
-            number = dice.choice(_NUMBERS)
+            number = rng.choice(_NUMBERS)
             spoiling[at : at + len(number)] = number
         elif kind == 3:
-            spoiling[at : at + dice.choice([1, 2, 5])] = dice.choice(_VARINTS)
+            spoiling[at : at + rng.choice([1, 2, 5])] = rng.choice(_VARINTS)
         elif kind == 4:
             del spoiling[at : at + size]
         elif kind == 5:
             spoiling[at:at] = spoiling[at : at + size]
         elif kind == 6:
-            other = dice.choice(others)
-            begin = dice.randrange(len(other) + 1)
+            other = rng.choice(others)
+            begin = rng.randrange(len(other) + 1)
             spoiling[at : at + size] = other[begin : begin + size]
         else:
-            spoiling[at:at] = dice.randbytes(min(size, 64))
+            spoiling[at:at] = rng.randbytes(min(size, 64))
     return bytes(spoiling)

@@ -67,11 +67,11 @@ class Run:
         return {partition for partition, _ in self.rows}
 
     def await_(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
-        give_up_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while not condition():
             if error := self.query.exception():
                 raise error
-            assert time.monotonic() < give_up_s, f"not so after {timeout_s:.0f} s"
+            assert time.monotonic() < deadline_s, f"not so after {timeout_s:.0f} s"
             time.sleep(0.05)
 
 

@@ -32,9 +32,9 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
         consumer.assign([TopicPartition(topic, partition, low) for partition, (low, _) in ends.items()])
         missing = sum(high - low for low, high in ends.values())
         records: list[Record] = []
-        give_up_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while len(records) < missing:
-            assert time.monotonic() < give_up_s, f"{topic}: {len(records)} of {missing} records after {timeout_s} s"
+            assert time.monotonic() < deadline_s, f"{topic}: {len(records)} of {missing} records after {timeout_s} s"
             for message in consumer.consume(10_000, timeout=1):
                 assert message.error() is None, message.error()
                 headers = message.headers()
@@ -55,12 +55,12 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
 
 def _watermarks(consumer: Consumer, partition: TopicPartition, timeout_s: float = 30) -> tuple[int, int]:
     """Return the low and the high watermark. Retries: the leader of a new topic may not know the topic yet."""
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             watermarks: tuple[int, int] = consumer.get_watermark_offsets(partition, timeout=timeout_s)
             return watermarks
         except KafkaException as error:
-            if time.monotonic() > give_up_s:
+            if time.monotonic() > deadline_s:
                 raise AssertionError(f"{partition} has no watermarks after {timeout_s} s") from error
             time.sleep(0.1)

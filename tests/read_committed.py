@@ -37,9 +37,9 @@ def by_librdkafka(servers: str, topic: str, timeout_s: float = 30) -> Values:
         consumer.assign([TopicPartition(topic, number, confluent_kafka.OFFSET_BEGINNING) for number in partitions])
         values: Values = {number: [] for number in partitions}
         at_end: set[int] = set()
-        give_up_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while len(at_end) < len(partitions):
-            assert time.monotonic() < give_up_s, f"{topic}: the ends of {at_end} were reached, of {partitions}"
+            assert time.monotonic() < deadline_s, f"{topic}: the ends of {at_end} were reached, of {partitions}"
             for message in consumer.consume(10_000, timeout=0.2):
                 if message.error() is None:
                     values[message.partition()].append(message.value())

@@ -27,7 +27,7 @@ def recreate(kafka: LocalKafka, *topics: str) -> None:
 
 
 def _create(kafka: LocalKafka, topic: str) -> None:
-    give_up_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 30
     while True:
         new = NewTopic(topic, 1, len(kafka.broker_ids))
         error = _admin(kafka.bootstrap_servers).create_topics([new])[topic].exception(30)
@@ -35,7 +35,7 @@ def _create(kafka: LocalKafka, topic: str) -> None:
             return
         # The name can be used again only after every broker has deleted the topic.
         assert "TOPIC_ALREADY_EXISTS" in str(error)
-        assert time.monotonic() < give_up_s, f"topic {topic} cannot be recreated"
+        assert time.monotonic() < deadline_s, f"topic {topic} cannot be recreated"
 
 
 @lru_cache(maxsize=2)

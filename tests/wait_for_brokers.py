@@ -52,17 +52,17 @@ def wait_until_topic_decided(servers: str, topic: str) -> None:
 
 def _wait_until_decided(client: Client, partitions: Iterable[tuple[str, int]]) -> None:
     times = dict.fromkeys(partitions, LATEST)
-    give_up_s = time.monotonic() + _TIMEOUT_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while True:
         committed, all_ = (list_offsets(client, times, isolation_level=f"read_{level}") for level in _LEVELS)
         if committed == all_:
             return
-        assert time.monotonic() < give_up_s, f"some transaction is still open after {_TIMEOUT_S:.0f} s"
+        assert time.monotonic() < deadline_s, f"some transaction is still open after {_TIMEOUT_S:.0f} s"
         time.sleep(0.02)
 
 
 def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: str) -> None:
-    give_up_s = time.monotonic() + _TIMEOUT_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     for broker_id in kafka.broker_ids:
         if kafka.pid(broker_id) is None:
             continue
@@ -71,5 +71,5 @@ def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: 
             with Client(parse_client({"bootstrap.servers": kafka.address(broker_id)})) as client:
                 if agreed(client.metadata([topic]).topics[topic]):
                     break
-            assert time.monotonic() < give_up_s, f"{topic} was to {what} at broker {broker_id} in {_TIMEOUT_S:.0f} s"
+            assert time.monotonic() < deadline_s, f"{topic} was to {what} at broker {broker_id} in {_TIMEOUT_S:.0f} s"
             time.sleep(0.02)

@@ -18,7 +18,7 @@ def wait_until(
 
     `every_s` is the interval between two checks; use a longer one if each check sends a request.
     """
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < give_up_s, what()
+        assert time.monotonic() < deadline_s, what()
         time.sleep(every_s)

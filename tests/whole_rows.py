@@ -59,11 +59,11 @@ def messages_to_the_end(kafka: LocalKafka, partitions: Sequence[Partition], isol
     settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "whole-rows", "enable.auto.commit": False}
     consumer = Consumer({**settings, "isolation.level": isolation_level, "enable.partition.eof": True})
     missing = set(partitions)
-    give_up_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + 120
     try:
         consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
         while missing:
-            assert time.monotonic() < give_up_s, f"librdkafka does not come to the end of {missing}"
+            assert time.monotonic() < deadline_s, f"librdkafka does not come to the end of {missing}"
             for message in consumer.consume(10_000, timeout=0.2):
                 if message.error() is None:
                     yield message

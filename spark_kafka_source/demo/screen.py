@@ -129,13 +129,13 @@ class Watch:
         StreamingQueryException
             The query failed.
         """
-        give_up_s = SYSTEM_CLOCK.now_s() + timeout_s
+        deadline_s = SYSTEM_CLOCK.now_s() + timeout_s
         while not done():
             self.show_new_batches()
             failure = self._query.exception()
             if failure is not None:
                 raise failure
-            if SYSTEM_CLOCK.now_s() > give_up_s:
+            if SYSTEM_CLOCK.now_s() > deadline_s:
                 raise KafkaError(f"after {timeout_s:g} s {what}; is this machine busy with something else?")
             SYSTEM_CLOCK.sleep_s(_POLL_INTERVAL_S)
         self.show_new_batches()

@@ -26,8 +26,8 @@ def main(folder: str) -> None:
     watched = _watch(os.getppid())
     for pid in watched:
         _signal(pid, signal.SIGKILL)
-    give_up_s = time.monotonic() + _WAIT_FOR_DEATH_S
-    while any(_signal(pid, 0) for pid in watched) and time.monotonic() < give_up_s:
+    deadline_s = time.monotonic() + _WAIT_FOR_DEATH_S
+    while any(_signal(pid, 0) for pid in watched) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
 

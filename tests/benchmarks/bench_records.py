@@ -76,11 +76,11 @@ def best_ns(work: Callable[[], Any], rows: int, seconds: float) -> float:
 
 
 def some_columns(shape: Shape, rows: int) -> pa.RecordBatch:
-    dice = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     size = shape.value_bytes
-    lengths = dice.integers(size // 2, size * 3 // 2, rows) if shape.varied else np.full(rows, size)
+    lengths = rng.integers(size // 2, size * 3 // 2, rows) if shape.varied else np.full(rows, size)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    payload = np.frombuffer(dice.bytes(int(offsets[-1])), np.uint8).copy()
+    payload = np.frombuffer(rng.bytes(int(offsets[-1])), np.uint8).copy()
     payload[np.arange(len(payload)) % 16 < 8] = 32
     values = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(payload)])
     keys = pa.array([b"%08d" % i for i in range(rows)], pa.binary())

@@ -77,11 +77,11 @@ def _took_ms(query: StreamingQuery) -> list[float]:
 
 
 def _wait_for_batches(query: StreamingQuery, count: int) -> None:
-    give_up_s = time.monotonic() + _TIMEOUT_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while len(_took_ms(query)) < count:
         if (error := query.exception()) is not None:
             raise error
-        if time.monotonic() > give_up_s:
+        if time.monotonic() > deadline_s:
             raise RuntimeError(f"the query wrote {len(_took_ms(query))} batches in {_TIMEOUT_S} s")
         time.sleep(0.05)
 

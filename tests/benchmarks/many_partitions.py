@@ -68,11 +68,11 @@ def _run(spark: SparkSession, job: Job, who: str, partitions: int) -> list[float
 
 
 def _wait_until_read(query: StreamingQuery, records: int) -> None:
-    give_up_s = time.monotonic() + _GIVE_UP_S
+    deadline_s = time.monotonic() + _GIVE_UP_S
     while sum(batch.numInputRows for batch in query.recentProgress) < records:
         if error := query.exception():
             raise RuntimeError(str(error))
-        if time.monotonic() > give_up_s:
+        if time.monotonic() > deadline_s:
             raise RuntimeError(f"{records} records were not read in {_GIVE_UP_S:.0f} s")
         time.sleep(0.02)
 

@@ -59,14 +59,14 @@ def _run(spark: SparkSession, job: Job, who: str, topic: str, batches: int) -> d
     rows = spark.readStream.format(FORMATS[who]).options(**options).load()
     with tempfile.TemporaryDirectory() as checkpoint:
         query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-        give_up_s = time.monotonic() + _GIVE_UP_S
+        deadline_s = time.monotonic() + _GIVE_UP_S
         try:
             while len(done := [batch for batch in query.recentProgress if batch.numInputRows]) < (
                 WARM_UP_BATCHES + batches
             ):
                 if error := query.exception():
                     raise RuntimeError(f"{who}: {error}")
-                if time.monotonic() > give_up_s:
+                if time.monotonic() > deadline_s:
                     raise RuntimeError(f"{who}: only {len(done)} batches in {_GIVE_UP_S:.0f} s")
                 time.sleep(0.5)
         finally:

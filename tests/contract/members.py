@@ -114,10 +114,10 @@ class GroupMember:
 
     def await_rebalance(self) -> None:
         """Wait until the coordinator has received JoinGroup from another member, on another connection."""
-        give_up_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 10
         while (code := self.heartbeat()) != ErrorCode.REBALANCE_IN_PROGRESS:
             assert code == 0
-            assert time.monotonic() < give_up_s
+            assert time.monotonic() < deadline_s
             time.sleep(0.01)
 
     def leave(self) -> int:

@@ -51,9 +51,9 @@ class Member:
         return self.beat(topic_partitions=rows)
 
     def beat_until(self, *numbers: int) -> None:
-        give_up_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 20
         while self.assigned != list(numbers):
-            assert time.monotonic() < give_up_s
+            assert time.monotonic() < deadline_s
             assert self.beat() == 0
             time.sleep(0.02)
 

@@ -167,9 +167,9 @@ class TestLeavingMembers:
         reply = first.send_join()
         first.end(reply), second.end(waiting)
         sync_all([first, second])
-        give_up_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 20
         while first.heartbeat() == 0:
-            assert time.monotonic() < give_up_s
+            assert time.monotonic() < deadline_s
             time.sleep(0.05)
         assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
         first.end(first.send_join())

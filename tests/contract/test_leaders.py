@@ -98,9 +98,9 @@ def topic_with_new_leader(
 
 def until(client: Client, name: str, so: Callable[[Partition], bool]) -> Partition:
     """Return the metadata of partition 0 as soon as `so` returns True for it."""
-    give_up_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 60
     while not so(known := client.metadata([name]).topic(name).partitions[0]):
-        assert time.monotonic() < give_up_s, known
+        assert time.monotonic() < deadline_s, known
         time.sleep(0.05)
     return known
 
@@ -114,14 +114,14 @@ def test_follower_serves_fetches_and_refuses_produce(client: Client, replicated:
     written(client, name, b"a")
     leader, known = client.leader(name, 0)
     follower = next(each for each in known.replicas if each != leader.node_id)
-    give_up_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 20
     while True:
         body = fetch_body(client, name, {0: 0}, max_wait_ms=100)
         (row,) = ask_broker(client, follower, FETCH, body)["responses"][0]["partitions"]
         assert row["error_code"] == 0
         if values_in(row) == [b"a"]:
             break
-        assert time.monotonic() < give_up_s, "the follower did not learn the high watermark"
+        assert time.monotonic() < deadline_s, "the follower did not learn the high watermark"
     topics = [{"topic_id": client.topic(name).topic_id, "partition_data": [{"index": 0, "records": batch(b"b")}]}]
     reply = ask_broker(client, follower, PRODUCE, {"acks": 1, "timeout_ms": 1_000, "topic_data": topics})
     (row,) = reply["responses"][0]["partition_responses"]

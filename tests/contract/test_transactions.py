@@ -31,9 +31,9 @@ def ends(client: Client, name: str) -> tuple[int, int]:
 
 def until_decided(client: Client, name: str) -> int:
     """Wait until the markers are written, since the coordinator replies before; return the log end offset."""
-    give_up_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 20
     while (found := ends(client, name))[0] != found[1]:
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < deadline_s
         time.sleep(0.01)
     return found[1]
 
@@ -280,9 +280,9 @@ class TestOffsets:
         assert committed(client, group, name) == (0, 3)
         assert committed(client, group, name, stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
         producer.end(commit=commits)
-        give_up_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 20
         while committed(client, group, name, stable=True)[0]:
-            assert time.monotonic() < give_up_s
+            assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert committed(client, group, name) == (0, 8 if commits else 3)
 

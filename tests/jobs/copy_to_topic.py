@@ -54,8 +54,8 @@ def main(
         .start()
     )
     query.awaitTermination()
-    give_up_s = time.monotonic() + 30
-    while len(listener.history) < len(query.recentProgress) and time.monotonic() < give_up_s:
+    deadline_s = time.monotonic() + 30
+    while len(listener.history) < len(query.recentProgress) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     rows = spark.read.format("pykafka-group").options(**common, subscribe=streamed).load().select(*COLUMNS)
     rows.write.format("pykafka-group").options(**common, topic=batched).mode("append").save()

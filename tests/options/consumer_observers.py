@@ -121,8 +121,8 @@ def expires_when_unread(cluster: SmallCluster, given: dict[str, str]) -> bool:
     one_batch = {"fetch.max.wait.ms": "10", "max.partition.fetch.bytes": "300"}
     with client_of(cluster, {}) as client, Consumer(client, parse_consumer({**given, **one_batch})) as consumer:
         stream = consumer.consume_partition("orders", 0, EARLIEST)
-        give_up_s = time.monotonic() + 2 * BETWEEN_S
-        while time.monotonic() < give_up_s and not stream.expired:
+        deadline_s = time.monotonic() + 2 * BETWEEN_S
+        while time.monotonic() < deadline_s and not stream.expired:
             time.sleep(0.01)
         return stream.expired
 

@@ -70,8 +70,8 @@ def client_properties(given: Properties) -> dict[str, str]:
 def produce_requests(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
     def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         assert produce(cluster, given, written) == "done"
-        give_up_s = time.monotonic() + 5  # acks=0 gets no reply
-        while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
+        deadline_s = time.monotonic() + 5  # acks=0 gets no reply
+        while not cluster.asked(PRODUCE) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         return [look(body) for body in cluster.asked(PRODUCE)]
 
@@ -124,8 +124,8 @@ def requests_in_flight(cluster: SmallCluster, given: dict[str, str]) -> int:
     cluster.silent_to(PRODUCE)
     before = producer.requests
     producer.send_columns("orders", rows(100, size=100), here)
-    most, give_up_s = int(given["max.in.flight.requests.per.connection"]), time.monotonic() + 5
-    while producer.requests - before < most and time.monotonic() < give_up_s:
+    most, deadline_s = int(given["max.in.flight.requests.per.connection"]), time.monotonic() + 5
+    while producer.requests - before < most and time.monotonic() < deadline_s:
         time.sleep(0.01)
     time.sleep(0.1)  # no request beyond the limit
     sent = producer.requests - before

@@ -216,8 +216,8 @@ def write(cluster: SmallCluster, given: dict[str, str]) -> list[dict[str, Any]]:
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
         KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
-    give_up_s = time.monotonic() + 10  # acks=0 gets no reply
-    while not cluster.asked(PRODUCE) and time.monotonic() < give_up_s:
+    deadline_s = time.monotonic() + 10  # acks=0 gets no reply
+    while not cluster.asked(PRODUCE) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return cluster.asked(PRODUCE)
 

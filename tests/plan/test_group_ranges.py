@@ -78,9 +78,9 @@ def test_offsets_are_in_one_task_each_of_minimal_size(wanted: list[Range], most:
 
 
 @given(RANGES, st.integers(1, 12), st.randoms())
-def test_order_of_ranges_does_not_matter(wanted: list[Range], most: int, by: random.Random) -> None:
+def test_order_of_ranges_does_not_matter(wanted: list[Range], most: int, rng: random.Random) -> None:
     leaders: dict[TopicPartition, int] = {(one.topic, one.partition): one.partition % 3 for one in wanted}
     shuffled = list(wanted)
-    by.shuffle(shuffled)
+    rng.shuffle(shuffled)
     if len(wanted) > most:
         assert group_ranges(shuffled, most, leaders) == group_ranges(wanted, most, leaders)

@@ -15,8 +15,8 @@ from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to
 
 pytestmark = pytest.mark.soak
 
-DICE = random.Random(1)
-IDS = {task: ProducerIdentity(DICE.getrandbits(60), DICE.getrandbits(14)) for task in range(900)}
+RNG = random.Random(1)
+IDS = {task: ProducerIdentity(RNG.getrandbits(60), RNG.getrandbits(14)) for task in range(900)}
 MANY = Ledger("t").decided(7, 900, IDS)
 IDENTITIES = st.builds(ProducerIdentity, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1))
 

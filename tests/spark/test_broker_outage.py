@@ -64,10 +64,10 @@ def produce(kafka: LocalKafka, topic: str, records: int) -> None:
 
 
 def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout_s: float = 90) -> None:
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert query.isActive, f"the query died: {query.exception()}"
-        assert time.monotonic() < give_up_s, "it did not happen in time"
+        assert time.monotonic() < deadline_s, "it did not happen in time"
         time.sleep(0.1)
 
 

@@ -46,12 +46,12 @@ def test_killed_query_never_commits_ahead_of_checkpoint_and_loses_no_row(
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
     arguments = [kafka1.bootstrap_servers, name, group, str(checkpoint), str(output)]
     watch = GroupWatch(kafka1, name, PARTITIONS, group, checkpoint)
-    dice = random.Random(4)
+    rng = random.Random(4)
     for _ in range(KILLS):
         batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0
         with killed_in_the_end(*arguments, "300") as job:
             wait_for_batches(job, checkpoint, batches + 1)
-            time.sleep(dice.uniform(0, 1.5))  # a random point of the batch
+            time.sleep(rng.uniform(0, 1.5))  # a random point of the batch
     before_end = spark.read.parquet(str(output)).count()
     assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)  # type: ignore[call-arg]
     watch.close()
@@ -76,8 +76,8 @@ def killed_in_the_end(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_batches(job: subprocess.Popen[bytes], checkpoint: Path, count: int) -> None:
-    give_up_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + 120
     while len(list((checkpoint / "commits").glob("[0-9]*"))) < count:
         assert job.poll() is None, "the query ended early"
-        assert time.monotonic() < give_up_s, "no batch was completed"
+        assert time.monotonic() < deadline_s, "no batch was completed"
         time.sleep(0.05)

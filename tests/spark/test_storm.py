@@ -160,10 +160,10 @@ class Source:
         assert self._producer.flush(60) == 0
 
 
-def one_change(members: list[Member], dice: random.Random, counts: Counter[str]) -> None:
+def one_change(members: list[Member], rng: random.Random, counts: Counter[str]) -> None:
     """Change the state of a random member. At most `MAX_DOWN` are down or suspended."""
     absent = [member for member in members if member.still or not member.up]
-    member = dice.choice(absent if len(absent) > MAX_DOWN else members)
+    member = rng.choice(absent if len(absent) > MAX_DOWN else members)
     if member.still:
         what = "goes on"
         member.signal(signal.SIGCONT)
@@ -172,7 +172,7 @@ def one_change(members: list[Member], dice: random.Random, counts: Counter[str])
         what = "comes"
         member.come()
     else:
-        (what,) = dice.choices(["leaves", "is killed", "stands still"], [4, 2, 1])
+        (what,) = rng.choices(["leaves", "is killed", "stands still"], [4, 2, 1])
         if what == "leaves":
             member.leave()
         else:
@@ -277,7 +277,7 @@ class Look:
 def test_group_of_twelve_failing_members_settles_and_loses_no_row(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, kind: str
 ) -> None:
-    name, group, dice, counts = topic1(PARTITIONS), new_group(), random.Random(4), Counter[str]()
+    name, group, rng, counts = topic1(PARTITIONS), new_group(), random.Random(4), Counter[str]()
     processes, queries = twelve(spark, kafka1, name, group, tmp_path, kind)
     members: list[Member] = [*processes, *queries]
     with ExitStack() as stack:
@@ -291,8 +291,8 @@ def test_group_of_twelve_failing_members_settles_and_loses_no_row(
         look.wait_until_settled(members, 120)
         ends_s = time.monotonic() + STORM_S
         while time.monotonic() < ends_s:
-            time.sleep(dice.uniform(1, 1.6))
-            one_change(members, dice, counts)
+            time.sleep(rng.uniform(1, 1.6))
+            one_change(members, rng, counts)
         all_come(members)
         look.wait_until_settled(members, 120)
         members.pop(0).signal(signal.SIGKILL)

@@ -105,37 +105,37 @@ def compare(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partiti
 # -- writing --------------------------------------------------------------------------------------
 
 
-def write_script(draw: random.Random, topic: str, partition: int, writers: Sequence[Producer], plain: Producer) -> None:
-    chosen = draw.sample(writers, draw.randint(1, 4))
+def write_script(rng: random.Random, topic: str, partition: int, writers: Sequence[Producer], plain: Producer) -> None:
+    chosen = rng.sample(writers, rng.randint(1, 4))
     under_way: list[Producer] = []
-    for _ in range(draw.randint(6, 16)):
-        writer = draw.choice([*chosen, plain])
-        if writer in under_way and draw.random() < 0.5:
+    for _ in range(rng.randint(6, 16)):
+        writer = rng.choice([*chosen, plain])
+        if writer in under_way and rng.random() < 0.5:
             under_way.remove(writer)
-            end(draw, writer)
+            end(rng, writer)
             continue
         if writer is not plain and writer not in under_way:
             writer.begin_transaction()
             under_way.append(writer)
-        write_some(draw, writer, topic, partition)
+        write_some(rng, writer, topic, partition)
     for writer in under_way:
-        end(draw, writer)
+        end(rng, writer)
 
 
-def write_some(draw: random.Random, writer: Producer, topic: str, partition: int) -> None:
+def write_some(rng: random.Random, writer: Producer, topic: str, partition: int) -> None:
     now_ms = time.time_ns() // 1_000_000
-    for _ in range(draw.choice((1, 2, 5, 20))):
-        value = None if draw.random() < 0.2 else draw.randbytes(draw.choice(VALUE_BYTES))
+    for _ in range(rng.choice((1, 2, 5, 20))):
+        value = None if rng.random() < 0.2 else rng.randbytes(rng.choice(VALUE_BYTES))
         # Compacted topics refuse null keys.
-        key = b"key %d" % draw.randrange(8)
-        timestamp_ms = now_ms - draw.randrange(1_000)
-        writer.produce(topic, value, key, partition, headers=draw.choice(HEADERS), timestamp=timestamp_ms)
+        key = b"key %d" % rng.randrange(8)
+        timestamp_ms = now_ms - rng.randrange(1_000)
+        writer.produce(topic, value, key, partition, headers=rng.choice(HEADERS), timestamp=timestamp_ms)
     # Append these records before the next writer's.
     assert writer.flush(30) == 0
 
 
-def end(draw: random.Random, writer: Producer) -> None:
-    if draw.random() < 0.5:
+def end(rng: random.Random, writer: Producer) -> None:
+    if rng.random() < 0.5:
         writer.abort_transaction(30)
     else:
         writer.commit_transaction(30)

@@ -62,9 +62,9 @@ class Rows:
         self.next: dict[int, int] = {}
 
     def read(self, until: Callable[[], bool], timeout_s: float = 60) -> None:
-        give_up_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while not until():
-            assert time.monotonic() < give_up_s, f"it came to {self.next}"
+            assert time.monotonic() < deadline_s, f"it came to {self.next}"
             read = self.consumer.poll(200)
             if read is not None:
                 stream, batch = read
@@ -213,12 +213,12 @@ class TestConnections:
     def test_lost_replies_and_connections_lose_no_rows(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(6, replication_factor=1)
         produce(kafka, name, range(12_000), 6, settings={"batch.size": 2_000})
-        chance = random.Random(7)
+        rng = random.Random(7)
         cut = 0
 
         def lose(exchange: Exchange) -> Fate:
             nonlocal cut
-            if chance.random() < 0.2:
+            if rng.random() < 0.2:
                 cut += 1
                 return Fate.CUT
             return Fate.PASS

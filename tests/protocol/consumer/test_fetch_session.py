@@ -155,17 +155,17 @@ class Broker:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_broker_reads_exactly_the_requested_partitions_after_any_faults(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     session, broker = FetchSession(), Broker()
     answered = orphans = 0
     for _ in range(300):
         rows = {
-            (topic, partition): row(partition, chance.randrange(3))
+            (topic, partition): row(partition, rng.randrange(3))
             for topic in (ORDERS, PAYMENTS)
-            for partition in chance.sample(range(8), chance.randrange(9))
+            for partition in rng.sample(range(8), rng.randrange(9))
         }
         fields = session.request(rows, by_id=True)
-        fate = chance.random()
+        fate = rng.random()
         if fate < 0.05:
             session.restart()  # the request was lost
             continue

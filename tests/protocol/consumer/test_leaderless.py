@@ -78,9 +78,9 @@ def test_leaders_of_ranges_are_retried_in_one_request(cluster: FakeKafka) -> Non
 def test_leaders_of_streams_are_retried_in_one_request(cluster: FakeKafka) -> None:
     with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
         streams = consumer.consume_partitions(dict.fromkeys(ALL_PARTITIONS, 0))
-        give_up_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 20
         while min(each.buffer.source.attempts for each in streams.values()) < 4:
-            assert time.monotonic() < give_up_s
+            assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert metadata_requests(cluster) <= 3 * max(each.buffer.source.attempts for each in streams.values())
 

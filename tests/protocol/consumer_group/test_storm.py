@@ -57,7 +57,7 @@ class Source:
 def test_records_are_handled_once_while_members_join_and_leave(
     kafka1: LocalKafka, client: Client, topic1: TopicFactory, group: str, protocol: dict[str, object]
 ) -> None:
-    name, dice = topic1(PARTITIONS), random.Random(4)
+    name, rng = topic1(PARTITIONS), random.Random(4)
     watch, source = Watch(kafka1, client, group), Source(kafka1, name)
     members: list[Member | Polling] = []
     gone: list[Member | Polling] = []
@@ -81,10 +81,10 @@ def test_records_are_handled_once_while_members_join_and_leave(
         add_member(True)
         for step in range(STEPS):
             wait_for_more(50)
-            if len(members) == 1 or (len(members) < MOST and dice.random() < 0.6):
+            if len(members) == 1 or (len(members) < MOST and rng.random() < 0.6):
                 add_member(step % 2 == 0)
             else:
-                gone.append(members.pop(dice.randrange(len(members))))
+                gone.append(members.pop(rng.randrange(len(members))))
                 gone[-1].close()
         written = source.close()
         wait_until(lambda: watch.owned() and watch.committed == written, lambda: (watch.committed, written))

@@ -97,9 +97,9 @@ def readable(stream: ByteStream, timeout_s: float = 0.0) -> bool:
 class TestBytes:
     def test_buffers_of_any_size_arrive_in_order(self, pair: Pair) -> None:
         ours, peers = pair()
-        chance = random.Random(7)
-        sizes = [0, 1, 4, 0, 70_000, 16_384, 300_000, 1, *(chance.randrange(40) for _ in range(2_000)), 0]
-        buffers: list[Buffer] = [chance.randbytes(size) for size in sizes]
+        rng = random.Random(7)
+        sizes = [0, 1, 4, 0, 70_000, 16_384, 300_000, 1, *(rng.randrange(40) for _ in range(2_000)), 0]
+        buffers: list[Buffer] = [rng.randbytes(size) for size in sizes]
         buffers[3], buffers[4] = bytearray(buffers[3]), memoryview(buffers[4])
         with ThreadPoolExecutor() as threads:
             sent = threads.submit(ours.send, buffers, after(20_000))
@@ -108,23 +108,23 @@ class TestBytes:
 
     def test_both_peers_send_more_than_the_socket_buffers_hold(self, pair: Pair) -> None:
         ours, peers = pair()
-        there, back = random.Random(1).randbytes(24 * MIB), random.Random(2).randbytes(24 * MIB)
+        rng, rng = random.Random(1).randbytes(24 * MIB), random.Random(2).randbytes(24 * MIB)
         with ThreadPoolExecutor() as threads:
             sent = [
-                threads.submit(ours.send, [there[:MIB], memoryview(there)[MIB:]], after(60_000)),
-                threads.submit(peers.send, [back], after(60_000)),
+                threads.submit(ours.send, [rng[:MIB], memoryview(rng)[MIB:]], after(60_000)),
+                threads.submit(peers.send, [rng], after(60_000)),
             ]
-            arrived = threads.submit(received, peers, len(there), after(60_000))
-            assert received(ours, len(back), after(60_000)) == back
-            assert arrived.result() == there
+            arrived = threads.submit(received, peers, len(rng), after(60_000))
+            assert received(ours, len(rng), after(60_000)) == rng
+            assert arrived.result() == rng
             for each in sent:
                 each.result()
 
     def test_threads_send_and_receive_concurrently(self, pair: Pair) -> None:
         """As in a connection: small requests and larger replies, many in flight."""
         ours, peers = pair()
-        chance = random.Random(3)
-        requests = [chance.randbytes(chance.choice([5, 60, 20_000])) for _ in range(1_500)]
+        rng = random.Random(3)
+        requests = [rng.randbytes(rng.choice([5, 60, 20_000])) for _ in range(1_500)]
 
         def answer() -> None:
             for request in requests:

@@ -15,10 +15,10 @@ def _no_sender_is_left() -> Iterator[None]:
     """Assert that producers that a test did not close end when they are garbage."""
     before = set(threading.enumerate())
     yield
-    give_up_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 20
     while left := [each.name for each in _senders() if each not in before]:
         gc.collect()
-        assert time.monotonic() < give_up_s, left
+        assert time.monotonic() < deadline_s, left
         time.sleep(0.01)
 
 

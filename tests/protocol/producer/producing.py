@@ -50,8 +50,8 @@ def assert_all_once_in_order(kafka: LocalKafka, topic: str, count: int, partitio
     """Assert that every number below `count` is in its partition, once, and in order."""
     found: dict[int, list[int]] = {number: [] for number in range(partitions)}
     # A million of them take minutes on a busy machine.
-    records, give_up_s = read_back(kafka, topic, 60 + count / 2_000), time.monotonic() + 20
-    while len(records) < count and time.monotonic() < give_up_s:
+    records, deadline_s = read_back(kafka, topic, 60 + count / 2_000), time.monotonic() + 20
+    while len(records) < count and time.monotonic() < deadline_s:
         # A broker that was paused may briefly assume that it still leads, and report its old log end.
         records = read_back(kafka, topic)
     for record in records:

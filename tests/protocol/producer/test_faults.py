@@ -112,8 +112,8 @@ class TestBrokers:
             new = next(number for number in kafka.broker_ids if number != old)
             sent = 10
             with background(lambda: move_leader(kafka, name, 0, new, tmp_path)):
-                give_up_s = time.monotonic() + 60
-                while leader_of(producer, name, 0) == old and time.monotonic() < give_up_s:
+                deadline_s = time.monotonic() + 60
+                while leader_of(producer, name, 0) == old and time.monotonic() < deadline_s:
                     send_numbered(producer, name, sent, 100, 1)
                     producer.flush()
                     sent += 100

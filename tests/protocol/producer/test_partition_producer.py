@@ -414,8 +414,8 @@ class TestWithModelBroker:
     def test_too_large_records_fail_alone_at_any_position(
         self, batches: list[int], seed: int, too_large: frozenset[int]
     ) -> None:
-        choose = random.Random(seed).randrange
-        simulation = Simulation(batches, lambda below: max(2, choose(below)), largest=100)
+        rng = random.Random(seed).randrange
+        simulation = Simulation(batches, lambda below: max(2, rng(below)), largest=100)
         simulation.log.too_large = too_large
         simulation.run(steps=200)
         written = [value for value in simulation.sent_values if value not in too_large]

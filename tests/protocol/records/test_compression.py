@@ -93,19 +93,19 @@ def test_size_of_the_cap_is_accepted_and_one_more_byte_refused(codec: Codec, cap
 
 @pytest.mark.parametrize("codec", PACKED)
 def test_truncated_data_is_an_error_or_a_prefix(codec: Codec) -> None:
-    data = random.Random(1).randbytes(300) * 3
-    packed = bytes(compress(codec, data))
+    rng = random.Random(1).randbytes(300) * 3
+    packed = bytes(compress(codec, rng))
     for kept in range(len(packed)):
         with contextlib.suppress(Corrupt):
-            assert data.startswith(unpack(codec, packed[:kept]))
+            assert rng.startswith(unpack(codec, packed[:kept]))
 
 
 @pytest.mark.parametrize("codec", PACKED)
 def test_random_bytes_are_corrupt(codec: Codec) -> None:
-    dice = random.Random(2)
+    rng = random.Random(2)
     for size in (1, 10, 100, 100_000):
         with pytest.raises(ProtocolError):
-            unpack(codec, b"\xff" + dice.randbytes(size))
+            unpack(codec, b"\xff" + rng.randbytes(size))
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])

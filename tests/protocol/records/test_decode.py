@@ -78,18 +78,18 @@ def test_decoded_logs_equal_the_reference_reader(batches: list[Batch], data: st.
     [*product([1, 63, 64, 65, 128, 8_192], reference.CODECS), *product([20_000], ["none", "lz4"])],
 )
 def test_batches_of_any_size_and_codec_equal_the_reference(rows: int, codec: str) -> None:
-    dice = random.Random(rows)
-    records = [Record(dice.randbytes(dice.randrange(150)), b"%d" % delta, delta, delta // 3) for delta in range(rows)]
+    rng = random.Random(rows)
+    records = [Record(rng.randbytes(rng.randrange(150)), b"%d" % delta, delta, delta // 3) for delta in range(rows)]
     batches = [Batch(records, 5, codec), Batch(records, 5 + rows, codec)]
     assert read(batches) == list(reference.rows(batches))
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
 def test_thousands_of_small_batches_equal_the_reference(codec: str) -> None:
-    dice = random.Random(7)
+    rng = random.Random(7)
     batches = follow(
         [
-            Batch([Record(dice.randbytes(dice.randrange(90)), None, d, d) for d in range(dice.randrange(40))], 0, codec)
+            Batch([Record(rng.randbytes(rng.randrange(90)), None, d, d) for d in range(rng.randrange(40))], 0, codec)
             for _ in range(1_500)
         ]
     )

@@ -68,21 +68,21 @@ def seeds(codec: str) -> list[bytes]:
     ]
 
 
-def mutated(seed: bytes, dice: random.Random) -> bytes:
+def mutated(seed: bytes, rng: random.Random) -> bytes:
     log = bytearray(seed)
-    for _ in range(dice.randrange(1, 5)):
-        at = dice.randrange(len(log))
-        action = dice.randrange(5)
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(log))
+        action = rng.randrange(5)
         if action == 0:
-            log[at] ^= 1 << dice.randrange(8)
+            log[at] ^= 1 << rng.randrange(8)
         elif action == 1:
-            log[at] = dice.choice([0, 1, 0x7F, 0x80, 0xFF])
+            log[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
         elif action == 2:
-            log[at : at + 4] = dice.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0"])
+            log[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0"])
         elif action == 3:
-            del log[at : at + dice.randrange(1, 20)]
+            del log[at : at + rng.randrange(1, 20)]
         else:
-            log[at:at] = dice.randbytes(dice.randrange(1, 20))
+            log[at:at] = rng.randbytes(rng.randrange(1, 20))
         if not log:
             return b""
     return bytes(log)
@@ -91,8 +91,8 @@ def mutated(seed: bytes, dice: random.Random) -> bytes:
 @pytest.mark.parametrize("codec", reference.CODECS)
 def test_mutated_logs_raise_only_protocol_errors(codec: str) -> None:
     logs = seeds(codec)
-    for dice in cases(f"bytes {codec}", 200):
-        provoke(mutated(dice.choice(logs), dice))
+    for rng in cases(f"bytes {codec}", 200):
+        provoke(mutated(rng.choice(logs), rng))
 
 
 @pytest.mark.parametrize("codec", [name for name in reference.CODECS if name != "none"])
@@ -100,8 +100,8 @@ def test_mutated_records_in_valid_compression_raise_only_protocol_errors(codec: 
     """Mutate the records before compression, since mutated compressed bytes hardly ever reach the record decoder."""
     batch = reference.read_batch(seeds("none")[0])
     section = b"".join(map(write_record, batch.records))
-    for dice in cases(f"records {codec}", 100):
-        provoke(write_batch(Batch(batch.records, 0, codec), mutated(section, dice)))
+    for rng in cases(f"records {codec}", 100):
+        provoke(write_batch(Batch(batch.records, 0, codec), mutated(section, rng)))
 
 
 def test_prefixes_and_single_byte_changes_raise_only_protocol_errors() -> None:

@@ -102,40 +102,40 @@ def test_seeds_are_valid() -> None:
 def test_randomly_corrupted_logs_raise_only_protocol_errors(check_crc: bool) -> None:
     read(SEEDS[0])  # fills caches before memory is measured
     with tracing():
-        for dice in cases(f"logs {check_crc}", 300):
-            log = dice.choice([corrupted_outside, corrupted_outside, corrupted_records, corrupted_messages])(dice)[
+        for rng in cases(f"logs {check_crc}", 300):
+            log = rng.choice([corrupted_outside, corrupted_outside, corrupted_records, corrupted_messages])(rng)[
                 :LONGEST_BYTES
             ]
             log = with_valid_checksums(log) if check_crc else log
             provoke(lambda data: read(data, check_crc), log, len(log) + CAP_BYTES)
 
 
-def corrupted_outside(dice: random.Random) -> bytes:
+def corrupted_outside(rng: random.Random) -> bytes:
     """Mutate a log as a transport could: outside of compression."""
-    if dice.randrange(8) == 0:
-        return spoilt(dice.choice(BOMBS), dice, SEEDS) if dice.randrange(2) else dice.choice(BOMBS)
-    return spoilt(cut_out(dice.choice(SEEDS), dice), dice, SEEDS)
+    if rng.randrange(8) == 0:
+        return spoilt(rng.choice(BOMBS), rng, SEEDS) if rng.randrange(2) else rng.choice(BOMBS)
+    return spoilt(cut_out(rng.choice(SEEDS), rng), rng, SEEDS)
 
 
-def corrupted_records(dice: random.Random) -> bytes:
+def corrupted_records(rng: random.Random) -> bytes:
     """Mutate records inside compression, which other mutations do not reach."""
-    records = RECORDS[dice.randrange(len(RECORDS)) :]
-    section = spoilt(b"".join(map(reference.write_record, records)), dice, SEEDS)
-    count = dice.choice([None, None, None, 0, len(records) + 1, 2**31 - 1])
-    batch = reference.Batch(records, 2, dice.choice(list(reference.CODECS)), count=count)
-    return reference.write_batch(batch, section) + dice.choice(SEEDS[:5])
+    records = RECORDS[rng.randrange(len(RECORDS)) :]
+    section = spoilt(b"".join(map(reference.write_record, records)), rng, SEEDS)
+    count = rng.choice([None, None, None, 0, len(records) + 1, 2**31 - 1])
+    batch = reference.Batch(records, 2, rng.choice(list(reference.CODECS)), count=count)
+    return reference.write_batch(batch, section) + rng.choice(SEEDS[:5])
 
 
-def corrupted_messages(dice: random.Random) -> bytes:
-    messages, codec = dice.choice(MESSAGES), dice.choice(test_legacy.PACKED)
-    inner = spoilt(test_legacy.written(messages), dice, SEEDS)
+def corrupted_messages(rng: random.Random) -> bytes:
+    messages, codec = rng.choice(MESSAGES), rng.choice(test_legacy.PACKED)
+    inner = spoilt(test_legacy.written(messages), rng, SEEDS)
     packed = test_legacy.pack(codec, inner, messages[0].magic)
     return test_legacy.write(test_legacy.wrap(messages, codec, value=packed))
 
 
-def cut_out(log: bytes, dice: random.Random) -> bytes:
+def cut_out(log: bytes, rng: random.Random) -> bytes:
     """Return a few whole entries of a long log: a change to one of hundreds has little effect."""
     positions = read_batch_headers(log).headers["position"].tolist()
-    first = dice.randrange(len(positions))
-    last = min(len(positions), first + dice.randrange(1, 6))
+    first = rng.randrange(len(positions))
+    last = min(len(positions), first + rng.randrange(1, 6))
     return log[positions[first] : [*positions, len(log)][last]]

@@ -402,9 +402,9 @@ def hostile_seeds(magic: int) -> list[bytes]:
 def test_mutated_messages_raise_only_protocol_errors(magic: int) -> None:
     seeds = hostile_seeds(magic)
     inner = written(some(magic, count=40))
-    for dice in cases(f"messages {magic}", 200):
-        provoke(mutated(dice.choice(seeds), dice))
-        provoke(write(wrap(some(magic, count=40), "gzip", value=pack("gzip", mutated(inner, dice), magic))))
+    for rng in cases(f"messages {magic}", 200):
+        provoke(mutated(rng.choice(seeds), rng))
+        provoke(write(wrap(some(magic, count=40), "gzip", value=pack("gzip", mutated(inner, rng), magic))))
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -29,12 +29,12 @@ Row = dict[str, Any]
 
 
 def some_rows(count: int) -> list[Row]:
-    dice = random.Random(count)
+    rng = random.Random(count)
     return [
         {
             "key": None if i % 5 == 0 else b"%d" % i,
-            "value": None if i % 7 == 0 else dice.randbytes(9_000 if i % 50 == 49 else dice.choice([0, 3, 60, 70])),
-            "timestamp_ms": 1_700_000_000_000 + dice.randrange(-5, 100_000),
+            "value": None if i % 7 == 0 else rng.randbytes(9_000 if i % 50 == 49 else rng.choice([0, 3, 60, 70])),
+            "timestamp_ms": 1_700_000_000_000 + rng.randrange(-5, 100_000),
             "headers": [{"key": "a", "value": b"1"}, {"key": "a", "value": None}] if i % 3 == 0 else None,
         }
         for i in range(count)

@@ -17,35 +17,35 @@ from protocol.testing.fake_kafka.record_batches import Record, write_record
 
 Sizes = Callable[[random.Random], int]
 VALUE_SIZES: dict[str, Sizes] = {
-    "one size": lambda dice: 100,
-    "varied": lambda dice: dice.randrange(40, 200),
-    "tiny": lambda dice: dice.randrange(3),
-    "around the second length byte": lambda dice: dice.randrange(50, 60),
-    "mostly small": lambda dice: 5_000 if dice.random() < 0.01 else 20,
-    "some of three length bytes": lambda dice: 10_000 if dice.random() < 0.001 else 60,
-    "all of three length bytes": lambda dice: 9_000,
+    "one size": lambda rng: 100,
+    "varied": lambda rng: rng.randrange(40, 200),
+    "tiny": lambda rng: rng.randrange(3),
+    "around the second length byte": lambda rng: rng.randrange(50, 60),
+    "mostly small": lambda rng: 5_000 if rng.random() < 0.01 else 20,
+    "some of three length bytes": lambda rng: 10_000 if rng.random() < 0.001 else 60,
+    "all of three length bytes": lambda rng: 9_000,
 }
 
 
 def some_records(
     sizes: Sizes, count: int, payload: Callable[[random.Random, int], bytes], headers: bool
 ) -> list[bytes]:
-    dice = random.Random(count)
+    rng = random.Random(count)
     pairs = (("trace", b"x" * 9),) if headers else ()
-    return [write_record(Record(payload(dice, sizes(dice)), b"k", delta, delta // 9, pairs)) for delta in range(count)]
+    return [write_record(Record(payload(rng, sizes(rng)), b"k", delta, delta // 9, pairs)) for delta in range(count)]
 
 
-def noise(dice: random.Random, size: int) -> bytes:
-    return dice.randbytes(size)
+def noise(rng: random.Random, size: int) -> bytes:
+    return rng.randbytes(size)
 
 
-def zeros(dice: random.Random, size: int) -> bytes:
+def zeros(rng: random.Random, size: int) -> bytes:
     return bytes(size)
 
 
-def record_lookalikes(dice: random.Random, size: int) -> bytes:
+def record_lookalikes(rng: random.Random, size: int) -> bytes:
     """Return values that look like chains of records, indistinguishable from the real ones."""
-    return (write_record(Record(b"v" * dice.randrange(30))) * (size // 8 + 1))[:size]
+    return (write_record(Record(b"v" * rng.randrange(30))) * (size // 8 + 1))[:size]
 
 
 def expected(records: Sequence[bytes], begin: int) -> list[int]:

@@ -97,22 +97,22 @@ def test_range_may_end_inside_a_transaction() -> None:
 
 
 def test_interleaved_transactions_follow_kafkas_definition() -> None:
-    dice = random.Random(3)
+    rng = random.Random(3)
     log: list[Batch] = []
     opened: dict[int, int] = {}
     aborted = []
     for offset in range(1_000):
-        producer_id = dice.randrange(4)
-        if dice.random() < 0.5:
+        producer_id = rng.randrange(4)
+        if rng.random() < 0.5:
             opened.setdefault(producer_id, offset)
             log.append(transactional(b"%d" % offset, offset, producer_id))
             continue
-        commit = dice.random() < 0.5
+        commit = rng.random() < 0.5
         log.append(marker(offset, producer_id, commit=commit))
         first = opened.pop(producer_id, None)
         if first is not None and not commit:
             aborted.append({"producer_id": producer_id, "first_offset": first})
-    dice.shuffle(aborted)
+    rng.shuffle(aborted)
     expected = [row["value"] for row in reference.rows(reference.committed(log, aborted))]
     assert values(log, aborted) == expected
     assert 0 < len(expected) < 500

@@ -149,5 +149,5 @@ def test_randomly_corrupted_challenges_are_refused() -> None:
                 continue
 
     with tracing():
-        for dice in cases("challenges", 60):
-            provoke(read, spoilt(dice.choice(others), dice, others))
+        for rng in cases("challenges", 60):
+            provoke(read, spoilt(rng.choice(others), rng, others))

@@ -70,7 +70,7 @@ def parsed_by_java(texts: list[str]) -> list[str]:
 
 
 def random_texts(count: int) -> list[str]:
-    dice = random.Random(7)
+    rng = random.Random(7)
     pieces = [
         MODULE,
         " required ",
@@ -94,10 +94,10 @@ def random_texts(count: int) -> list[str]:
     whole = list(TEXTS.values())
     made = []
     for _ in range(count):
-        text = dice.choice(whole)
-        for _ in range(dice.randrange(1, 4)):
-            at = dice.randrange(len(text) + 1)
-            text = text[:at] + dice.choice(pieces) + text[at + dice.randrange(3) :]
+        text = rng.choice(whole)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(pieces) + text[at + rng.randrange(3) :]
         made.append(text)
     return made
 

@@ -76,8 +76,8 @@ def write_and_read(asking: object, topic: str) -> tuple[int, list[int]]:
             consumer.consume_partition(topic, partition, EARLIEST)
         with background(write):
             drain(consumer, read, lambda: time.monotonic() < until_s)
-        give_up_s = time.monotonic() + 20
-        drain(consumer, read, lambda: len(read) < written[0] and time.monotonic() < give_up_s)
+        deadline_s = time.monotonic() + 20
+        drain(consumer, read, lambda: len(read) < written[0] and time.monotonic() < deadline_s)
     return written[0], read
 
 

@@ -45,9 +45,9 @@ def test_records_are_copied_once_while_copiers_join_and_leave(kafka1: LocalKafka
 
     def write_and_wait(first: int) -> None:
         produce(kafka1, source, range(first, first + COUNT), PARTITIONS, settings={"batch.size": 2_000})
-        give_up_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 60
         while len(copied()) < first + COUNT:
-            assert time.monotonic() < give_up_s
+            assert time.monotonic() < deadline_s
             time.sleep(0.1)
 
     threads = [start(ids[0])]

@@ -60,9 +60,9 @@ def _no_transaction_is_left_open(request: pytest.FixtureRequest) -> Iterator[Non
     which = "one_broker" if "one_broker" in request.fixturenames else "kafka"
     kafka: LocalKafka = request.getfixturevalue(which)
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
-        give_up_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 20
         while left := list_transactions(client, prefix=PREFIX, states=OPEN_STATES):
-            assert time.monotonic() < give_up_s, left
+            assert time.monotonic() < deadline_s, left
             time.sleep(0.02)
 
 

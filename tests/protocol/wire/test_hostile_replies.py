@@ -191,6 +191,6 @@ def test_randomly_corrupted_replies_raise_only_protocol_errors() -> None:
     for api, version, _, frame in REPLIES:
         decode_response(api, version, frame)
     with tracing():
-        for dice in cases("replies", 2_000):
-            api, version, _, frame = dice.choice(REPLIES)
-            provoke(partial(decode_response, api, version), spoilt(frame, dice, frames))
+        for rng in cases("replies", 2_000):
+            api, version, _, frame = rng.choice(REPLIES)
+            provoke(partial(decode_response, api, version), spoilt(frame, rng, frames))

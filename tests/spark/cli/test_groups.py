@@ -87,9 +87,9 @@ def join(kafka: LocalKafka, group: str, topic: str, protocol: str, client_id: st
 
 def wait_until_assigned(members: list[Consumer], timeout_s: float = 60) -> None:
     """Wait until the two classic members share three partitions and the consumer member has three."""
-    give_up_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while sorted(len(member.assignment()) for member in members) != [1, 2, 3]:
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < deadline_s
         for member in members:
             member.poll(0.05)
 

@@ -147,9 +147,9 @@ def test_query_of_pattern_survives_topic_deleted_within_batch(
         with pytest.raises(StreamingQueryException, match=rf"{gone}-0.*the topic was deleted.*failOnDataLoss=false"):
             query.awaitTermination(60)
         return
-    give_up_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 60
     while found[kept] < 10:
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < deadline_s
         assert query.exception() is None
         time.sleep(0.05)
     query.stop()

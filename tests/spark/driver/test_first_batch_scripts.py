@@ -154,9 +154,9 @@ class Script:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.draw = random.Random(self.number)
+        self.rng = random.Random(self.number)
         self.start = STARTS[self.number % len(STARTS)]
-        self.busy = self.number < ALWAYS_BUSY or self.draw.random() < 0.4
+        self.busy = self.number < ALWAYS_BUSY or self.rng.random() < 0.4
         self.group = f"script-{self.number}-{uuid.uuid4().hex[:8]}"
         self.admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
         self.producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
@@ -167,7 +167,7 @@ class Script:
     def play(self, spark: SparkSession) -> str:
         """Run the script; return its description."""
         for partition in self.ends:
-            self.write(self.draw.randrange(12), partition)
+            self.write(self.rng.randrange(12), partition)
         begins, ours, jvm = self.starts()
         before = dict(self.ends)
         sides = [Side(OURS, ours, self.folder / "ours"), Side(JVM, jvm, self.folder / "jvm")]
@@ -179,21 +179,21 @@ class Script:
                     [begins[partition]] * 2 if partition in begins else (before[partition], self.ends[partition])
                 )
                 assert first <= begin <= last, f"{self}: {each.source} begins {partition} at {begin}"
-        for _ in range(self.draw.randint(1, 2)):
+        for _ in range(self.rng.randint(1, 2)):
             for each in sides:
                 each.run(spark, self.kafka.bootstrap_servers, None, ENDS, None)
             ends = dict(self.ends)
             if self.start in GROUPS:
                 assert self.committed() == ends, f"{self}"
-            self.write(3, self.draw.choice(list(self.ends)))
+            self.write(3, self.rng.choice(list(self.ends)))
         return f"{self}: {self.compare(sides, ends)} rows"
 
     def fail(self, spark: SparkSession, sides: list[Side]) -> None:
         """Let the first batch fail once or twice, with random events after each failure."""
         untouched = self.start in GROUPS
-        for attempt in range(self.draw.randint(1, 2)):
-            trigger = ENDS if self.number < ALWAYS_BUSY else self.draw.choice((ENDS, GOES_ON))
-            how, limit = self.draw.choice(FAILURES if attempt else FAILURES[1:]), self.draw.choice((None, None, 5))
+        for attempt in range(self.rng.randint(1, 2)):
+            trigger = ENDS if self.number < ALWAYS_BUSY else self.rng.choice((ENDS, GOES_ON))
+            how, limit = self.rng.choice(FAILURES if attempt else FAILURES[1:]), self.rng.choice((None, None, 5))
             self.description.append(f"{how}, {next(iter(trigger))}")
             with self.writing():
                 for each in sides:
@@ -221,9 +221,9 @@ class Script:
     def starts(self) -> tuple[Ends, dict[str, str], dict[str, str]]:
         """Return the start offsets, as far as they are certain, and the options of both sides."""
         ends = {} if self.busy else dict(self.ends)
-        some = {partition: self.draw.randint(0, end) for partition, end in self.ends.items()}
-        words = {partition: self.draw.choice((-1, -2, offset)) for partition, offset in some.items()}
-        first = self.draw.randrange(10)
+        some = {partition: self.rng.randint(0, end) for partition, end in self.ends.items()}
+        words = {partition: self.rng.choice((-1, -2, offset)) for partition, offset in some.items()}
+        first = self.rng.randrange(10)
 
         def records(wanted: Ends) -> Ends:
             """Return these offsets; the log end offset for partitions without such a record."""
@@ -272,20 +272,20 @@ class Script:
     def happen(self) -> bool:
         """Do random things between two runs; return True if the group was moved."""
         moved = False
-        for what in self.draw.sample(("records", "partition", "group"), 2):
+        for what in self.rng.sample(("records", "partition", "group"), 2):
             self.description.append(what)
             if what == "records":
                 for partition in self.ends:
-                    self.write(self.draw.randrange(6), partition)
+                    self.write(self.rng.randrange(6), partition)
             elif what == "partition":
                 new = len(self.ends)
                 self.admin.create_partitions([NewPartitions(self.topic, new + 1)])[self.topic].result(60)
                 wait_until_known(self.kafka, self.topic, new + 1)
                 self.ends[new] = 0
                 self.producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "log_level": 0})
-                self.write(self.draw.randint(1, 4), new)
+                self.write(self.rng.randint(1, 4), new)
             elif self.start.startswith("group"):
-                offsets = {(self.topic, p): self.draw.randint(0, end + 3) for p, end in self.ends.items()}
+                offsets = {(self.topic, p): self.rng.randint(0, end + 3) for p, end in self.ends.items()}
                 move_group(self.kafka, self.group, offsets)
                 moved = True
         return moved

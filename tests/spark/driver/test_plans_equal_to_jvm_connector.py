@@ -73,30 +73,30 @@ class Connector:
         return found.invoke(self.stream, array)
 
 
-def backlog(by: random.Random) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+def backlog(rng: random.Random) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Generate positions and log end offsets: no, little or much backlog, even or skewed."""
-    scale = by.choice([1, 3, 10, 100, 10_000, 2**33])
+    scale = rng.choice([1, 3, 10, 100, 10_000, 2**33])
     starts, ends = {}, {}
-    for number in range(by.randint(1, 9)):
-        key = (by.choice("ab"), number)
-        starts[key] = by.choice([0, by.randint(0, 1_000)])
-        ends[key] = starts[key] + by.choice([0, scale, by.randint(0, scale), by.randint(0, 20 * scale)])
+    for number in range(rng.randint(1, 9)):
+        key = (rng.choice("ab"), number)
+        starts[key] = rng.choice([0, rng.randint(0, 1_000)])
+        ends[key] = starts[key] + rng.choice([0, scale, rng.randint(0, scale), rng.randint(0, 20 * scale)])
     return starts, ends
 
 
 def test_random_backlogs_give_end_offsets_and_ranges_of_jvm_connector(spark: SparkSession) -> None:
-    by = random.Random(20)
+    rng = random.Random(20)
     split = 0
     for _ in range(BACKLOGS):
-        starts, available = backlog(by)
+        starts, available = backlog(rng)
         total = sum(available[key] - starts[key] for key in starts)
-        limit = by.choice([1, 7, by.randint(1, 2 * total + 1)])
+        limit = rng.choice([1, 7, rng.randint(1, 2 * total + 1)])
         options: dict[str, Any] = {}
-        if by.random() < 0.6:
-            options["minPartitions"] = by.randint(1, 30)
-        if by.random() < 0.6:
+        if rng.random() < 0.6:
+            options["minPartitions"] = rng.randint(1, 30)
+        if rng.random() < 0.6:
             # At most about 40 ranges.
-            options["maxRecordsPerPartition"] = max(1, total // by.randint(1, 40))
+            options["maxRecordsPerPartition"] = max(1, total // rng.randint(1, 40))
         connector = Connector(spark, **options)
         case = (starts, available, limit, options)
 
@@ -116,11 +116,11 @@ def test_random_backlogs_give_end_offsets_and_ranges_of_jvm_connector(spark: Spa
 
 
 def test_triggers_below_min_offsets_wait_as_jvm_connector(spark: SparkSession) -> None:
-    by = random.Random(21)
+    rng = random.Random(21)
     clock: Any = spark._jvm.org.apache.spark.sql.kafka010.MockedSystemClock  # type: ignore[union-attr]
     outcomes = []
     for _ in range(10):
-        max_delay_ms = by.choice([1, 500, 5_000])
+        max_delay_ms = rng.choice([1, 500, 5_000])
         connector = Connector(spark, _mockSystemTime="")
         # The connector's last trigger is initially at 0 ms, so start the manual clock beyond every delay.
         now_ms = 10_000
@@ -128,9 +128,9 @@ def test_triggers_below_min_offsets_wait_as_jvm_connector(spark: SparkSession) -
         clock.advanceCurrentSystemTime(now_ms)
         last_batch_ms: float | None = None
         for _ in range(10):
-            starts, available = backlog(by)
+            starts, available = backlog(rng)
             new = sum(available[key] - starts[key] for key in starts)
-            min_offsets = max(1, new + by.choice([0, 1, 100]))
+            min_offsets = max(1, new + rng.choice([0, 1, 100]))
             wait = limits.must_wait(
                 new,
                 None,
@@ -143,7 +143,7 @@ def test_triggers_below_min_offsets_wait_as_jvm_connector(spark: SparkSession) -
             outcomes.append(wait)
             if not wait:
                 last_batch_ms = now_ms
-            step_ms = by.choice([0, 1, 400, max_delay_ms - 1, max_delay_ms])
+            step_ms = rng.choice([0, 1, 400, max_delay_ms - 1, max_delay_ms])
             clock.advanceCurrentSystemTime(step_ms)
             now_ms += step_ms
     assert 10 < sum(outcomes) < 90

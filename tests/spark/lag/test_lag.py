@@ -159,9 +159,9 @@ def test_lag_of_query_equals_jvm_connector(
     assert lag_of_query(ours).offsets_behind == 0
     assert lag_of_query(batches[0]).offsets_behind == 60
 
-    give_up_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 20
     while len(seen := [each for each in listener.history if each.query == "pykafka_group"]) < 3:
-        assert time.monotonic() < give_up_s, "the listener was not told"
+        assert time.monotonic() < deadline_s, "the listener was not told"
         time.sleep(0.05)
     assert [(each.batch, each.lag.offsets_behind) for each in seen[:3]] == [(0, 60), (1, 20), (2, 0)]
     # The first batch ends at 24 of 60 and 16 of 40, and the records are a second apart.

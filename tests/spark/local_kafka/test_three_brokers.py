@@ -45,9 +45,9 @@ def test_describe_group_prints_offsets_and_lag(kafka: LocalKafka, topic: Callabl
 
 def test_internal_topics_have_replica_on_every_broker(kafka: LocalKafka) -> None:
     reader = consumer(kafka, "any")
-    give_up_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 30
     while "__consumer_offsets" not in made_by(reader):
-        assert time.monotonic() < give_up_s, "it was not made in time"
+        assert time.monotonic() < deadline_s, "it was not made in time"
         time.sleep(0.05)
     partitions = admin(kafka).list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"].partitions
     reader.close()

@@ -93,11 +93,11 @@ def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
 def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
     """Wait until the topic has at least this many records; return their number."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "watch", "log_level": 0})
-    give_up_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + 120
     held = 0
     try:
         while held < records:
-            assert time.monotonic() < give_up_s, f"{topic} holds {held} of {records} records"
+            assert time.monotonic() < deadline_s, f"{topic} holds {held} of {records} records"
             time.sleep(0.1)
             # Fails during a leader election.
             with suppress(KafkaException):

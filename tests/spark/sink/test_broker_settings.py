@@ -141,9 +141,9 @@ def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka
 
 
 def wait_until_forgotten(client: Client, producer: TransactionalProducer) -> None:
-    give_up_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 30
     while list_transactions(client, prefix=producer._session.transactional_id):
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
 

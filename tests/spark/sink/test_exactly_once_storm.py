@@ -86,8 +86,8 @@ def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) ->
             copy = Copy(spark, kafka, proxy, source, target, PARTITIONS, ROWS, folder / "checkpoint", options)
             yield copy
             copy.check()
-        give_up_s = time.monotonic() + 60
-        while reader.count < ROWS and time.monotonic() < give_up_s:
+        deadline_s = time.monotonic() + 60
+        while reader.count < ROWS and time.monotonic() < deadline_s:
             time.sleep(0.1)
     finally:
         reader.close()
@@ -96,11 +96,11 @@ def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) ->
 
 def run_through(copy: Copy, kill: Callable[[], bool], kills: int) -> int:
     """Run the query to its end, calling `kill` at random times; restart it after failures. Return the kills."""
-    dice, done = random.Random(5), 0
+    rng, done = random.Random(5), 0
     while True:
         query = copy.start()
         with contextlib.suppress(StreamingQueryException):
-            while not query.awaitTermination(dice.uniform(0.5, 4)):
+            while not query.awaitTermination(rng.uniform(0.5, 4)):
                 if done < kills:
                     done += kill()
             return done

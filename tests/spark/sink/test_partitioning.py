@@ -19,12 +19,12 @@ PARTITIONS = 13
 
 def some_keys(count: int) -> list[bytes]:
     """Return distinct keys of 0 to 40 bytes, rarely some thousand, of text and of random bytes."""
-    chosen = random.Random(7)
+    rng = random.Random(7)
     keys = {b"", b"\x00", b"\xff" * 4, "schlüssel".encode()}
     while len(keys) < count:
-        size = chosen.randrange(2_000, 5_000) if chosen.random() < 0.001 else chosen.randrange(41)
-        key = chosen.randbytes(size)
-        keys.add(key if chosen.random() < 0.5 else key.hex().encode())
+        size = rng.randrange(2_000, 5_000) if rng.random() < 0.001 else rng.randrange(41)
+        key = rng.randbytes(size)
+        keys.add(key if rng.random() < 0.5 else key.hex().encode())
     return sorted(keys)
 
 

@@ -45,13 +45,13 @@ class Died(BaseException):
 
 
 @contextmanager
-def mortal(dice: random.Random) -> Iterator[None]:
+def mortal(rng: random.Random) -> Iterator[None]:
     """Let the process die at a random request in the block, or survive."""
     send, dead = Client.send, False
 
     def send_or_die(self: Client, *arguments: Any, **options: Any) -> Any:
         nonlocal dead
-        if dead or dice.random() < _DIES:
+        if dead or rng.random() < _DIES:
             dead = True
             raise Died
         return send(self, *arguments, **options)
@@ -65,18 +65,18 @@ def mortal(dice: random.Random) -> Iterator[None]:
 def test_random_process_deaths_leave_every_batch_complete_and_once(
     kafka1: LocalKafka, topic1: TopicFactory, version: int
 ) -> None:
-    name, dice = topic1(), random.Random(version)
+    name, rng = topic1(), random.Random(version)
     deaths = 0
 
     def lose(_: Exchange) -> Fate:
-        return Fate.CUT if dice.random() < _LOSES else Fate.PASS
+        return Fate.CUT if rng.random() < _LOSES else Fate.PASS
 
     with KafkaProxy.of(kafka1) as proxy:
         if version == 1:
             with transactions_before_kip_890(kafka1):
-                deaths = run(Query(proxy.servers), name, dice, proxy, lose)
+                deaths = run(Query(proxy.servers), name, rng, proxy, lose)
         else:
-            deaths = run(Query(proxy.servers), name, dice, proxy, lose)
+            deaths = run(Query(proxy.servers), name, rng, proxy, lose)
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for value in read_committed.by_librdkafka(kafka1.bootstrap_servers, name)[0]:
         batch, task, attempt = map(int, value.split(b"."))
@@ -88,7 +88,7 @@ def test_random_process_deaths_leave_every_batch_complete_and_once(
         assert len({attempt for _, attempt in rows}) == 1, "rows of two attempts are mixed"
 
 
-def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: Any) -> int:
+def run(query: Query, name: str, rng: random.Random, proxy: KafkaProxy, lose: Any) -> int:
     """Run until all batches are complete; return how many starts died."""
     for api in _WITH_REPLIES_TO_LOSE:
         proxy.replies[api] = lose
@@ -96,7 +96,7 @@ def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: A
     while batch < BATCHES:
         rows = [(name, f"{batch}.{task}.{start}") for task in range(TASKS)]
         try:
-            with mortal(dice):
+            with mortal(rng):
                 messages = [query.task(f"start-{start}", batch, task, rows[task]) for task in range(TASKS)]
                 query.commit(*messages)
             batch += 1
@@ -105,7 +105,7 @@ def run(query: Query, name: str, dice: random.Random, proxy: KafkaProxy, lose: A
             PROCESS.reset()
             query = Query(proxy.servers, query.query_id)
             continue
-        if dice.random() < 0.1:  # Spark has not written its commit log
+        if rng.random() < 0.1:  # Spark has not written its commit log
             start, batch = start + 1, batch - 1
     assert query.left_open() == []
     return start

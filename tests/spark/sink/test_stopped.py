@@ -100,9 +100,9 @@ def start(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> Callable[[
 
 
 def wait_for_some(kafka: LocalKafka, topic: str, query: StreamingQuery) -> None:
-    give_up_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 60
     while not read_back(kafka, topic):
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < deadline_s
         assert query.isActive, query.exception()
         time.sleep(0.1)
 

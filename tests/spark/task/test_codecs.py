@@ -111,15 +111,15 @@ def test_topic_of_each_client_is_read_by_all_clients(clients: Clients, written: 
 
 def some_rows(seed: int) -> list[Row]:
     """Return rows with all combinations of present, empty and null keys, values and headers."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     now_ms = time.time_ns() // 1_000_000
     return [
         (
             offset,
-            draw.choice((None, b"", b"key %d" % offset)),
-            draw.choice(VALUES),
-            draw.choice(HEADERS),
-            now_ms - draw.randrange(100_000),
+            rng.choice((None, b"", b"key %d" % offset)),
+            rng.choice(VALUES),
+            rng.choice(HEADERS),
+            now_ms - rng.randrange(100_000),
             0,
         )
         for offset in range(ROWS)

@@ -68,12 +68,12 @@ def write(kafka: LocalKafka, topic: str, codecs: tuple[str, ...] = CODECS) -> No
 
 
 def write_until(kafka: LocalKafka, topic: str, done: Callable[[list[int]], bool]) -> None:
-    give_up_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 30
     while True:
         write(kafka, topic, ("gzip",))
         if done([magic for magic, _ in stored(kafka, topic)]):
             return write(kafka, topic)
-        assert time.monotonic() < give_up_s, "the broker does not take its new message format"
+        assert time.monotonic() < deadline_s, "the broker does not take its new message format"
 
 
 def set_format(admin: AdminClient, topic: str, version: str) -> None:

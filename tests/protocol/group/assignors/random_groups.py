@@ -81,54 +81,54 @@ class Group:
         raise AssertionError(f"partitions still move after {_MAX_REBALANCES} rebalances: {self}")
 
 
-def random_group(assignor: Assignor, by: random.Random) -> Group:
-    topics = _topics(by)
-    names = [chr(ord("a") + number) for number in range(by.choice([1, 2, 3, 5, 8, 12, 24]))]
-    contested = by.random() < 0.2
-    subscriptions = _members(names, topics, contested, by)
+def random_group(assignor: Assignor, rng: random.Random) -> Group:
+    topics = _topics(rng)
+    names = [chr(ord("a") + number) for number in range(rng.choice([1, 2, 3, 5, 8, 12, 24]))]
+    contested = rng.random() < 0.2
+    subscriptions = _members(names, topics, contested, rng)
     # Kafka's assignors are wrong for contradictory claims of members that write versions without a generation.
-    versions = {name: 3 if contested else by.choice([0, 1, 2, 3, 3, 3, 3, 3]) for name in names}
+    versions = {name: 3 if contested else rng.choice([0, 1, 2, 3, 3, 3, 3, 3]) for name in names}
     return Group(assignor, topics, subscriptions, versions)
 
 
-def _topics(by: random.Random) -> Topics:
-    known = by.choice([(), RACKS[:1], RACKS, RACKS])
-    everywhere, alike = by.random() < 0.2, by.random() < 0.3
-    size = by.randint(0, 12)
+def _topics(rng: random.Random) -> Topics:
+    known = rng.choice([(), RACKS[:1], RACKS, RACKS])
+    everywhere, alike = rng.random() < 0.2, rng.random() < 0.3
+    size = rng.randint(0, 12)
     return {
         f"topic-{number}": [
-            frozenset(by.sample(known, len(known) if everywhere else by.randint(0, len(known))))
-            for _ in range(size if alike else by.choice([0, 1, 2, 5, by.randint(0, 30)]))
+            frozenset(rng.sample(known, len(known) if everywhere else rng.randint(0, len(known))))
+            for _ in range(size if alike else rng.choice([0, 1, 2, 5, rng.randint(0, 30)]))
         ]
-        for number in range(by.randint(1, 6))
+        for number in range(rng.randint(1, 6))
     }
 
 
-def _members(names: list[str], topics: Topics, contested: bool, by: random.Random) -> Members:
-    owned = _owned(names, topics, contested, by)
+def _members(names: list[str], topics: Topics, contested: bool, rng: random.Random) -> Members:
+    owned = _owned(names, topics, contested, rng)
     every = [*topics, "not-there"]
-    common = frozenset(by.sample(every, by.randint(1, len(every))))
-    alike, racks, stale = by.random() < 0.5, by.random() < 0.6, by.random() < 0.3
+    common = frozenset(rng.sample(every, rng.randint(1, len(every))))
+    alike, racks, stale = rng.random() < 0.5, rng.random() < 0.6, rng.random() < 0.3
     members = {}
     for name in names:
-        subscribed = common if alike else frozenset(by.sample(every, by.randint(0, len(every))))
-        generation = by.choice([-1, 3, 4, _GENERATION]) if stale else _GENERATION
+        subscribed = common if alike else frozenset(rng.sample(every, rng.randint(0, len(every))))
+        generation = rng.choice([-1, 3, 4, _GENERATION]) if stale else _GENERATION
         # They are also wrong if a member of an old generation claims a topic that it has not subscribed to.
         reported = [each for each in owned[name] if generation == _GENERATION or each[0] in subscribed]
-        rack = by.choice([None, *RACKS]) if racks else None
-        instance_id = f"static-{by.random()}" if by.random() < 0.2 else None
+        rack = rng.choice([None, *RACKS]) if racks else None
+        instance_id = f"static-{rng.random()}" if rng.random() < 0.2 else None
         members[name] = Subscription(subscribed, frozenset(reported), generation, rack, instance_id=instance_id)
     return members
 
 
-def _owned(names: list[str], topics: Topics, contested: bool, by: random.Random) -> dict[str, list[TopicPartition]]:
+def _owned(names: list[str], topics: Topics, contested: bool, rng: random.Random) -> dict[str, list[TopicPartition]]:
     """Return the owned partitions of a group that has lost a member, grown, or is new."""
     owned: dict[str, list[TopicPartition]] = {name: [] for name in names}
-    before = by.choice([[], names, names[: len(names) // 2 + 1], [*names, "gone"]])
+    before = rng.choice([[], names, names[: len(names) // 2 + 1], [*names, "gone"]])
     for topic, partitions in topics.items():
         for number in range(len(partitions)) if before else ():
-            for _ in range(by.choice([1, 1, 1, 2, 3]) if contested else 1):
-                owner = by.choice(before)
-                if owner in owned and by.random() < 0.9:
+            for _ in range(rng.choice([1, 1, 1, 2, 3]) if contested else 1):
+                owner = rng.choice(before)
+                if owner in owned and rng.random() < 0.9:
                     owned[owner].append((topic, number))
     return owned

@@ -55,11 +55,11 @@ def test_assignment_of_2000_partitions_to_200_members_takes_a_second_or_two(
     java: JavaAssignors, name: str, alike: bool
 ) -> None:
     """First with a new group, then without a tenth of its members."""
-    by = random.Random(7)
+    rng = random.Random(7)
     topics = {f"topic-{number:03}": [frozenset[str]()] * 20 for number in range(100)}
     every = frozenset(topics)
     subscriptions = {
-        f"member-{number:03}": Subscription(every if alike else frozenset(by.sample(sorted(every), 30)))
+        f"member-{number:03}": Subscription(every if alike else frozenset(rng.sample(sorted(every), 30)))
         for number in range(200)
     }
     group = Group(ASSIGNORS[name], topics, subscriptions, dict.fromkeys(subscriptions, 3))

@@ -268,8 +268,8 @@ def test_member_waiting_long_in_a_cooperative_rebalance_keeps_its_partitions(
     wait_until(lambda: owner.membership.member.generation_id == 2)
     fake.rebalance(group)
     wait_until(lambda: fake.groups.groups[group].members[owner.membership.member.member_id].joining)
-    give_up_s = time.monotonic() + 3
-    while time.monotonic() < give_up_s:
+    deadline_s = time.monotonic() + 3
+    while time.monotonic() < deadline_s:
         assert owner.membership.rebalance_pending is None
         time.sleep(0.05)
     slow.leave()

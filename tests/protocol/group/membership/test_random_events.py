@@ -42,7 +42,7 @@ KINDS = {
 @example(seed=3369576723)  # the group rebalances again while an owner revokes partitions
 @example(seed=5289)  # SyncGroup answered by a stable group starts no session
 def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, seed: int) -> None:
-    chance, cluster = random.Random(seed), new_cluster(partitions=5)
+    rng, cluster = random.Random(seed), new_cluster(partitions=5)
     options = {"session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000} if kind != "consumer" else {}
     protocol = KINDS[kind]["protocol"]
     refusals = _REFUSALS + (_OF_CONSUMER if protocol == "consumer" else _OF_CLASSIC)
@@ -55,8 +55,8 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
     members = [new() for _ in range(3)]
     gone: list[SimulatedMember] = []
     for _ in range(150):
-        member = chance.choice(members)
-        match chance.choices(list(EVENTS), list(EVENTS.values()))[0]:
+        member = rng.choice(members)
+        match rng.choices(list(EVENTS), list(EVENTS.values()))[0]:
             case "act":
                 member.act()
             case "own":
@@ -66,13 +66,13 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
             case "lose":
                 member.act(lose=True)
             case "refuse":
-                member.act(refuse=chance.choice(refusals))
+                member.act(refuse=rng.choice(refusals))
             case "wait":
-                clock.advance(chance.random() * 2)
+                clock.advance(rng.random() * 2)
                 for each in members:
                     each.act()
             case "sleep":
-                clock.advance(chance.choice((5, 30, 100)))
+                clock.advance(rng.choice((5, 30, 100)))
             case "leave":
                 member.machine.leave(for_good=None)
                 member.hang_up()
