@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import ProtocolError, UnsupportedVersion
@@ -37,7 +38,7 @@ class FakeBroker:
     """Answers on a free loopback port until closed.
 
     `handlers[api]` gets (body, version) and returns a body, raw bytes to send as they are, `CUT`, or None for silence.
-    `greeting`: bytes sent in place of any reply (a peer that is no Kafka broker).
+    `greeting`: bytes sent in place of any reply (a peer that is no Kafka broker). `tls`: the context of a TLS server.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class FakeBroker:
         greeting: bytes | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
         self.greeting = greeting
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
         self.client_ids: list[str | None] = []
         self.connections: list[socket.socket] = []
+        self._tls = tls
         self._server = socket.create_server((host, port))
         self.host, self.port = self._server.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -87,19 +90,31 @@ class FakeBroker:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        stream = connection.makefile("rb")
         try:
-            while len(size := stream.read(4)) == 4:
-                request = stream.read(int.from_bytes(size, "big"))
+            if self._tls is not None:
+                connection = self._secured(connection, self._tls)
+            stream = connection.makefile("rb")
+            while len(size := _read(stream, 4)) == 4:
+                request = _read(stream, int.from_bytes(size, "big"))
                 if len(request) < int.from_bytes(size, "big"):
                     return  # connection closed within a frame
                 self._answer(connection, request)
         except OSError:
             pass
 
+    def _secured(self, connection: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+        """Run the TLS handshake of a server; its failure closes the connection."""
+        try:
+            secured = tls.wrap_socket(connection, server_side=True)
+        except OSError:
+            connection.close()
+            raise
+        self.connections.append(secured)
+        return secured
+
     def _answer(self, connection: socket.socket, request: bytes) -> None:
         if self.greeting is not None:
-            connection.sendall(self.greeting)
+            _send(connection, self.greeting)
             return
         try:
             api, version, correlation_id, client_id, body = frame.decode_request(memoryview(request), exact=False)
@@ -115,15 +130,27 @@ class FakeBroker:
         if reply is CUT:
             _reset(connection)
         elif isinstance(reply, bytes):
-            connection.sendall(reply)
+            _send(connection, reply)
         elif reply is not None:
-            connection.sendall(b"".join(frame.encode_response(api, version, correlation_id, reply)))
+            _send(connection, b"".join(frame.encode_response(api, version, correlation_id, reply)))
 
     def answer(
         self, api: Api, version: int, client_id: str | None, body: dict[str, Any]
     ) -> dict[str, Any] | bytes | None:
         handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
         return handler(body, version) if handler else None
+
+
+def _read(stream: BinaryIO, count: int) -> bytes:
+    try:
+        return stream.read(count)
+    except ValueError:  # another thread has closed a TLS connection
+        return b""
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(ValueError):  # another thread has closed a TLS connection
+        connection.sendall(data)
 
 
 def _reset(connection: socket.socket) -> None:
@@ -139,7 +166,7 @@ def _refuse_version(connection: socket.socket, error: UnsupportedVersion) -> Non
         return
     row = {"api_key": API_VERSIONS.key, "min_version": API_VERSIONS.first, "max_version": API_VERSIONS.last}
     body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": [row]}
-    connection.sendall(b"".join(frame.encode_response(API_VERSIONS, 0, error.context["correlation_id"], body)))
+    _send(connection, b"".join(frame.encode_response(API_VERSIONS, 0, error.context["correlation_id"], body)))
 
 
 def _api_versions(body: dict[str, Any], version: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from protocol.testing.fake_kafka.log import Log
 from protocol.testing.fake_kafka.log_cleaner import clean
 from protocol.testing.fake_kafka.offsets import Offsets
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
+from protocol.testing.fake_kafka.sasl import Credentials
 from protocol.testing.fake_kafka.transactions import Transactions
 from protocol.wire import frame
 from protocol.wire.messages.m10_find_coordinator import GROUP
@@ -72,15 +73,21 @@ def _step(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
 
 class Cluster:
-    """A cluster of brokers with the ids 1, 2, … `settings` override `DEFAULT_SETTINGS`."""
+    """A cluster of brokers with the ids 1, 2, …; `FakeKafka` explains the parameters."""
 
     def __init__(
-        self, brokers: int = 1, *, clock: Clock = SYSTEM_CLOCK, settings: Mapping[str, str] | None = None
+        self,
+        brokers: int = 1,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        settings: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
     ) -> None:
         self.clock = clock
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self.changed = threading.Condition(threading.RLock())
         self.faults = Faults()
+        self.credentials = Credentials(users or {})
         self.cluster_id = "fake"
         self.group_configs: dict[str, dict[str, str]] = {}
         ids = range(1, brokers + 1)

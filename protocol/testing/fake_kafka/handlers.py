@@ -20,6 +20,7 @@ from protocol.testing.fake_kafka.configs import alter_configs, describe_configs,
 from protocol.testing.fake_kafka.fetch import fetch
 from protocol.testing.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, row_of
+from protocol.testing.fake_kafka.sasl import alter_scram_credentials, describe_scram_credentials
 from protocol.testing.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
 from protocol.testing.fake_kafka.transactions import added_partitions
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -35,6 +36,7 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
@@ -49,10 +51,15 @@ from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m33_alter_configs import ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from protocol.wire.messages.m34_log_dirs import DESCRIBE_LOG_DIRS
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m45_partition_reassignments import LIST_PARTITION_REASSIGNMENTS
 from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
+from protocol.wire.messages.m50_user_scram_credentials import (
+    ALTER_USER_SCRAM_CREDENTIALS,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+)
 from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
 from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
@@ -69,6 +76,10 @@ _DESCRIBE_QUORUM = 55
 
 def api_versions(broker: Broker, request: Request) -> Body:
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, (first, last) in VERSIONS.items()]
+    rows += [
+        {"api_key": api.key, "min_version": first, "max_version": api.last}
+        for api, first in ((SASL_HANDSHAKE, 1), (SASL_AUTHENTICATE, 0))
+    ]
     if broker.cluster.settings["process.roles"] == "broker":
         rows.append({"api_key": _DESCRIBE_QUORUM, "min_version": 0, "max_version": 2})
     features = {"transaction.version": int(broker.cluster.settings["transaction.version"]), "group.version": 1}
@@ -196,6 +207,8 @@ HANDLERS: dict[Api, Handler] = {
     DELETE_GROUPS: delete_groups,
     LIST_PARTITION_REASSIGNMENTS: list_reassignments,
     OFFSET_DELETE: delete_offsets,
+    DESCRIBE_USER_SCRAM_CREDENTIALS: describe_scram_credentials,
+    ALTER_USER_SCRAM_CREDENTIALS: alter_scram_credentials,
     DESCRIBE_CLUSTER: describe_cluster,
     DESCRIBE_PRODUCERS: describe_producers,
     CONSUMER_GROUP_DESCRIBE: describe_consumer_groups,

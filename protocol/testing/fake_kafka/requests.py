@@ -14,15 +14,19 @@ Body = dict[str, Any]
 Pending = Callable[[], "Body | None"]
 """A pending reply (Kafka's delayed operation): returns None until the reply is due."""
 
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of a connection without SASL."""
+
 
 @dataclass(frozen=True)
 class Request:
-    """A request as a broker decodes it."""
+    """A request as a broker decodes it, and the principal of its connection."""
 
     api: Api
     version: int
     body: Body
     client_id: str = ""
+    principal: str = ANONYMOUS
 
 
 class Refused(Exception):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
@@ -19,8 +21,12 @@ from protocol.testing.fake_kafka.faults import Fault, Kind, api_of
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
 from protocol.testing.fake_kafka.record_batches import Batch, Record, committed, read_batch, rows, write_batch
-from protocol.testing.fake_kafka.requests import Body, Pending, Request
+from protocol.testing.fake_kafka.requests import ANONYMOUS, Body, Pending, Request
+from protocol.testing.fake_kafka.sasl import SaslSession
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
 
 _LOOK_AGAIN_S = 0.01
@@ -46,6 +52,10 @@ class FakeKafka(Cluster):
         Address to listen on, also the one that brokers advertise.
     port : int
         Port of the first broker; the next brokers have the next ports. 0: free ports.
+    users : mapping of str to str, optional
+        Passwords by user name: clients must authenticate with SASL, by PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
+    tls : ssl.SSLContext, optional
+        A context of a server, with its certificate: the listeners speak TLS. It may require certificates of clients.
     record_requests : bool
         Keep all requests in `requests`.
 
@@ -68,9 +78,13 @@ class FakeKafka(Cluster):
         settings: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        users: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
         record_requests: bool = True,
     ) -> None:
-        super().__init__(brokers, clock=clock, settings=settings)
+        super().__init__(brokers, clock=clock, settings=settings, users=users)
+        self.tls = tls
+        self.authenticates = users is not None
         self.handlers: dict[Api, Handler] = {}
         self.before: dict[Api, Callable[[Body], object]] = {}
         self.requests: list[tuple[str, int, Body]] = []
@@ -118,6 +132,28 @@ class FakeKafka(Cluster):
         """Return `host:port` of one broker."""
         host, port = self.addresses[broker_id]
         return f"{host}:{port}"
+
+    def client_properties(self, user: str | None = None, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
+        """Return the properties of a client: addresses, security protocol, and the credentials of a user.
+
+        Parameters
+        ----------
+        user : str, optional
+            One of `users`; by default the first.
+        mechanism : str
+            SASL mechanism.
+
+        Notes
+        -----
+        With TLS the client also needs a trust store with the server's certificate authority.
+        """
+        properties = {"bootstrap.servers": self.bootstrap_servers}
+        properties["security.protocol"] = ("SASL_" if self.authenticates else "") + ("SSL" if self.tls else "PLAINTEXT")
+        if self.authenticates:
+            name = user if user is not None else next(iter(self.credentials.passwords))
+            properties |= {"sasl.mechanism": mechanism, "sasl.username": name}
+            properties["sasl.password"] = self.credentials.passwords[name]
+        return properties
 
     # -- records ------------------------------------------------------------------------------
 
@@ -278,7 +314,9 @@ class _Listener(FakeBroker):
     def __init__(self, kafka: FakeKafka, broker_id: int, port: int = 0) -> None:
         self._kafka = kafka
         self._broker_id = broker_id
-        super().__init__(host=kafka.host, port=port)
+        # Each connection has a thread.
+        self._local = threading.local()
+        super().__init__(host=kafka.host, port=port, tls=kafka.tls)
 
     def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
         kafka = self._kafka
@@ -288,6 +326,12 @@ class _Listener(FakeBroker):
         own = self.handlers.get(api.key) or kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
+        if kafka.authenticates:
+            session = self._sasl_session()
+            if api in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+                return session.handle(api, body)
+            if session.principal is None and api is not API_VERSIONS:
+                return CUT
         first, last = VERSIONS.get(api, (1, 0))
         if not first <= version <= last:
             return CUT
@@ -295,7 +339,8 @@ class _Listener(FakeBroker):
             return None
         if self._fault(Kind.REQUEST_LOST, api):
             return CUT
-        request = Request(api, version, newest_request(api, version, body), client_id or "")
+        principal = (self._sasl_session().principal if kafka.authenticates else None) or ANONYMOUS
+        request = Request(api, version, newest_request(api, version, body), client_id or "", principal)
         reply = self._when_due(kafka.handle(self._broker_id, request))
         if self._fault(Kind.REPLY_LOST, api):
             return CUT
@@ -310,6 +355,13 @@ class _Listener(FakeBroker):
         if kafka.brokers[self._broker_id].silent:
             return None
         return _without_answer(reply) if api is PRODUCE and body["acks"] == 0 else reply_in(api, version, reply)
+
+    def _sasl_session(self) -> SaslSession:
+        """Return the session of the connection that this thread serves."""
+        if not hasattr(self._local, "session"):
+            self._local.session = SaslSession(self._kafka.credentials)
+        session: SaslSession = self._local.session
+        return session
 
     def _fault(self, kind: Kind, api: Api) -> Fault | None:
         return self._kafka.fault(kind, api, self._broker_id)

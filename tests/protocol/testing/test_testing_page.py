@@ -50,6 +50,11 @@ def test_example_of_controls_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.endswith(" 3\n"), "two refused requests, and the one that succeeds"
 
 
+def test_example_of_users_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block("testing.md", "client_properties(").text, {})
+    assert capsys.readouterr().out == "{}\n"
+
+
 def test_table_names_methods_of_the_cluster() -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     table = page[page.index("| control |") :].split("\n\n")[0]

@@ -1,0 +1,126 @@
+"""SASL and TLS of the in-memory cluster, with this client and librdkafka."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+import protocol
+from protocol.admin import ScramMechanism, ScramUpsertion
+from protocol.broker_errors import ErrorCode
+from protocol.errors import AuthenticationFailed, KafkaError, TransportError
+from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.sasl import MECHANISMS, Credentials, SaslSession
+from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
+from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+
+USERS = {"alice": "alice,secret=1", "bob": "bob-secret"}
+
+
+@pytest.fixture
+def kafka() -> Iterator[FakeKafka]:
+    with FakeKafka(2, users=USERS) as running:
+        running.create_topic("orders", 2)
+        yield running
+
+
+def round_trip(kafka: FakeKafka, properties: dict[str, str]) -> list[bytes]:
+    with protocol.Producer(properties) as producer:
+        producer.send("orders", b"ours", partition=0)
+    theirs = confluent_kafka.Producer({**librdkafka(properties), "log_level": 0})
+    theirs.produce("orders", b"theirs", partition=1)
+    assert theirs.flush(30) == 0
+    return sorted(protocol.read(properties, "orders").read_all()["value"].to_pylist())
+
+
+def librdkafka(properties: dict[str, str]) -> dict[str, str]:
+    """Return the same properties by librdkafka's names."""
+    names = {"ssl.truststore.location": "ssl.ca.location"}
+    return {names.get(name, name): value for name, value in properties.items() if name != "ssl.truststore.type"}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", USERS)
+def test_clients_authenticate_with_each_mechanism(kafka: FakeKafka, user: str, mechanism: str) -> None:
+    assert round_trip(kafka, kafka.client_properties(user, mechanism)) == [b"ours", b"theirs"]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("wrong", [{"sasl.password": "wrong"}, {"sasl.username": "nobody"}])
+def test_wrong_credentials_are_refused(kafka: FakeKafka, mechanism: str, wrong: dict[str, str]) -> None:
+    with (
+        protocol.Admin({**kafka.client_properties("alice", mechanism), **wrong}) as admin,
+        pytest.raises(AuthenticationFailed, match="Authentication failed"),
+    ):
+        admin.list_topics()
+
+
+def test_unknown_mechanism_is_refused_with_the_known_ones() -> None:
+    reply = SaslSession(Credentials(USERS)).handle(SASL_HANDSHAKE, {"mechanism": "GSSAPI"})
+    assert reply == {"error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM, "mechanisms": MECHANISMS}
+
+
+def test_client_without_sasl_is_disconnected(kafka: FakeKafka) -> None:
+    with (
+        protocol.Admin(bootstrap_servers=kafka.bootstrap_servers) as admin,
+        pytest.raises(TransportError),
+    ):
+        admin.list_topics(timeout_ms=1_000)
+
+
+def test_changed_scram_credentials_apply_to_new_connections(kafka: FakeKafka) -> None:
+    with protocol.Admin(kafka.client_properties("alice", "PLAIN")) as admin:
+        admin.alter_user_scram_credentials([ScramUpsertion("carol", "secret-3", ScramMechanism.SCRAM_SHA_256)])
+        assert set(admin.describe_user_scram_credentials()) == {"alice", "bob", "carol"}
+    carol = {**kafka.client_properties("alice", "SCRAM-SHA-256"), "sasl.username": "carol", "sasl.password": "secret-3"}
+    assert round_trip(kafka, carol) == [b"ours", b"theirs"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def context(authority: CertificateAuthority) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.issue("broker", ["127.0.0.1"]))
+    return context
+
+
+class TestTLS:
+    @pytest.mark.parametrize("users", [None, USERS])
+    def test_clients_speak_tls(
+        self, authority: CertificateAuthority, context: ssl.SSLContext, users: dict[str, str] | None
+    ) -> None:
+        with FakeKafka(2, users=users, tls=context) as kafka:
+            kafka.create_topic("orders", 2)
+            trusts = {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
+            properties = {**kafka.client_properties(), **trusts}
+            assert properties["security.protocol"] == ("SASL_SSL" if users else "SSL")
+            assert round_trip(kafka, properties) == [b"ours", b"theirs"]
+            kafka.drop_connections()
+            assert round_trip(kafka, properties)[:2] == [b"ours", b"ours"]
+
+    def test_client_without_certificate_is_refused(
+        self, authority: CertificateAuthority, context: ssl.SSLContext
+    ) -> None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority.certificate)
+        with FakeKafka(tls=context) as kafka:
+            trusts = {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
+            with protocol.Admin({**kafka.client_properties(), **trusts}) as admin, pytest.raises(KafkaError):
+                admin.list_topics(timeout_ms=2_000)
+            key = {"ssl.keystore.location": str(authority.issue("client")), "ssl.keystore.type": "PEM"}
+            with protocol.Admin({**kafka.client_properties(), **trusts, **key}) as admin:
+                assert admin.list_topics() == {}
+
+    def test_plaintext_client_is_disconnected(self, context: ssl.SSLContext) -> None:
+        with FakeKafka(tls=context) as kafka:
+            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+            with pytest.raises(confluent_kafka.KafkaException):
+                admin.list_topics(timeout=2)
