@@ -37,6 +37,7 @@ _MODULES = {
     "ceiling": "ceiling",
     "first-batch": "first_batch",
     "tuning": "tuning",
+    "decoding": "decoding",
     "source-sasl-ssl": "source",
     "sink-sasl-ssl": "sink",
 }

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.source import register
 from tests.benchmarks.job import JVM, OURS, UNDECODED, Job
-from tests.jvm_connector import jvm_connector_jars
+from tests.jvm_connector import jvm_connector_jars, spark_avro_jars
 
 FORMATS = {OURS: "pykafka-group", JVM: "kafka", UNDECODED: "undecoded"}
 
@@ -18,7 +18,7 @@ def open_session(job: Job) -> SparkSession:
     builder = (
         SparkSession.builder.appName("benchmarks")
         .master("local[2]")
-        .config("spark.jars", ",".join(str(jar) for jar in jvm_connector_jars()))
+        .config("spark.jars", ",".join(map(str, [*jvm_connector_jars(), *spark_avro_jars()])))
         .config("spark.driver.memory", "2g")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         # A query that is stopped during a batch logs an error; real errors reach Python.
