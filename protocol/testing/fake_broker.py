@@ -68,6 +68,7 @@ class FakeBroker:
 
     def close(self) -> None:
         # shutdown wakes the thread in accept(), which would otherwise take one more connection.
+        """Stop listening, and close all connections."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.cut()
@@ -137,6 +138,7 @@ class FakeBroker:
     def answer(
         self, api: Api, version: int, client_id: str | None, body: dict[str, Any]
     ) -> dict[str, Any] | bytes | None:
+        """Return the reply to a request; a subclass may override it."""
         handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
         return handler(body, version) if handler else None
 

@@ -26,6 +26,7 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> int:
+        """Offset before which all transactions are complete."""
         return self.log.last_stable_offset(self.high_watermark)
 
 
@@ -40,6 +41,7 @@ class Hosted:
 
     @property
     def log(self) -> Log:
+        """The log of the replica."""
         return self.replica.log
 
 
@@ -68,6 +70,7 @@ class Broker:
 
     @property
     def silent(self) -> bool:
+        """True if the host sends nothing."""
         return self.silent_since_s is not None
 
     # -- replicas -----------------------------------------------------------------------------

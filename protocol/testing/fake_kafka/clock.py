@@ -13,11 +13,14 @@ class ManualClock(Clock):
         self.slept: list[float] = []
 
     def now_s(self) -> float:
+        """Return the seconds set by `advance` and `sleep_s`."""
         return self.at_s
 
     def sleep_s(self, seconds: float) -> None:
+        """Advance the clock in place of a wait; `slept` records it."""
         self.slept.append(seconds)
         self.at_s += seconds
 
     def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
         self.at_s += seconds

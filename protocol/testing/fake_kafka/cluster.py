@@ -208,6 +208,7 @@ class Cluster:
         return chosen
 
     def require_coordinator(self, broker: Broker, kind: int, key: str) -> None:
+        """Raise `Refused` unless the broker coordinates this group or transactional id."""
         if self.coordinator(kind, key) != broker.node_id:
             raise Refused(ErrorCode.NOT_COORDINATOR)
 
@@ -270,6 +271,7 @@ class Cluster:
 
     @_step
     def delete_topic(self, name: str) -> None:
+        """Delete a topic, its records and its committed offsets."""
         self.controller.delete_topic(name)
         self.offsets.delete_topic(name)
 

@@ -41,6 +41,7 @@ class ConsumerMember:
     revoked_by_s: float = float("inf")
 
     def wants(self, topic: str) -> bool:
+        """Return True if the member subscribes to a topic."""
         return topic in self.names or bool(self.regex and re.fullmatch(self.regex, topic))
 
 
@@ -70,6 +71,7 @@ class ConsumerGroup:
     # -- requests -----------------------------------------------------------------------------
 
     def heartbeat(self, body: Body, client_id: str, topics: Mapping[str, TopicImage], now_s: float) -> Body:
+        """Handle ConsumerGroupHeartbeat: join, leave, or report and receive an assignment. Raises `Refused`."""
         if body["member_epoch"] < 0:
             return self._leave(body)
         joins = body["member_epoch"] == 0
@@ -140,6 +142,7 @@ class ConsumerGroup:
         return {"member_id": body["member_id"], "member_epoch": body["member_epoch"]}
 
     def remove(self, member_id: str) -> None:
+        """Remove a member; its partitions are free at once."""
         del self.members[member_id]
         self.target.pop(member_id, None)
         self._seen = None

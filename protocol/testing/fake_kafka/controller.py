@@ -29,6 +29,8 @@ class PartitionImage:
 
 @dataclass(frozen=True)
 class TopicImage:
+    """State of a topic."""
+
     name: str
     topic_id: bytes
     partitions: tuple[PartitionImage, ...]
@@ -43,6 +45,7 @@ class Image:
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
 
     def topic_of_id(self, topic_id: bytes) -> TopicImage | None:
+        """Return the topic with an id, if there is one."""
         return next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)
 
 
@@ -100,11 +103,13 @@ class Controller:
         self._put(replace(topic, partitions=(*topic.partitions, *added)))
 
     def delete_topic(self, name: str) -> None:
+        """Remove a topic. Raises `Refused`."""
         topic = self.topic(name)
         left = {key: each for key, each in self.image.topics.items() if each is not topic}
         self.image = replace(self.image, topics=left)
 
     def topic(self, name: str) -> TopicImage:
+        """Return a topic of the newest image; raise `Refused` if it is unknown."""
         if name not in self.image.topics:
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return self.image.topics[name]
@@ -130,6 +135,7 @@ class Controller:
         self.change(name, partition, PartitionImage(leader, was.leader_epoch + 1, replicas, in_sync))
 
     def set_isr(self, name: str, partition: int, isr: Sequence[int]) -> None:
+        """Replace the in-sync replicas of a partition."""
         was = self.topic(name).partitions[partition]
         self.change(name, partition, replace(was, isr=tuple(isr)))
 
@@ -162,6 +168,7 @@ class Controller:
         ]
 
     def change(self, name: str, partition: int, changed: PartitionImage) -> None:
+        """Replace the state of a partition."""
         topic = self.topic(name)
         rows = [*topic.partitions]
         rows[partition] = changed

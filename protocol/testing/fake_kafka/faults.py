@@ -70,9 +70,11 @@ class Faults:
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
+        """Add a fault after the pending ones."""
         self._faults.append(fault)
 
     def clear(self) -> None:
+        """Remove all faults."""
         self._faults.clear()
 
     def take(self, kind: Kind, api: Api, broker: int, partition: TopicPartition | None = None) -> Fault | None:

@@ -15,6 +15,7 @@ _REFUSED = {"high_watermark": -1, "log_start_offset": -1, "records": b"", "abort
 
 
 def fetch(broker: Broker, request: Request) -> Body | Pending:
+    """Handle Fetch."""
     body = request.body
     session = broker.sessions.of(body)
     until_s = broker.cluster.clock.now_s() + body["max_wait_ms"] / 1000

@@ -29,6 +29,7 @@ class Waiting:
     reply: Body | None = None
 
     def __call__(self) -> Body | None:
+        """Return the reply, or None while it is pending."""
         return self.reply
 
 
@@ -48,6 +49,7 @@ class Member:
     syncing: Waiting | None = None
 
     def answer_join(self, reply: Body) -> None:
+        """Reply to the pending JoinGroup, if there is one."""
         if self.joining is not None:
             self.joining.reply, self.joining = reply, None
 
@@ -58,6 +60,7 @@ class Member:
             self.expires_s = now_s + self.session_timeout_ms / 1000
 
     def metadata(self, protocol: str | None) -> bytes:
+        """Return the member's metadata for an assignor."""
         return dict(self.protocols).get(protocol or "", b"")
 
 
@@ -104,6 +107,7 @@ class Group:
         return self.members[member_id]
 
     def static_member(self, instance_id: str) -> Member | None:
+        """Return the member with a group instance id."""
         return next((each for each in self.members.values() if each.instance_id == instance_id), None)
 
     def supports(self, protocol_type: str, protocols: Mapping[str, bytes]) -> bool:
@@ -210,6 +214,7 @@ class Group:
         }
 
     def synced(self, member: Member) -> Body:
+        """Return the reply to SyncGroup."""
         return {
             "error_code": ErrorCode.NONE,
             "protocol_type": self.protocol_type,

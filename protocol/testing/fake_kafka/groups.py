@@ -28,6 +28,7 @@ class Groups:
         self._settings = settings
 
     def tick(self, now_s: float) -> None:
+        """Apply timeouts of all groups."""
         for classic in self.groups.values():
             classic.tick(now_s)
         for group in self.consumer_groups.values():
@@ -71,6 +72,7 @@ class Groups:
     # -- ConsumerGroupHeartbeat ---------------------------------------------------------------
 
     def consumer_heartbeat(self, request: Request, now_s: float, topics: Mapping[str, TopicImage]) -> Body:
+        """Handle ConsumerGroupHeartbeat."""
         body = request.body
         if (body["server_assignor"] or "range") not in ("range", "uniform"):
             raise Refused(ErrorCode.UNSUPPORTED_ASSIGNOR)
@@ -91,6 +93,7 @@ class Groups:
     # -- JoinGroup ----------------------------------------------------------------------------
 
     def join(self, request: Request, now_s: float) -> Body | Pending:
+        """Handle JoinGroup."""
         body = request.body
         shortest, longest = (int(self._settings[f"group.{edge}.session.timeout.ms"]) for edge in ("min", "max"))
         if not body["group_id"]:
@@ -188,6 +191,7 @@ class Groups:
     # -- SyncGroup, Heartbeat, LeaveGroup ---------------------------------------------------------
 
     def sync(self, request: Request, now_s: float) -> Body | Pending:
+        """Handle SyncGroup."""
         body = request.body
         protocol, named = (body["protocol_type"], body["protocol_name"]), request.version >= _FIRST_WITH_PROTOCOL_NAME
         if named and None in protocol:
@@ -209,6 +213,7 @@ class Groups:
         return waiting
 
     def heartbeat(self, request: Request, now_s: float) -> Body:
+        """Handle Heartbeat."""
         body = request.body
         group = self.get(body["group_id"])
         member = group.member(body["member_id"], body["group_instance_id"])
@@ -220,6 +225,7 @@ class Groups:
         return {}
 
     def leave(self, request: Request, now_s: float) -> Body:
+        """Handle LeaveGroup."""
         group = self.get(request.body["group_id"])
         return {"members": [self._left(group, row, now_s) for row in request.body["members"]]}
 
@@ -237,6 +243,7 @@ class Groups:
         return {**identity, "error_code": ErrorCode.NONE}
 
     def describe(self, group_id: str) -> Body:
+        """Return a classic group's row of DescribeGroups; raise `Refused` if it is unknown."""
         group = self.groups.get(group_id)
         if group is None:
             raise Refused(

@@ -75,6 +75,7 @@ _DESCRIBE_QUORUM = 55
 
 
 def api_versions(broker: Broker, request: Request) -> Body:
+    """Handle ApiVersions."""
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, (first, last) in VERSIONS.items()]
     rows += [
         {"api_key": api.key, "min_version": first, "max_version": api.last}
@@ -94,6 +95,7 @@ def api_versions(broker: Broker, request: Request) -> Body:
 
 
 def find_coordinator(broker: Broker, request: Request) -> Body:
+    """Handle FindCoordinator."""
     kind, cluster = request.body["key_type"], broker.cluster
 
     def where(key: str) -> Body:
@@ -129,6 +131,8 @@ def _of_transaction(act: Callable[[Broker, Request], Body], key: str = "transact
 
 
 def describe_groups(broker: Broker, request: Request) -> Body:
+    """Handle DescribeGroups."""
+
     def described(group_id: str) -> Body:
         broker.cluster.faults.refuse(DESCRIBE_GROUPS, broker.node_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
@@ -138,6 +142,8 @@ def describe_groups(broker: Broker, request: Request) -> Body:
 
 
 def describe_transactions(broker: Broker, request: Request) -> Body:
+    """Handle DescribeTransactions."""
+
     def described(transactional_id: str) -> Body:
         broker.cluster.faults.refuse(DESCRIBE_TRANSACTIONS, broker.node_id)
         broker.cluster.require_coordinator(broker, TRANSACTION, transactional_id)

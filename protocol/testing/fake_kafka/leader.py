@@ -23,6 +23,7 @@ _WITHOUT_KEY = "Compacted topic cannot accept message without key in topic parti
 
 
 def produce(broker: Broker, request: Request) -> Body | Pending:
+    """Handle Produce."""
     body = request.body
     written: list[tuple[Hosted, int]] = []
 
@@ -90,6 +91,8 @@ def _timed_out(reply: Body) -> Body:
 
 
 def list_offsets(broker: Broker, request: Request) -> Body:
+    """Handle ListOffsets."""
+
     def offset(topic: TopicImage, part: Body) -> Body:
         led = broker.led(topic, part["partition_index"], part["current_leader_epoch"])
         return _offset_at(led, part["timestamp"], request.body["isolation_level"] == _READ_COMMITTED)
@@ -115,6 +118,8 @@ def _offset_at(led: Hosted, timestamp_ms: int, committed: bool) -> Body:
 
 
 def offset_for_leader_epoch(broker: Broker, request: Request) -> Body:
+    """Handle OffsetForLeaderEpoch."""
+
     def end(topic: TopicImage, part: Body) -> Body:
         led = broker.led(topic, part["partition"], part["current_leader_epoch"])
         epoch, end_offset = led.log.end_of_epoch(part["leader_epoch"])
@@ -124,6 +129,8 @@ def offset_for_leader_epoch(broker: Broker, request: Request) -> Body:
 
 
 def delete_records(broker: Broker, request: Request) -> Body:
+    """Handle DeleteRecords."""
+
     def delete(topic: TopicImage, part: Body) -> Body:
         led = broker.led(topic, part["partition_index"])
         offset = led.replica.high_watermark if part["offset"] == -1 else part["offset"]

@@ -42,6 +42,7 @@ class LogBatch:
 
     @classmethod
     def of(cls, data: bytes) -> LogBatch:
+        """Parse the header of a record batch."""
         base, _, epoch, _, crc, attributes, delta, _, max_ms, *producer = LAYOUT.unpack_from(data)
         return cls(data, base, base + delta, epoch, crc, attributes, max_ms, *producer)
 
@@ -96,6 +97,7 @@ class Log:
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def copy(self) -> Log:
+        """Return a copy, as a follower has it."""
         producers = {key: state.copy() for key, state in self.producers.items()}
         lists = (self.batches.copy(), self.epochs.copy(), producers, self.aborted.copy())
         return Log(self.start_offset, self.end_offset, *lists)
@@ -103,6 +105,7 @@ class Log:
     # -- appending ----------------------------------------------------------------------------
 
     def begin_epoch(self, leader_epoch: int) -> None:
+        """Add a leader epoch that begins at the log end offset."""
         if not self.epochs or self.epochs[-1][0] < leader_epoch:
             self.epochs.append((leader_epoch, self.end_offset))
 
@@ -206,6 +209,7 @@ class Log:
         return b"".join(found)[: max(max_bytes, len(found[0]))]
 
     def aborted_between(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Return the aborted transactions with records in a range of offsets."""
         return [each for each in self.aborted if each.last_offset >= offset and each.first_offset < end_offset]
 
     def offset_at(self, timestamp_ms: int, end_offset: int) -> tuple[int, int, int] | None:

@@ -19,15 +19,19 @@ _NOTHING = {"committed_offset": -1, "committed_leader_epoch": -1, "metadata": ""
 
 @dataclass(frozen=True)
 class Committed:
+    """A committed offset."""
+
     offset: int
     leader_epoch: int
     metadata: str
 
     @classmethod
     def of(cls, part: Body) -> Committed:
+        """Return the offset of a partition's row of OffsetCommit or TxnOffsetCommit."""
         return cls(part["committed_offset"], part["committed_leader_epoch"], part["committed_metadata"] or "")
 
     def row(self) -> Body:
+        """Return the fields of OffsetFetch."""
         return {
             "committed_offset": self.offset,
             "committed_leader_epoch": self.leader_epoch,
@@ -45,11 +49,13 @@ class Offsets:
         self._max_metadata = int(settings["offset.metadata.max.bytes"])
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """Commit or drop the offsets of a producer's transaction."""
         for group_id, offsets in self.pending.pop(producer_id, {}).items():
             if commit:
                 self.committed.setdefault(group_id, {}).update(offsets)
 
     def delete_topic(self, name: str) -> None:
+        """Drop the offsets of a deleted topic."""
         for offsets in (*self.committed.values(), *(by for each in self.pending.values() for by in each.values())):
             for key in [key for key in offsets if key[0] == name]:
                 del offsets[key]
@@ -57,6 +63,7 @@ class Offsets:
     # -- OffsetCommit, TxnOffsetCommit ----------------------------------------------------------
 
     def commit(self, broker: Broker, request: Request, now_s: float) -> Body:
+        """Handle OffsetCommit."""
         body = request.body
 
         def check() -> None:
@@ -107,6 +114,7 @@ class Offsets:
     # -- OffsetFetch --------------------------------------------------------------------------
 
     def fetch(self, broker: Broker, request: Request) -> Body:
+        """Handle OffsetFetch."""
         stable = request.body["require_stable"]
         return {"groups": [self._group(broker, asked, stable) for asked in request.body["groups"]]}
 

@@ -16,6 +16,7 @@ _SEQUENCES = 2**31
 
 
 def last_sequence(base_sequence: int, count: int) -> int:
+    """Return the sequence number of the last record of a batch."""
     return (base_sequence + count - 1) % _SEQUENCES
 
 
@@ -30,12 +31,15 @@ class Written:
 
 @dataclass
 class ProducerState:
+    """State of one producer in one log."""
+
     epoch: int
     batches: deque[Written] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     transaction_from: int | None = None
     """Offset of the first record of its open transaction in this log."""
 
     def copy(self) -> ProducerState:
+        """Return a copy, as a follower has it."""
         return ProducerState(self.epoch, self.batches.copy(), self.transaction_from)
 
     def duplicate_of(self, epoch: int, base_sequence: int, count: int) -> Written | None:
@@ -46,6 +50,7 @@ class ProducerState:
         return next((each for each in self.batches if (each.base_sequence, each.last_sequence) == key), None)
 
     def check_epoch(self, epoch: int) -> None:
+        """Raise `Refused` for an older epoch."""
         if epoch < self.epoch:
             raise Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
 
@@ -57,10 +62,12 @@ class ProducerState:
             raise Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     def add(self, epoch: int, written: Written) -> None:
+        """Add a written batch, which may begin an epoch."""
         self.begin_epoch(epoch)
         self.batches.append(written)
 
     def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch without batches, unless it is the present one."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches.clear()

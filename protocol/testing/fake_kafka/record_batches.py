@@ -21,6 +21,8 @@ LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 8, 16, 32
 
 @dataclass(frozen=True)
 class Record:
+    """One record; offset and timestamp are relative to its batch."""
+
     value: bytes | None = b"value"
     key: bytes | None = None
     offset_delta: int = 0
@@ -47,6 +49,7 @@ class Batch:
 
     @property
     def last_offset(self) -> int:
+        """Offset of the last record, also of one that the log cleaner removed."""
         if self.last_offset_delta is not None:
             return self.base_offset + self.last_offset_delta
         return self.base_offset + (self.records[-1].offset_delta if self.records else 0)
@@ -58,6 +61,7 @@ class Batch:
 
 
 def varint(value: int) -> bytes:
+    """Encode a zigzag varint."""
     raw = (value << 1) ^ (value >> 63)
     out = bytearray()
     while raw >= 0x80:
@@ -68,10 +72,12 @@ def varint(value: int) -> bytes:
 
 
 def nullable(value: bytes | None) -> bytes:
+    """Encode bytes with their length; None has the length -1."""
     return varint(-1) if value is None else varint(len(value)) + value
 
 
 def write_record(record: Record) -> bytes:
+    """Encode a record with its length."""
     body = b"\x00" + varint(record.timestamp_delta) + varint(record.offset_delta)
     body += nullable(record.key) + nullable(record.value) + varint(len(record.headers))
     for key, value in record.headers:
@@ -80,6 +86,7 @@ def write_record(record: Record) -> bytes:
 
 
 def compress(codec: str, data: bytes) -> bytes:
+    """Compress a records section."""
     if codec == "none":
         return data
     if codec == "gzip":
@@ -200,6 +207,7 @@ def read_batch(data: bytes) -> Batch:
 
 
 def decompress(codec: str, data: bytes) -> bytes:
+    """Decompress a records section."""
     if codec == "none":
         return data
     if codec == "gzip":
@@ -230,6 +238,7 @@ def _snappy_block(block: bytes) -> bytes:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Decode a zigzag varint; return the value and the position after it."""
     raw = shift = 0
     while True:
         byte = data[position]
@@ -241,6 +250,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_nullable(data: bytes, position: int) -> tuple[bytes | None, int]:
+    """Decode bytes with their length; return them and the position after them."""
     length, position = read_varint(data, position)
     if length < 0:
         assert length == -1
@@ -249,6 +259,7 @@ def read_nullable(data: bytes, position: int) -> tuple[bytes | None, int]:
 
 
 def read_record(data: bytes, position: int) -> tuple[Record, int]:
+    """Decode a record; return it and the position after it."""
     length, position = read_varint(data, position)
     end = position + length
     assert data[position] == 0

@@ -15,6 +15,7 @@ from protocol.wire.schema import NO_UUID
 
 
 def metadata(broker: Broker, request: Request) -> Body:
+    """Handle Metadata."""
     image, wanted = broker.image, request.body["topics"]
     if wanted is None:
         rows = [_topic(broker, topic) for topic in image.topics.values()]
@@ -73,6 +74,8 @@ def _rows(broker: Broker, request: Request, asked: list[Body], act: Callable[[Bo
 
 
 def create_topics(broker: Broker, request: Request) -> Body:
+    """Handle CreateTopics."""
+
     def create(row: Body) -> Body:
         config = {each["name"]: each["value"] for each in row["configs"]}
         check_topic_config(config)
@@ -89,6 +92,8 @@ def create_topics(broker: Broker, request: Request) -> Body:
 
 
 def delete_topics(broker: Broker, request: Request) -> Body:
+    """Handle DeleteTopics."""
+
     def delete(row: Body) -> Body:
         topic = broker.topic(row)
         broker.cluster.delete_topic(topic.name)
@@ -99,6 +104,8 @@ def delete_topics(broker: Broker, request: Request) -> Body:
 
 
 def create_partitions(broker: Broker, request: Request) -> Body:
+    """Handle CreatePartitions."""
+
     def grow(row: Body) -> Body:
         broker.cluster.create_partitions(row["name"], row["count"])
         return {}

@@ -81,6 +81,7 @@ class Transactions:
     # -- InitProducerId -----------------------------------------------------------------------
 
     def init_producer_id(self, request: Request) -> Body:
+        """Handle InitProducerId."""
         body = request.body
         if body["transactional_id"] is None:
             return {"producer_id": self._new_producer_id(), "producer_epoch": 0}
@@ -128,6 +129,7 @@ class Transactions:
         return self._next_producer_id
 
     def describe(self, transactional_id: str) -> Body:
+        """Return a row of DescribeTransactions; raise `Refused` for an unknown id."""
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             raise Refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
@@ -162,6 +164,7 @@ class Transactions:
         return added_partitions(body["topics"], codes.__getitem__)
 
     def add_offsets(self, request: Request) -> Body:
+        """Handle AddOffsetsToTxn."""
         self._begin(self._addable(request.body)).groups.add(request.body["group_id"])
         return {}
 
@@ -215,6 +218,7 @@ class Transactions:
     # -- ending -------------------------------------------------------------------------------
 
     def end(self, request: Request) -> Body:
+        """Handle EndTxn."""
         body, raises_epoch = request.body, request.version > LAST_BEFORE_TRANSACTION_V2
         transaction = self.transactions.get(body["transactional_id"])
         wanted = State.PREPARE_COMMIT if body["committed"] else State.PREPARE_ABORT
