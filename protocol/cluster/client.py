@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
@@ -20,6 +21,7 @@ from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
     AuthenticationFailed,
     BrokerError,
+    ConfigurationError,
     ConnectFailed,
     DeadlineExceeded,
     KafkaError,
@@ -120,6 +122,16 @@ class Client:
         self._closed = True
         self._pool.close()
 
+    @property
+    def closed(self) -> bool:
+        """True after `close`. Consumers, producers and offset managers refuse a closed client."""
+        return self._closed
+
+    def require_open(self) -> None:
+        """Raise `UsageError` if the client is closed."""
+        if self._closed:
+            raise UsageError("this client is closed")
+
     def deadline(self, timeout_ms: float | None = None) -> Deadline:
         """Return a deadline `timeout_ms` from now; by default `default.api.timeout.ms`."""
         return Deadline.after_ms(self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms, self.clock)
@@ -149,8 +161,7 @@ class Client:
         TransportError, SecurityError
             The connection cannot be opened by `deadline`.
         """
-        if self._closed:
-            raise UsageError("this client is closed")
+        self.require_open()
         return self._pool.get(broker.host, broker.port, purpose, deadline)
 
     def disconnect(self, connection: Connection) -> None:
@@ -310,7 +321,14 @@ class Client:
         return answer
 
     def _ask_one_of(
-        self, candidates: Sequence[Broker], api: Api, body: Body, deadline: Deadline, **options: Any
+        self,
+        candidates: Sequence[Broker],
+        api: Api,
+        body: Body,
+        deadline: Deadline,
+        *,
+        bootstrap_servers: Sequence[tuple[str, int]] | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         failures: list[KafkaError] = []
         causes: list[str] = []
@@ -332,7 +350,7 @@ class Client:
         kind = ConnectFailed if transient else type(failures[-1])
         raise kind(
             "no broker could be reached (bootstrap.servers="
-            + ",".join(f"{host}:{port}" for host, port in self.config.bootstrap_servers)
+            + ",".join(f"{host}:{port}" for host, port in bootstrap_servers or self.config.bootstrap_servers)
             + f"): {'; '.join(causes)}",
             settings=("bootstrap.servers", *(name for error in failures for name in error.settings)),
         ) from failures[-1]
@@ -386,8 +404,12 @@ class Client:
 
         what = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"
         newer = self._until_first_answer(what, ask, deadline)
+        return self._update_metadata(newer, all_topics=names is None)
+
+    def _update_metadata(self, newer: Metadata, *, all_topics: bool) -> Metadata:
+        """Add a reply to the known metadata, and close connections to brokers that have left the cluster."""
         with self._lock:
-            before = self._metadata if names is not None else self._metadata.without(self._metadata.topics)
+            before = self._metadata.without(self._metadata.topics) if all_topics else self._metadata
             self._metadata = before.updated_by(newer)
             now = {(broker.host, broker.port) for broker in newer.brokers.values()}
             departed = self._addresses - now - set(self.config.bootstrap_servers) if now else set()
@@ -498,6 +520,57 @@ class Client:
         with self._lock:
             known = self._metadata.brokers
         return known or self.metadata([], deadline).brokers
+
+    def refresh_brokers(
+        self, bootstrap_servers: str | Sequence[str], deadline: Deadline | None = None
+    ) -> Mapping[int, Broker]:
+        """Replace the bootstrap servers of this running client, and fetch the brokers from them.
+
+        For a cluster whose brokers all have new addresses. Consumers and producers that share the client continue with
+        the new addresses. After an error, the client keeps its former addresses.
+
+        Parameters
+        ----------
+        bootstrap_servers : str or sequence of str
+            As the property `bootstrap.servers`.
+        deadline : Deadline, optional
+
+        Returns
+        -------
+        mapping of int to Broker
+            All brokers by node id.
+
+        Raises
+        ------
+        ConfigurationError
+            An address is malformed, or belongs to another cluster.
+        DeadlineExceeded
+            None of these servers answered in time.
+        """
+        self.require_open()
+        given = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
+        servers = parse_client({"bootstrap.servers": given}).bootstrap_servers
+        candidates = [Broker(-1 - i, host, port) for i, (host, port) in enumerate(servers)]
+        deadline = deadline or self.deadline()
+        body = {"topics": [], "allow_auto_topic_creation": False}
+        first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+
+        def ask() -> Metadata:
+            return Metadata.from_reply(
+                self._ask_one_of(candidates, METADATA, body, deadline, bootstrap_servers=servers, at_least=first)
+            )
+
+        newer = self.retrying(f"Metadata from {given}", ask, deadline)
+        with self._lock:
+            known = self._metadata.cluster_id
+            if None not in (known, newer.cluster_id) and known != newer.cluster_id:
+                raise ConfigurationError(
+                    f"bootstrap.servers={given}: these brokers belong to cluster {newer.cluster_id}, this client to "
+                    f"cluster {known}. Open another client for another cluster."
+                )
+            self.config = replace(self.config, bootstrap_servers=servers)
+            self._coordinators.clear()
+        return self._update_metadata(newer, all_topics=False).brokers
 
     def controller(self, deadline: Deadline | None = None) -> Broker:
         """Return the controller, which handles CreateTopics and similar requests; refreshes the metadata."""
@@ -622,8 +695,15 @@ def open_client(
         Further properties, with underscores for dots in their names.
     parse : callable
         Makes the configuration of all properties.
+
+    Raises
+    ------
+    UsageError
+        The shared client is closed.
     """
     shared = client if isinstance(client, Client) else None
+    if shared is not None:
+        shared.require_open()
     if shared is not None and config is not None and not isinstance(config, Mapping):
         return shared, False, config
     given = named_properties(None if isinstance(client, Client) else client, properties)

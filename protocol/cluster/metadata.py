@@ -31,7 +31,10 @@ class Broker:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. `leader` is a node id, -1 if there is none; `leader_epoch` is -1 if unknown."""
+    """One partition. `leader` is a node id, -1 if there is none; `leader_epoch` is -1 if unknown.
+
+    `offline_replicas` are the node ids of replicas whose broker or log directory is down.
+    """
 
     partition: int
     leader: int
@@ -51,6 +54,11 @@ class Topic:
     is_internal: bool
     partitions: Mapping[int, Partition]
     error_code: int
+
+    @property
+    def writable_partitions(self) -> tuple[int, ...]:
+        """The partitions that have a leader, in order."""
+        return tuple(sorted(number for number, each in self.partitions.items() if each.leader >= 0))
 
     @property
     def topic_id_text(self) -> str:

@@ -107,6 +107,7 @@ class OffsetManager:
     """
 
     def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, retry_refused: bool = True) -> None:
+        client.require_open()
         self.group = group
         self._client = client
         client.sensors.use([definitions.COORDINATOR])

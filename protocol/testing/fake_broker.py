@@ -67,8 +67,10 @@ class FakeBroker:
         self.close()
 
     def close(self) -> None:
+        """Stop listening, and close all connections. Idempotent."""
+        if self._server.fileno() < 0:
+            return
         # shutdown wakes the thread in accept(), which would otherwise take one more connection.
-        """Stop listening, and close all connections."""
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.cut()

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 import protocol
-from protocol.errors import ConfigurationError
+from protocol.errors import ConfigurationError, UsageError
 from tests.small_cluster import SmallCluster
 from tests.wait_until import wait_until
 
@@ -59,6 +59,17 @@ def test_shared_client_stays_open(name: str) -> None:
         with getattr(protocol, name)(client, PROPERTIES.get(name)) as user:
             USES[name](user)
         assert client.metadata(["orders"])
+
+
+@pytest.mark.parametrize("name", [*USES, "OffsetManager"])
+def test_closed_shared_client_is_refused_at_construction(name: str) -> None:
+    client = protocol.Client(bootstrap_servers="127.0.0.1:1")
+    assert not client.closed
+    client.close()
+    assert client.closed
+    given: object = "g" if name == "OffsetManager" else PROPERTIES.get(name)
+    with pytest.raises(UsageError, match="this client is closed"):
+        getattr(protocol, name)(*(client,) if name == "Admin" else (client, given))
 
 
 @pytest.mark.parametrize("name", [*USES, "Client"])

@@ -18,9 +18,11 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig
+from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import (
     BrokerError,
+    ConfigurationError,
     ConnectFailed,
     ConnectionLost,
     DeadlineExceeded,
@@ -62,6 +64,51 @@ def test_metadata_closes_idle_connections_to_a_former_address_of_a_broker(kafka_
             assert client.metadata(None).brokers[2] != moving
         assert connection.closed
         assert (moving.host, moving.port) not in client._addresses
+
+
+def test_refresh_brokers_continues_at_new_addresses_of_all_brokers(kafka_of_two: FakeKafka) -> None:
+    with client_of(kafka_of_two) as client, Consumer(client) as consumer:
+        consumer.consume_partitions({("orders", 0): 0}, client.deadline())
+        commit_offsets(client, "etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
+        for broker_id in (1, 2):
+            kafka_of_two.move(broker_id)
+        brokers = client.refresh_brokers(kafka_of_two.bootstrap_servers)
+        addresses = {node_id: f"{broker.host}:{broker.port}" for node_id, broker in brokers.items()}
+        assert addresses == {node_id: kafka_of_two.address(node_id) for node_id in (1, 2)}
+        kafka_of_two.produce("orders", b"after", partition=0)
+        arrived = None
+        until_s = time.monotonic() + 60
+        while arrived is None and time.monotonic() < until_s:
+            arrived = consumer.poll(1_000)
+        assert arrived is not None
+        assert arrived[1].column("value").to_pylist() == [b"after"]
+        coordinator = client.coordinator(group_coordinator("etl"), client.deadline())
+        assert f"{coordinator.host}:{coordinator.port}" == addresses[coordinator.node_id]
+
+
+def test_refresh_brokers_refuses_another_cluster_and_unreachable_servers(kafka_of_two: FakeKafka) -> None:
+    with FakeKafka() as other, client_of(kafka_of_two) as client:
+        client.metadata([])
+        other.cluster_id = "other"
+        with pytest.raises(ConfigurationError, match="belong to cluster other, this client to cluster fake"):
+            client.refresh_brokers([other.bootstrap_servers])
+        with pytest.raises(DeadlineExceeded, match=r"bootstrap\.servers=127\.0\.0\.1:1\)"):
+            client.refresh_brokers("127.0.0.1:1", client.deadline(300))
+        with pytest.raises(ConfigurationError):
+            client.refresh_brokers("no port")
+        assert client.config.bootstrap_servers == (kafka_of_two.addresses[1],)
+        assert client.topic("orders").partitions
+
+
+def test_writable_partitions_are_those_with_a_leader_and_offline_replicas_are_named(kafka_of_two: FakeKafka) -> None:
+    kafka_of_two.create_topic("alone", 2, 1)
+    with client_of(kafka_of_two) as client:
+        topic = client.topic("alone")
+        assert (topic.writable_partitions, topic.partitions[1].offline_replicas) == ((0, 1), ())
+        kafka_of_two.stop(topic.partitions[1].leader)
+        after = client.metadata(["alone"]).topics["alone"]
+        assert after.writable_partitions == (0,)
+        assert after.partitions[1].offline_replicas == topic.partitions[1].replicas
 
 
 def test_two_dead_bootstrap_addresses_of_three_do_no_harm(kafka_of_two: FakeKafka) -> None:
