@@ -25,14 +25,14 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it; SECURITY=sasl_ssl: with TLS and SASL
 	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
-# Three workers, since most tests wait half of the time; tests/xdist_scheduling.py distributes the files.
+# Three workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
 test: setup ## lint, then all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 lint class-archive
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
 class-archive: setup
-	$(BIN)/python -m tests.spark_home
+	$(BIN)/python -m tests.support.spark_home
 
 test-fast: setup ## only the tests that need neither Kafka nor Spark
 	$(BIN)/python -m pytest -m "not kafka and not spark"
@@ -48,7 +48,7 @@ format: setup ## rewrites the files as `make lint` wants them
 	$(BIN)/ruff format .
 
 bench: setup ## measures against the peers
-	$(BIN)/python -m tests.benchmarks.run
+	$(BIN)/python -m benchmarks.run
 
 soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200

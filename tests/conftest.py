@@ -20,18 +20,18 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from spark_kafka_source.local_kafka.config import version_numbers
-from tests import secured_kafka, spark_home
-from tests.jvm_connector import jvm_connector_jars, spark_avro_jars
-from tests.secured_kafka import SecuredKafka
-from tests.soak import SOAK
-from tests.spark_home import BRIEF_LIFE
-from tests.wait_for_brokers import wait_until_known
-from tests.wait_until import wait_until
+from tests.support import secured_kafka, spark_home
+from tests.support.jvm_connector import jvm_connector_jars, spark_avro_jars
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.soak import SOAK
+from tests.support.spark_home import BRIEF_LIFE
+from tests.support.wait_for_brokers import wait_until_known
+from tests.support.wait_until import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.process_deaths", "tests.xdist_scheduling"]
+pytest_plugins = ["tests.support.process_deaths", "tests.support.xdist_scheduling"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     """Return three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. A test restarts each broker that it kills."""
-    from tests.xdist_scheduling import THREE
+    from tests.support.xdist_scheduling import THREE
 
     with LocalKafka(3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE) as running:
         pytestconfig.stash[THREE] = running
@@ -106,7 +106,7 @@ def kafka1() -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def secured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """Return one broker with TLS listeners."""
-    from tests.xdist_scheduling import SECURED
+    from tests.support.xdist_scheduling import SECURED
 
     if version_numbers(KAFKA_VERSION) < (3, 5):
         pytest.skip("brokers without ZooKeeper know users of SCRAM since Kafka 3.5")

@@ -17,11 +17,11 @@ from protocol.group.membership.member_state import (
     Transitions,
 )
 from protocol.transaction.states import MOVES
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-PACKAGES = ("protocol", "spark_kafka_source", "tests", "conf")
+PACKAGES = ("protocol", "spark_kafka_source", "tests", "benchmarks", "conf")
 # Pages about the code, where each CamelCase name in backticks is a class of this project, Kafka's or Spark's.
 ABOUT_CODE = [DOCS / "architecture.md", DOCS / "code-map.md", DOCS / "glossary.md", *(DOCS / "decisions").glob("*.md")]
 # Names inside Spark and Python that no file of this project contains.
@@ -73,7 +73,7 @@ def test_links_of_page_resolve(page: Path) -> None:
 def test_pages_that_code_refers_to_exist() -> None:
     links = {
         (path, link)
-        for package in PACKAGES[:3]
+        for package in PACKAGES[:4]
         for path in (ROOT / package).rglob("*.py")
         for link in re.findall(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?", path.read_text())
     }
@@ -129,7 +129,7 @@ def _code(page: Path) -> str:
 @cache
 def _words_of_code() -> set[str]:
     """All words of the code except this file, and the names of its files."""
-    paths = [path for package in PACKAGES[:3] for path in (ROOT / package).rglob("*.py") if path != Path(__file__)]
+    paths = [path for package in PACKAGES[:4] for path in (ROOT / package).rglob("*.py") if path != Path(__file__)]
     words = re.findall(r"\w+", "\n".join(path.read_text() for path in paths))
     return {*words, *(path.stem for path in paths), Path(__file__).stem}
 

@@ -15,7 +15,7 @@ from spark_kafka_source import error_messages
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.task import range_reader
 from spark_kafka_source.task.row_schema import arrow_schema
-from tests.jvm_connector import jvm_connector_jars
+from tests.support.jvm_connector import jvm_connector_jars
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
 

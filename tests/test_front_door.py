@@ -14,7 +14,7 @@ import protocol.admin
 import protocol.testing
 import spark_kafka_source
 import spark_kafka_source.sink
-from tests.documents import ROOT, blocks
+from tests.support.documents import ROOT, blocks
 
 PUBLIC = {"protocol", "protocol.admin", "protocol.errors", "protocol.testing", "spark_kafka_source"}
 

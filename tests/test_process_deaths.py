@@ -46,7 +46,7 @@ def test_last():
 # The dying process waits until the other one runs its long test, so that its first test is reported as passed.
 CONFTEST = """
 import pathlib, pytest, time
-from tests import process_deaths
+from tests.support import process_deaths
 process_deaths.FOLDER = pathlib.Path(__file__).parent
 process_deaths.PAST_LIMIT_S = process_deaths.GRACE_S = 2.0
 GOES_ON = process_deaths.FOLDER / "goes on"
@@ -57,7 +57,8 @@ def other_goes_on():
 """
 PASSES = "def test_passes():\n    pass\n"
 OPTIONS = (
-    "-p xdist -p pytest_timeout -p no:faulthandler -p tests.process_deaths -n 2 --dist loadfile --max-worker-restart 0"
+    "-p xdist -p pytest_timeout -p no:faulthandler -p tests.support.process_deaths -n 2 --dist loadfile "
+    "--max-worker-restart 0"
 )
 SEGMENTATION_FAULT = r"Fatal Python error: Segmentation fault(.|\n)*in test_dies"
 

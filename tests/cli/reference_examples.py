@@ -31,7 +31,7 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import acl_settings
 from tests.cli.reference_page import every_command, shortened
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 _TIME_MS = 1_769_835_600_000  # 2026-01-31T05:00:00Z
 _PASSWORD = "secret-of-the-examples"

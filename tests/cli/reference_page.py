@@ -15,7 +15,7 @@ import click
 
 from spark_kafka_source.cli.connection import CONNECTION_OPTIONS
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 PAGE = ROOT / "docs" / "cli.md"
 _HEADING = "## Reference"

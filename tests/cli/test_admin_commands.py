@@ -14,9 +14,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import blocks
-from tests.secured_kafka import SecuredKafka
-from tests.wait_until import wait_until
+from tests.support.documents import blocks
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.wait_until import wait_until
 
 SECRET = "geheim-2b7"
 

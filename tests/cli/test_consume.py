@@ -20,8 +20,8 @@ from confluent_kafka import Producer
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import commands
-from tests.wait_until import wait_until
+from tests.support.documents import commands
+from tests.support.wait_until import wait_until
 
 TIME_MS = 1_769_839_200_000
 

@@ -18,8 +18,8 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
-from tests.documents import blocks
-from tests.wait_until import wait_until
+from tests.support.documents import blocks
+from tests.support.wait_until import wait_until
 
 TIME_MS = 1_769_839_200_000
 LASTING = {"retention.ms": "-1"}

@@ -16,10 +16,10 @@ from spark_kafka_source.cli import doctor_checks
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import commands
 from tests.protocol.sasl.acls import BOB
-from tests.secured_kafka import SecuredKafka
-from tests.wait_until import wait_until
+from tests.support.documents import commands
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.wait_until import wait_until
 
 
 def findings(properties: dict[str, str], *arguments: str, code: int = 0, **env: str) -> dict[tuple[str, str], Any]:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from protocol.testing import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.documents import blocks
+from tests.support.documents import blocks
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from confluent_kafka import Consumer, TopicPartition
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import blocks
-from tests.librdkafka import consumer, produce
-from tests.wait_until import wait_until
+from tests.support.documents import blocks
+from tests.support.librdkafka import consumer, produce
+from tests.support.wait_until import wait_until
 
 GROUPS_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 

@@ -13,7 +13,7 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
-from tests.documents import blocks
+from tests.support.documents import blocks
 
 NUMBER = r"\d+(?:\.\d+)?"
 PRODUCED = re.compile(

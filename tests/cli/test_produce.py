@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import commands
+from tests.support.documents import commands
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from protocol import Producer
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import commands
+from tests.support.documents import commands
 
 
 @pytest.fixture

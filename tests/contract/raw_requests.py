@@ -15,7 +15,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from protocol.wire.schema import Api
-from tests.encoded import encode
+from tests.support.encoded import encode
 
 Row = dict[str, Any]
 

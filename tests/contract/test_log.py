@@ -33,7 +33,7 @@ from tests.contract.raw_requests import (
     values_in,
     written,
 )
-from tests.encoded import encode
+from tests.support.encoded import encode
 
 
 class TestRecords:

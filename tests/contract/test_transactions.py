@@ -18,7 +18,7 @@ from protocol.kafka_terms import LATEST
 from tests.contract.members import commit, committed, new_group, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", "since KIP-890"])
 

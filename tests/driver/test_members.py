@@ -31,11 +31,11 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.driver.changing_logs import ranges
-from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.small_cluster import SmallCluster
-from tests.wait_until import wait_until
+from tests.support.member_queries import fill
+from tests.support.small_cluster import SmallCluster
+from tests.support.wait_until import wait_until
 
 ORDERS = TopicSubscription(frozenset({"orders"}))
 

@@ -23,7 +23,7 @@ from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 # -- a topic deleted during a trigger -----------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from spark_kafka_source.lag import (
     lag_of_query,
 )
 from tests.protocol.consumer.consuming import client_of, records
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 # The example in Spark's integration guide has one partition; here two sources have three, and a third is not Kafka.
 PROGRESS = {

@@ -18,7 +18,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.options.observe import LONG, SHORT, Observe, client_of, outcome, tens, took_long
-from tests.small_cluster import SmallCluster
+from tests.support.small_cluster import SmallCluster
 
 
 def closed_port() -> str:

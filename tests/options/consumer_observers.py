@@ -25,7 +25,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.options.observe import BETWEEN_S, SHORT, Observe, Properties, client_of, outcome
-from tests.small_cluster import SmallCluster, small_batch
+from tests.support.small_cluster import SmallCluster, small_batch
 
 
 def reader_of(cluster: SmallCluster, given: Properties) -> KafkaStreamReader:

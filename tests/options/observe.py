@@ -11,7 +11,7 @@ from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError
-from tests.small_cluster import SmallCluster
+from tests.support.small_cluster import SmallCluster
 
 Properties = Mapping[str, str]
 Observe = Callable[[SmallCluster, dict[str, str]], object]

@@ -33,8 +33,8 @@ from tests.options.observe import (
     outcome,
     took_long,
 )
-from tests.small_cluster import SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import SmallCluster
+from tests.support.wait_until import wait_until
 
 
 def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:

@@ -22,8 +22,8 @@ from protocol.testing.fake_broker import FakeBroker
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
-from tests.small_cluster import SmallCluster
-from tests.token_endpoint import Endpoint
+from tests.support.small_cluster import SmallCluster
+from tests.support.token_endpoint import Endpoint
 
 _KAFKA = "org.apache.kafka.common.security"
 _PASSWORD = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "secret"}

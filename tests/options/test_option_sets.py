@@ -14,7 +14,7 @@ from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, READS, SINKS, TOPIC, OptionSet, filled
-from tests.small_cluster import SmallCluster
+from tests.support.small_cluster import SmallCluster
 
 
 @pytest.fixture(autouse=True)

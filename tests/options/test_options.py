@@ -16,8 +16,8 @@ from protocol.secret import Secret
 from spark_kafka_source.options.markdown import markdown
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.options.table import OPTIONS
-from tests.documents import block
 from tests.options.parsed import BROKERS, ORDERS, refusal, sink, sink_refusal, stream
+from tests.support.documents import block
 
 ROOT = Path(__file__).parents[2]
 

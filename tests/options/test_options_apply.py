@@ -33,8 +33,8 @@ from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
 from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
 from tests.protocol.consumer.consuming import records
-from tests.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
-from tests.spark_task import spark_task
+from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
+from tests.support.spark_task import spark_task
 
 Options = Mapping[str, str]
 

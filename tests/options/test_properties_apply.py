@@ -17,7 +17,7 @@ from tests.options.observe import DIFFER
 from tests.options.producer_observers import PRODUCER_OBSERVERS
 from tests.options.sasl_observers import SASL_OBSERVERS
 from tests.options.tls_observers import TLS_OBSERVERS
-from tests.small_cluster import SmallCluster
+from tests.support.small_cluster import SmallCluster
 
 OBSERVERS = {**CLIENT_OBSERVERS, **CONSUMER_OBSERVERS, **PRODUCER_OBSERVERS, **TLS_OBSERVERS, **SASL_OBSERVERS}
 

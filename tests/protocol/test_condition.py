@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from protocol.condition import Condition, Event
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 # Points of the interrupt: the wait has just released the lock, or is about to acquire it again.
 WINDOWS = ("_release_save", "_acquire_restore")

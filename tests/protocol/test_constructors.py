@@ -10,8 +10,8 @@ import pytest
 
 import protocol
 from protocol.errors import ConfigurationError, UsageError
-from tests.small_cluster import SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import SmallCluster
+from tests.support.wait_until import wait_until
 
 
 def connections_to(fake: SmallCluster) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.properties import PROPERTIES
 from protocol.property_page import markdown
-from tests.documents import ROOT, block
-from tests.small_cluster import SmallCluster
+from tests.support.documents import ROOT, block
+from tests.support.small_cluster import SmallCluster
 
 
 def test_docs_page_of_properties_is_current() -> None:

@@ -21,8 +21,8 @@ from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce
-from tests.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
+from tests.support.wait_until import wait_until
 
 
 def properties(fake: Any, **others: object) -> dict[str, object]:

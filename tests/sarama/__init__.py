@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.whole_rows import Partition, Rows
+from tests.support.whole_rows import Partition, Rows
 
 FOLDER = Path(__file__).parent
 

@@ -20,9 +20,9 @@ from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, 
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
-from tests import read_committed
-from tests.exactly_once_query import Query, paused_at
-from tests.spark_task import spark_task
+from tests.support import read_committed
+from tests.support.exactly_once_query import Query, paused_at
+from tests.support.spark_task import spark_task
 
 TOPIC = "written"
 

@@ -14,8 +14,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import wait_for_lag_zero
-from tests.soak import SOAK, scaled
+from tests.support.consumer_groups import wait_for_lag_zero
+from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 

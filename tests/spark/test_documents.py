@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from benchmarks import run as benchmarks
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.benchmarks import run as benchmarks
 from tests.conftest import TopicFactory
-from tests.documents import ROOT, block, blocks, commands
 from tests.protocol.consumer.consuming import produce
-from tests.read_back import read_back
-from tests.wait_until import wait_until
+from tests.support.documents import ROOT, block, blocks, commands
+from tests.support.read_back import read_back
+from tests.support.wait_until import wait_until
 
 # (page, text in the block) -> the test that runs it.
 HERE = "tests/spark/test_documents.py::"
@@ -146,7 +146,7 @@ COMMANDS: dict[str, str] = {
     "pip install '.[cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }
-BENCHMARK = "python -m tests.benchmarks.run"
+BENCHMARK = "python -m benchmarks.run"
 # Commands of cli.md are tested in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`.
 COMMAND_LINE = (
     "pykafka ",
@@ -191,7 +191,7 @@ def test_makefile_commands_equal_tested_commands() -> None:
 
     for target, words in {
         "demo": COMMAND[1:],
-        "bench": ["-m", "tests.benchmarks.run"],
+        "bench": ["-m", "benchmarks.run"],
         "test": ["-m", "pytest"],
     }.items():
         printed = subprocess.run(

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests import awkward_topics
-from tests.awkward_topics import (
+from tests.support import awkward_topics
+from tests.support.awkward_topics import (
     BATCH_SIZES,
     CODEC_MIX,
     CODECS,
@@ -35,8 +35,8 @@ from tests.awkward_topics import (
     TRANSACTIONS,
     Topic,
 )
-from tests.log_segments import StoredBatch, stored_batches
-from tests.soak import SOAK, variants
+from tests.support.log_segments import StoredBatch, stored_batches
+from tests.support.soak import SOAK, variants
 
 pytestmark = pytest.mark.soak
 

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import described_by_kafka
-from tests.group_watch import GroupWatch
 from tests.jobs import copy_to_parquet
-from tests.soak import scaled
+from tests.support.consumer_groups import described_by_kafka
+from tests.support.group_watch import GroupWatch
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.soak
 

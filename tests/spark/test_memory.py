@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
+from benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
 from tests.conftest import TopicFactory
-from tests.soak import SOAK, scaled
+from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 

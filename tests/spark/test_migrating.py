@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe
-from tests.documents import block
+from tests.support.consumer_groups import describe
+from tests.support.documents import block
 
 OURS, JVM = "pykafka-group", "kafka"
 

@@ -16,7 +16,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
-from tests.spark_home import BRIEF_LIFE
+from tests.support.spark_home import BRIEF_LIFE
 
 # Print the records that the query has read in all, and those of earlier starts.
 _READ = "print('read', sum(r.numInputRows for r in etl.recentProgress), sum(p.committed for p in lag_of_query(etl)))"

@@ -9,11 +9,11 @@ import pytest
 
 from spark_kafka_source.lag import lag_of_group
 from spark_kafka_source.local_kafka.users import sasl_properties
-from tests.documents import block
-from tests.librdkafka import produce
 from tests.protocol.sasl.test_real_broker import token_for
-from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
-from tests.soak import variants
+from tests.support.documents import block
+from tests.support.librdkafka import produce
+from tests.support.secured_kafka import PASSWORD, USERS, SecuredKafka
+from tests.support.soak import variants
 
 pytestmark = pytest.mark.soak
 
@@ -57,10 +57,10 @@ def test_token_provider_is_called_in_every_process(
 ) -> None:
     given = {**secured.properties("SASL_SSL"), "sasl.mechanism": "OAUTHBEARER"}
     given["sasl.jaas.config"] = token_for("alice")["sasl.jaas.config"].partition(" unsecured")[0] + ";"
-    given["sasl.oauthbearer.token.provider"] = "tests.token_of_alice:token"
+    given["sasl.oauthbearer.token.provider"] = "tests.support.token_of_alice:token"
     options = {f"kafka.{name}": value for name, value in given.items()}
     assert spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count() == 10
-    options["kafka.sasl.oauthbearer.token.provider"] = "tests.token_of_alice:missing"
+    options["kafka.sasl.oauthbearer.token.provider"] = "tests.support.token_of_alice:missing"
     with pytest.raises(Exception, match=r"token_of_alice:missing cannot be imported in this process"):
         spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count()
 

@@ -24,14 +24,14 @@ from spark_kafka_source.local_kafka.jars import find_java
 from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.protocol.sasl.test_real_broker import failed_logins
 from tests.protocol.security.secure_parts import TOPIC, create_topic, options
-from tests.secured_kafka import PASSWORD, USERS, SecuredKafka
-from tests.soak import SOAK
-from tests.tls_ends import encrypted_key
+from tests.support.secured_kafka import PASSWORD, USERS, SecuredKafka
+from tests.support.soak import SOAK
+from tests.support.tls_ends import encrypted_key
 
 pytestmark = pytest.mark.soak
 
 KEY_PASSWORD, STORE_PASSWORD = "hunter4-of-a-key", "hunter5-of-a-store"
-PROVIDER = "tests.token_of_alice:kept"
+PROVIDER = "tests.support.token_of_alice:kept"
 BEARER = {
     "sasl.mechanism": "OAUTHBEARER",
     "sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",

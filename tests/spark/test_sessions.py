@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protocol.producer.producer import Producer
-from tests import read_committed
-from tests.background import background
 from tests.conftest import TopicFactory, topic_factory
 from tests.protocol.producer.producing import numbered
 from tests.protocol.sasl.test_reauthentication import WAYS
 from tests.protocol.security.secure_parts import options
-from tests.secured_kafka import SecuredKafka
-from tests.soak import SOAK
+from tests.support import read_committed
+from tests.support.background import background
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

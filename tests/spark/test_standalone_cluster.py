@@ -16,10 +16,10 @@ import pytest
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.documents import ROOT
-from tests.soak import variants
-from tests.spark_home import JVM_OPTIONS, SUBMIT_ARGUMENTS
-from tests.topic_copies import copy_and_check
+from tests.support.documents import ROOT
+from tests.support.soak import variants
+from tests.support.spark_home import JVM_OPTIONS, SUBMIT_ARGUMENTS
+from tests.support.topic_copies import copy_and_check
 
 pytestmark = pytest.mark.soak
 

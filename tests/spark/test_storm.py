@@ -27,14 +27,14 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
-from tests.background import background
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.console_consumer import console_command
-from tests.member_queries import Key, Run, drivers, new_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.members import Watch
-from tests.soak import scaled
-from tests.wait_until import wait_until
+from tests.support.background import background
+from tests.support.console_consumer import console_command
+from tests.support.member_queries import Key, Run, drivers, new_group
+from tests.support.soak import scaled
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

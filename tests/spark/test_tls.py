@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from pyspark.errors import PythonException, StreamingQueryException
 
 from spark_kafka_source.local_kafka.jars import find_java
-from tests import awkward_topics
-from tests.documents import block
-from tests.librdkafka import produce
-from tests.secured_kafka import SecuredKafka
-from tests.soak import SOAK
 from tests.spark.test_equal_to_jvm_connector import WHERE, assert_same_rows
+from tests.support import awkward_topics
+from tests.support.documents import block
+from tests.support.librdkafka import produce
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

@@ -19,11 +19,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.log_segments import CODECS, stored_batches
-from tests.soak import SOAK, scaled
-from tests.wait_for_brokers import wait_until_decided
-from tests.wait_until import wait_until
-from tests.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
+from tests.support.log_segments import CODECS, stored_batches
+from tests.support.soak import SOAK, scaled
+from tests.support.wait_for_brokers import wait_until_decided
+from tests.support.wait_until import wait_until
+from tests.support.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 pytestmark = pytest.mark.soak
 

@@ -29,9 +29,9 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.documents import block
 from tests.protocol.consumer.consuming import produce
-from tests.wait_until import wait_until
+from tests.support.documents import block
+from tests.support.wait_until import wait_until
 
 SINCE_4_1 = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (4, 1), reason="the operation begins with Kafka 4.1")
 KRAFT = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (3, 3), reason="needs a KRaft cluster")

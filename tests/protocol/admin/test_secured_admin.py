@@ -16,8 +16,8 @@ from protocol.errors import AdminFailed, BrokerError
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION
 from tests.protocol.sasl.acls import ALICE, BOB
-from tests.secured_kafka import SecuredKafka
-from tests.wait_until import wait_until
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.wait_until import wait_until
 
 SINCE_3_6 = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (3, 6), reason="KRaft has tokens since Kafka 3.6")
 

@@ -22,7 +22,7 @@ from protocol.errors import DataLoss, TopicRecreated
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
-from tests.encoded import encode
+from tests.support.encoded import encode
 
 TOPIC_ID = b"0123456789abcdef"
 

@@ -21,7 +21,6 @@ from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.protocol.consumer.consuming import (
     client_of,
     move_leader,
@@ -32,9 +31,10 @@ from tests.protocol.consumer.consuming import (
     skip_loss,
     skip_recreated,
 )
-from tests.read_back import read_back
-from tests.wait_for_brokers import wait_until_gone
-from tests.wait_until import wait_until
+from tests.support.kafka_proxy import Exchange, KafkaProxy
+from tests.support.read_back import read_back
+from tests.support.wait_for_brokers import wait_until_gone
+from tests.support.wait_until import wait_until
 
 
 def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:

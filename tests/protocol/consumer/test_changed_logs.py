@@ -15,13 +15,13 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
-from tests import awkward_topics
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of, skip_recreated
-from tests.topic_changes import recreate
-from tests.topic_writers import Topic
+from tests.support import awkward_topics
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.support.log_segments import stored_batches
+from tests.support.topic_changes import recreate
+from tests.support.topic_writers import Topic
 
 
 def only_by_name(exchange: Exchange) -> Fate | bytes:

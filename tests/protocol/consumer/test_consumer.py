@@ -19,11 +19,11 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.protocol.consumer.consuming import client_of, consumer_of, produce, read_all
-from tests.read_back import read_back
-from tests.soak import SOAK, scaled
-from tests.wait_until import wait_until
+from tests.support.kafka_proxy import Exchange, KafkaProxy
+from tests.support.read_back import read_back
+from tests.support.soak import SOAK, scaled
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -107,7 +107,7 @@ class TestRows:
 _OF_MANY = """
 import json, sys, time
 from protocol.kafka_terms import LATEST
-from tests.peak_memory import peak_rss_bytes
+from tests.support.peak_memory import peak_rss_bytes
 from tests.protocol.consumer.consuming import client_of, consumer_of
 topic, partitions, servers = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 with client_of(servers) as client, consumer_of(client) as consumer:

@@ -26,9 +26,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.background import background
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.protocol.consumer.consuming import (
     TOPIC_ID,
     client_of,
@@ -40,7 +38,9 @@ from tests.protocol.consumer.consuming import (
     reply_row,
     skip_loss,
 )
-from tests.soak import SOAK
+from tests.support.background import background
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

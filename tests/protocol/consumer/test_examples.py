@@ -13,9 +13,9 @@ from protocol.group.committed_offsets import fetch_offsets
 from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.consumer_groups import describe
 from tests.protocol.consumer.consuming import client_of, produce
-from tests.wait_until import wait_until
+from tests.support.consumer_groups import describe
+from tests.support.wait_until import wait_until
 
 PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
 TABLE, FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -22,7 +22,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import leaders
 from tests.protocol.consumer.consuming import client_of, consumer_of, records
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 PARTITIONS = 200
 ALL_PARTITIONS = [(topic, number) for topic in ("orders", "returns") for number in range(PARTITIONS // 2)]

@@ -20,9 +20,9 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.log_segments import stored_batches
 from tests.protocol.consumer.consuming import TOPIC_ID, client_of, records, reply, reply_row
 from tests.protocol.records.test_legacy import some, wrap, write
+from tests.support.log_segments import stored_batches
 
 CONFIG = ConsumerConfig()
 

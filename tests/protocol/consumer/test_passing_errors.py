@@ -18,7 +18,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
 from tests.protocol.consumer.consuming import client_of, consumer_of, reader, records, rows_of
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture

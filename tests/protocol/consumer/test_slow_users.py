@@ -17,7 +17,7 @@ from protocol.kafka_terms import EARLIEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import consumer_of, offsets_of, produce, read_all
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 class TestSlowUsers:

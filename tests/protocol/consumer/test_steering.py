@@ -21,9 +21,9 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, KafkaProxy
 from tests.protocol.consumer.consuming import client_of, consumer_of, offsets_of, produce, read_all
-from tests.wait_until import wait_until
+from tests.support.kafka_proxy import Exchange, KafkaProxy
+from tests.support.wait_until import wait_until
 
 
 class TestSteering:

@@ -16,7 +16,7 @@ from protocol.errors import WakeUp
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.group.membership.assignment import EndReason
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 class Member:

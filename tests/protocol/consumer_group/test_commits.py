@@ -26,8 +26,8 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
-from tests.small_cluster import END, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
 
 GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
 OF_FIRST, OF_SECOND = {FIRST: CommittedOffset(5)}, {SECOND: CommittedOffset(5)}

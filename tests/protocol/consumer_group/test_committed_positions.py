@@ -25,12 +25,12 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.member_queries import fill
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
 from tests.protocol.consumer_group.members import read
-from tests.small_cluster import END, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.member_queries import fill
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
 
 COUNT = 20
 Read = tuple[TopicPartition, pa.RecordBatch] | None

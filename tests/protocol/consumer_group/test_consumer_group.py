@@ -28,8 +28,8 @@ from tests.contract.members import ask_coordinator
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
 from tests.protocol.consumer_group.members import Member
-from tests.small_cluster import END, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
 
 NewMember = Callable[..., Member]
 PARTITIONS, COUNT = 4, 400

@@ -27,8 +27,8 @@ from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
 from tests.protocol.transaction.producing import started
-from tests.small_cluster import END, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
 
 GROUP, FIRST = "etl", ("orders", 0)
 PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])

@@ -23,8 +23,8 @@ from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_H
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, read
-from tests.small_cluster import END, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
 
 ALL = sorted((number, offset) for number in range(2) for offset in range(END))
 BOTH = {("orders", 0), ("orders", 1)}

@@ -26,7 +26,7 @@ from tests.contract.raw_requests import written
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import read
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
 # No longer than a test may wait, no shorter than a busy machine may pause.

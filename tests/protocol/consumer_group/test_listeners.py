@@ -19,8 +19,8 @@ from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
-from tests.small_cluster import END, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
 
 BOTH = frozenset({("orders", 0), ("orders", 1)})
 PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])

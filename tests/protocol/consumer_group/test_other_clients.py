@@ -14,11 +14,11 @@ from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import TopicFactory
-from tests.console_consumer import ConsoleConsumer
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import Member, Polling, Watch
-from tests.wait_until import wait_until
+from tests.support.console_consumer import ConsoleConsumer
+from tests.support.wait_until import wait_until
 
 PARTITIONS, COUNT = 6, 600
 

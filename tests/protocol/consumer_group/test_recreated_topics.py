@@ -22,8 +22,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.protocol.consumer_group.conftest import NewConsumer
-from tests.topic_changes import recreate
-from tests.wait_until import wait_until
+from tests.support.topic_changes import recreate
+from tests.support.wait_until import wait_until
 
 RECREATED = "deleted and created again"
 

@@ -24,7 +24,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.consumer.consuming import client_of, records
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
 

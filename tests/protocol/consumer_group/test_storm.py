@@ -16,8 +16,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, Polling, Watch
-from tests.soak import SOAK
-from tests.wait_until import wait_until
+from tests.support.soak import SOAK
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

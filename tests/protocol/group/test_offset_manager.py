@@ -25,10 +25,10 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.consumer_groups import coordinator_of
 from tests.contract.members import stable
 from tests.protocol.consumer.consuming import client_of
-from tests.wait_until import wait_until
+from tests.support.consumer_groups import coordinator_of
+from tests.support.wait_until import wait_until
 
 MARKS = {("orders", 0): CommittedOffset(5)}
 BOTH = {("orders", 0): CommittedOffset(5), ("orders", 1): CommittedOffset(6)}

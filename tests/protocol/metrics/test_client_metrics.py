@@ -13,7 +13,7 @@ from protocol.metrics.client_sensors import Histogram
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.metrics.values import value_of
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 RECORDS, PARTITIONS, VALUE_BYTES = 9_000, 3, 100
 CONFIG = {"auto.offset.reset": "earliest", "enable.auto.commit": "false"}

@@ -6,8 +6,8 @@ from typing import Any
 
 from protocol.metrics.definitions import DEFINITIONS
 from protocol.metrics_page import markdown
-from tests.documents import ROOT, block
-from tests.small_cluster import SmallCluster
+from tests.support.documents import ROOT, block
+from tests.support.small_cluster import SmallCluster
 
 
 def test_docs_page_of_metrics_is_current() -> None:

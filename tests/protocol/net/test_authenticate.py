@@ -18,7 +18,7 @@ from protocol.secret import Secret
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.schema import Api
-from tests.background import background
+from tests.support.background import background
 
 ALICE = SaslConfig(mechanism="PLAIN", username=Secret("alice"), password=Secret("secret"))
 TAKEN: dict[str, Any] = {"error_code": 0, "auth_bytes": b"", "session_lifetime_ms": 0}
@@ -109,9 +109,9 @@ def test_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
         given.append(f"token{len(given)}")
         return given[-1], clock.wall_ms() / 1000 + 3_600
 
-    monkeypatch.setattr("tests.token_of_alice.token", token)
+    monkeypatch.setattr("tests.support.token_of_alice.token", token)
     clock, broker = ManualClock(), Broker()
-    source = SaslConfig(mechanism="OAUTHBEARER", token_provider="tests.token_of_alice:token")
+    source = SaslConfig(mechanism="OAUTHBEARER", token_provider="tests.support.token_of_alice:token")
     authenticator = Authenticator(source, clock)
     for _ in range(2):
         sign_in(authenticator, broker, clock)

@@ -24,8 +24,8 @@ from protocol.net.readiness import ready
 from protocol.net.tls_stream import TLSStream
 from protocol.wire import frame
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.tls_ends import Ends, make_ends
-from tests.wait_until import wait_until
+from tests.support.tls_ends import Ends, make_ends
+from tests.support.wait_until import wait_until
 
 Pair = Callable[[], tuple[ByteStream, ByteStream]]
 

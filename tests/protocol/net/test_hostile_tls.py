@@ -24,7 +24,7 @@ from protocol.net.tls_context import TLSContext
 from protocol.net.tls_stream import TLSStream, connect_tls
 from spark_kafka_source.local_kafka import certificates
 from tests.protocol.net.test_byte_stream import after, received
-from tests.tls_ends import Ends, make_ends
+from tests.support.tls_ends import Ends, make_ends
 
 Talk = Callable[[socket.socket], None]
 

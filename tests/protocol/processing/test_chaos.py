@@ -33,8 +33,8 @@ from tests.conftest import ROOT, TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.processing.chaos_worker import ATTEMPTS, READY, is_poison
-from tests.soak import scaled, variants
-from tests.wait_until import wait_until
+from tests.support.soak import scaled, variants
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

@@ -21,7 +21,7 @@ from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from tests.protocol.processing.conftest import Committed, Handler, Start, Write
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(100)]
 KEYS = [b"%d" % number for number in range(10)]

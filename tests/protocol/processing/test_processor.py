@@ -21,9 +21,9 @@ from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
-from tests.documents import block
 from tests.protocol.processing.conftest import EAGER, PROPERTIES, Committed, Handler, Recording, Running, Start, Write
-from tests.wait_until import wait_until
+from tests.support.documents import block
+from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(200)]
 

@@ -27,7 +27,7 @@ from tests.protocol.processing.conftest import (
     Start,
     Write,
 )
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(50)]
 PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])

@@ -14,7 +14,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.producer.producer import Producer
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.read_back import read_back
+from tests.support.read_back import read_back
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

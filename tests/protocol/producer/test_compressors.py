@@ -16,7 +16,7 @@ import pytest
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 TOPIC = "t"
 MANY, PARTITION = 200, np.zeros(200, np.int32)  # several record batches

@@ -9,7 +9,7 @@ import pytest
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.read_back import read_back
+from tests.support.read_back import read_back
 
 PAGE = Path(ROOT / "docs" / "producing.md").read_text()
 TABLE, COLUMNS, MESSAGES, SYNC, OWN_PARTITIONER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

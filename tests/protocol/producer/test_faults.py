@@ -17,9 +17,7 @@ from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.background import background
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.protocol.consumer.consuming import move_leader
 from tests.protocol.producer.producing import (
     assert_all_once_in_order,
@@ -29,9 +27,11 @@ from tests.protocol.producer.producing import (
     servers,
 )
 from tests.protocol.producer.test_sender import SkippingClock, trouble
-from tests.read_back import read_back
-from tests.soak import SOAK
-from tests.wait_until import wait_until
+from tests.support.background import background
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.support.read_back import read_back
+from tests.support.soak import SOAK
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

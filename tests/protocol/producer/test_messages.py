@@ -21,7 +21,7 @@ from protocol.producer.results import RecordMetadata
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
 from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture

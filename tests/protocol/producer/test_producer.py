@@ -25,7 +25,7 @@ from tests.protocol.producer.producing import (
     producer_of,
     send_numbered,
 )
-from tests.read_back import read_back
+from tests.support.read_back import read_back
 
 
 class TestRowsRead:

@@ -15,7 +15,7 @@ from protocol.producer.results import RecordMetadata
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.producer.producing import numbered, producer_of
-from tests.read_back import read_back
+from tests.support.read_back import read_back
 
 WAIT_S = 20.0
 

@@ -16,7 +16,7 @@ import pytest
 from protocol.config import PartitionStrategy, parse_producer
 from protocol.producer.partitioner import Partitioner, partition_of
 from tests import sarama
-from tests.janino import java_command
+from tests.support.janino import java_command
 
 COUNTS = (7, 12)
 

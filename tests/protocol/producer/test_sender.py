@@ -30,7 +30,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import numbered, producer_of
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 TOPIC = "t"
 WAIT_S = 20.0

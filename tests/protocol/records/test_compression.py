@@ -180,7 +180,7 @@ import pandas  # as Arrow does when it makes its first array, whatever that is
 from protocol.errors import DecompressedTooLarge
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
-from tests.peak_memory import peak_rss_bytes
+from tests.support.peak_memory import peak_rss_bytes
 
 def read(path, cap):
     log = open(path, "rb").read()

@@ -22,8 +22,8 @@ from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import HEADERS_TYPE
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import read_batch, write_batch
-from tests.encoded import encode
 from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
+from tests.support.encoded import encode
 
 pytestmark = pytest.mark.soak
 

@@ -24,7 +24,7 @@ from protocol.testing.fake_kafka.record_batches import (
     write_batch,
     write_record,
 )
-from tests.hostile import cases
+from tests.support.hostile import cases
 
 pytestmark = pytest.mark.soak
 

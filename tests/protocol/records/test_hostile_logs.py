@@ -18,8 +18,8 @@ from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import Record
-from tests.hostile import LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tracing
 from tests.protocol.records import test_hostile_bytes, test_legacy
+from tests.support.hostile import LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tracing
 
 pytestmark = pytest.mark.soak
 

@@ -23,8 +23,8 @@ from protocol.records.decode import SCHEMA, decode
 from protocol.records.legacy import with_lz4_header_checksum
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
-from tests.hostile import cases
 from tests.protocol.records.test_hostile_bytes import mutated, provoke
+from tests.support.hostile import cases
 
 pytestmark = pytest.mark.soak
 

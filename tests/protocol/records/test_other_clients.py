@@ -18,7 +18,7 @@ from protocol.records.decode import decode
 from protocol.records.encode import finalize_header
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_fields import HEADERS_TYPE
-from tests.encoded import encode
+from tests.support.encoded import encode
 
 NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 # The codecs that each client supports without packages beyond those of the tests.

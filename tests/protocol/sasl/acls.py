@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import sasl_properties
-from tests.secured_kafka import USERS
-from tests.wait_until import wait_until
+from tests.support.secured_kafka import USERS
+from tests.support.wait_until import wait_until
 
 ALICE, BOB = (sasl_properties("SCRAM-SHA-256", name, USERS[name]) for name in ("alice", "bob"))
 _RESOURCES = {

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from tests.secured_kafka import SecuredKafka
+from tests.support.secured_kafka import SecuredKafka
 
 ClientFactory = Callable[..., Client]
 

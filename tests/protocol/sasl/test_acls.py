@@ -24,7 +24,7 @@ from tests.conftest import KAFKA_VERSION, topic_factory
 from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of
 from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.sasl.conftest import ClientFactory
-from tests.secured_kafka import SecuredKafka
+from tests.support.secured_kafka import SecuredKafka
 
 pytestmark = pytest.mark.kafka
 

@@ -20,8 +20,8 @@ from tests.protocol.consumer_group.members import Member, read
 from tests.protocol.sasl.acls import ALICE, BOB, Acl, allow
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import options
-from tests.secured_kafka import SecuredKafka
-from tests.wait_until import wait_until
+from tests.support.secured_kafka import SecuredKafka
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.kafka
 

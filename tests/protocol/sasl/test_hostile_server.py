@@ -20,7 +20,7 @@ from protocol.secret import Secret
 from protocol.testing.fake_broker import FakeBroker
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
-from tests.hostile import cases, provoke, spoilt, tracing
+from tests.support.hostile import cases, provoke, spoilt, tracing
 
 pytestmark = pytest.mark.soak
 

@@ -12,8 +12,8 @@ import pytest
 from protocol.errors import ConfigurationError
 from protocol.sasl.jaas import parse_jaas
 from protocol.secret import Secret
-from tests.janino import java_command
-from tests.soak import SOAK
+from tests.support.janino import java_command
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

@@ -23,7 +23,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.cluster import free_ports
 from tests.conftest import KAFKA_VERSION
 from tests.protocol.security.secure_parts import PARTS, create_topic
-from tests.spark_home import BRIEF_LIFE
+from tests.support.spark_home import BRIEF_LIFE
 
 _TOOLS = {
     name: shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")

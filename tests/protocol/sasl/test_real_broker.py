@@ -19,8 +19,8 @@ from spark_kafka_source.local_kafka.config import write_properties
 from spark_kafka_source.local_kafka.users import MECHANISMS, sasl_properties
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import PARTS, create_topic
-from tests.secured_kafka import USERS, SecuredKafka
-from tests.soak import SOAK
+from tests.support.secured_kafka import USERS, SecuredKafka
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka]
 

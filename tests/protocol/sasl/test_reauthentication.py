@@ -15,13 +15,13 @@ from protocol.kafka_terms import EARLIEST
 from protocol.producer.producer import Producer
 from protocol.secret import Secret
 from spark_kafka_source.local_kafka.users import sasl_properties
-from tests.background import background
 from tests.conftest import topic_factory
 from tests.protocol.producer.producing import send_numbered
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.sasl.test_real_broker import failed_logins, right, token_for, wrong
-from tests.secured_kafka import USERS, SecuredKafka
-from tests.soak import SOAK
+from tests.support.background import background
+from tests.support.secured_kafka import USERS, SecuredKafka
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka]
 

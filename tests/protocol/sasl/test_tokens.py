@@ -34,7 +34,7 @@ from protocol.secret import Secret
 from protocol.testing.fake_kafka.clock import ManualClock
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from tests.protocol.net.test_hostile_tls import Talk, server
-from tests.token_endpoint import Endpoint
+from tests.support.token_endpoint import Endpoint
 
 KAFKA = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
 SECRET_OF_CLIENT = "hunter2&=ä"

@@ -40,8 +40,8 @@ from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.sink.foreach_batch import foreach_batch_writer
-from tests.tls_ends import encrypted_key, make_ends
-from tests.token_endpoint import Endpoint
+from tests.support.tls_ends import encrypted_key, make_ends
+from tests.support.token_endpoint import Endpoint
 
 REFERENCE = Secret("${env:PASSWORD_OF_A_TEST}")
 ITS_TEXT = "hunter2"
@@ -74,7 +74,7 @@ FAILURES: dict[str, tuple[SaslConfig, Answer]] = {
     "a wrong password": (SaslConfig("PLAIN", **ME), refuses),
     "a connection that breaks": (SaslConfig("PLAIN", **ME), hangs_up),
     "a broker that proves nothing": (SaslConfig("SCRAM-SHA-256", **ME), proves_nothing),
-    "a token": (SaslConfig("OAUTHBEARER", token_provider="tests.token_of_alice:token"), refuses_token),
+    "a token": (SaslConfig("OAUTHBEARER", token_provider="tests.support.token_of_alice:token"), refuses_token),
     "a missing reference beside a password": (
         SaslConfig("PLAIN", Secret(f'{MODULE} username="${{env:NOT_THERE}}" password="{ITS_TEXT}";')),
         refuses,
@@ -90,7 +90,7 @@ FAILURES: dict[str, tuple[SaslConfig, Answer]] = {
 @pytest.fixture(autouse=True)
 def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD_OF_A_TEST", ITS_TEXT)
-    monkeypatch.setattr("tests.token_of_alice.token", lambda: (ITS_TEXT, 9e9))
+    monkeypatch.setattr("tests.support.token_of_alice.token", lambda: (ITS_TEXT, 9e9))
 
 
 def shown(config: SaslConfig, answer: Answer) -> str:
@@ -121,7 +121,7 @@ def test_failed_authentication_shows_no_secret(failure: str) -> None:
     ids=["wrong expiry", "wrong extension", "newline", "no text"],
 )
 def test_invalid_result_of_a_token_provider_shows_no_secret(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.token_of_alice.token", lambda: given)
+    monkeypatch.setattr("tests.support.token_of_alice.token", lambda: given)
     text = shown(*FAILURES["a token"])
     assert "_sign_in" in text
     assert [line for line in text.splitlines() if ITS_TEXT in line] == []

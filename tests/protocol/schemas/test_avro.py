@@ -16,7 +16,7 @@ from protocol.errors import ConfigurationError
 from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, select_fields
 from protocol.schemas.avro_schema import AvroType, arrow_type, parse_avro
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, encoded, plain
-from tests.soak import scaled
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.soak
 

@@ -16,7 +16,7 @@ from protocol.schemas.registry_config import parse_registry
 from protocol.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
-from tests.token_endpoint import Endpoint
+from tests.support.token_endpoint import Endpoint
 
 ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 WITH_NOTE = (

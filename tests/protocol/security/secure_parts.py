@@ -16,7 +16,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.lag.of_group import lag_of_group
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
-from tests.wait_for_brokers import wait_until_known
+from tests.support.wait_for_brokers import wait_until_known
 
 TOPIC, GROUP = "secured", "secured"
 Properties = Mapping[str, str]

@@ -23,7 +23,7 @@ from protocol.security.stores import read_key_pair, read_trust_store
 from protocol.security.tls_config import TLSConfig, is_of_tls13, openssl_name
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.jars import find_java
-from tests.tls_ends import encrypted_key
+from tests.support.tls_ends import encrypted_key
 
 PASSWORD = "hunter2"
 NO_CERTIFICATE = "-----BEGIN CERTIFICATE----- AAAA -----END CERTIFICATE-----"

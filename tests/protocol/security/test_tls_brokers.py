@@ -20,7 +20,7 @@ from protocol.net import pool
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.process_state import PROCESS
 from tests.protocol.security.secure_parts import PARTS, create_topic
-from tests.secured_kafka import SecuredKafka
+from tests.support.secured_kafka import SecuredKafka
 
 Change = Callable[[SecuredKafka, dict[str, str]], dict[str, str]]
 

@@ -10,7 +10,7 @@ import pytest
 import protocol
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.testing import FakeKafka, ManualClock
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import protocol
 from protocol.errors import CommitFailed, UsageError, WakeUp
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka, MockConsumer
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 ORDERS = ("orders", 0)
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from protocol.testing import FakeKafka, RealKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"

@@ -11,7 +11,7 @@ import protocol
 from protocol.errors import UsageError
 from protocol.testing import FakeKafka, RealKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 pytest_plugins = ["pytester"]
 

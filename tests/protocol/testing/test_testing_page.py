@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.testing import FakeKafka
-from tests.documents import ROOT, block
+from tests.support.documents import ROOT, block
 
 PLUGIN = ("-p", "no:kafka", "-p", "protocol.testing.pytest_plugin", "-p", "no:cacheprovider")
 

@@ -10,12 +10,12 @@ from typing import Any
 from protocol.errors import ProducerFenced
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe
-from tests.documents import block
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.transaction.producing import new_id, numbers_in
-from tests.wait_for_brokers import wait_until_decided
-from tests.wait_until import wait_until
+from tests.support.consumer_groups import describe
+from tests.support.documents import block
+from tests.support.wait_for_brokers import wait_until_decided
+from tests.support.wait_until import wait_until
 
 COUNT, PARTITIONS = 3_000, 3
 

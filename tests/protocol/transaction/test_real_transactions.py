@@ -30,15 +30,15 @@ from protocol.wire.messages.m26_end_txn import END_TXN
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.console_consumer import console_command
-from tests.consumer_groups import describe, described_by_kafka
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import PREFIX, new_id, numbers_in, started
-from tests.soak import SOAK, scaled
-from tests.transaction_version import transactions_before_kip_890
-from tests.wait_for_brokers import wait_until_decided
-from tests.whole_rows import rows_of_librdkafka
+from tests.support.console_consumer import console_command
+from tests.support.consumer_groups import describe, described_by_kafka
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.support.soak import SOAK, scaled
+from tests.support.transaction_version import transactions_before_kip_890
+from tests.support.wait_for_brokers import wait_until_decided
+from tests.support.whole_rows import rows_of_librdkafka
 
 pytestmark = pytest.mark.soak
 

@@ -26,7 +26,7 @@ from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, started, visible
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 class TestConcurrentSends:

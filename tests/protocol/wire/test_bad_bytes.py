@@ -19,7 +19,7 @@ from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import case_id
-from tests.soak import SOAK
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

@@ -18,9 +18,9 @@ from protocol.errors import ProtocolError
 from protocol.wire.frame import decode_response
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
-from tests.hostile import cases, provoke, spoilt, tracing
 from tests.protocol.wire.kafka_facts import KafkaField, case_id, fields_of, sample_of
-from tests.soak import SOAK
+from tests.support.hostile import cases, provoke, spoilt, tracing
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

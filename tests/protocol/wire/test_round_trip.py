@@ -12,7 +12,7 @@ from protocol.wire.frame import decode_request, decode_response, encode_request,
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import KINDS, NUMBER_BITS, KafkaField, case_id, fields_of, plain
-from tests.soak import SOAK
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

@@ -19,7 +19,7 @@ from protocol.config import parse_client
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import topic_factory
-from tests.consumer_groups import describe, move_group
+from tests.support.consumer_groups import describe, move_group
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 # Age difference of two records: ours and Kafka's command may run seconds apart and still find the same record.

@@ -25,10 +25,10 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.contract.raw_requests import batch, produce
 from tests.contract.transactions import TransactionalProducer as RawProducer
-from tests.documents import commands
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import new_id, numbers_in, started
-from tests.wait_for_brokers import wait_until_decided
+from tests.support.documents import commands
+from tests.support.wait_for_brokers import wait_until_decided
 
 TOOL = "org.apache.kafka.tools.TransactionsCommand"
 Row = dict[str, Any]

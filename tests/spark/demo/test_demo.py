@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import SOAK
-from tests.spark_home import BRIEF_LIFE
+from tests.support.soak import SOAK
+from tests.support.spark_home import BRIEF_LIFE
 
 pytestmark = pytest.mark.soak
 

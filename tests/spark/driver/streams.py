@@ -17,7 +17,7 @@ from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
-from tests.soak import scaled
+from tests.support.soak import scaled
 
 # 20 in `make soak`.
 REPEATS = scaled("REPEATS", 1, 20)

@@ -23,7 +23,6 @@ from protocol.cluster import unknown_topic
 from protocol.errors import DataLoss
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.soak import SOAK, variants
 from tests.spark.driver.streams import READ, REPEATS, Row, SparkStream, Stream
 from tests.spark.driver.topic_admin import (
     admin,
@@ -37,7 +36,8 @@ from tests.spark.driver.topic_admin import (
     set_topic,
     wait_for,
 )
-from tests.topic_changes import delete_topics, recreate
+from tests.support.soak import SOAK, variants
+from tests.support.topic_changes import delete_topics, recreate
 
 pytestmark = pytest.mark.soak
 

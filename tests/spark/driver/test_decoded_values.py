@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.documents import block
+from tests.support.documents import block
 
 FIRST: dict[str, Any] = {
     "type": "record",

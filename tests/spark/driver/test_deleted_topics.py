@@ -20,7 +20,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.spark.driver.topic_admin import produce
-from tests.topic_changes import delete_topics
+from tests.support.topic_changes import delete_topics
 
 pytestmark = pytest.mark.skipif(
     version_numbers(KAFKA_VERSION) < (3, 3), reason="brokers with ZooKeeper prove no deletion within seconds"

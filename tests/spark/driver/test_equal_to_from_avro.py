@@ -13,7 +13,7 @@ from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.values import ColumnDecoder
 from spark_kafka_source.task.row_schema import spark_type
 from tests.protocol.schemas.avro_samples import Samples, encoded, plain
-from tests.soak import scaled
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.soak
 

@@ -22,9 +22,9 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.conftest import TopicFactory
-from tests.consumer_groups import move_group
 from tests.protocol.consumer.consuming import client_of
-from tests.wait_for_brokers import wait_until_known
+from tests.support.consumer_groups import move_group
+from tests.support.wait_for_brokers import wait_until_known
 
 # The records' timestamps are in 1970.
 FOR_EVER = {"retention.ms": "-1"}

@@ -28,10 +28,10 @@ from pyspark.errors import StreamingQueryException
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import register
 from tests.conftest import TopicFactory
-from tests.consumer_groups import move_group
-from tests.soak import scaled
-from tests.wait_for_brokers import wait_until_known
-from tests.wait_until import wait_until
+from tests.support.consumer_groups import move_group
+from tests.support.soak import scaled
+from tests.support.wait_for_brokers import wait_until_known
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

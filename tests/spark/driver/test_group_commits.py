@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.consumer_groups import describe, described_by_kafka, members_of, move_group, wait_for_lag_zero
-from tests.soak import variants
-from tests.wait_for_brokers import wait_until_decided
-from tests.wait_until import wait_until
+from tests.support.consumer_groups import describe, described_by_kafka, members_of, move_group, wait_for_lag_zero
+from tests.support.soak import variants
+from tests.support.wait_for_brokers import wait_until_decided
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

@@ -20,7 +20,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.spark.driver.streams import Stream
 from tests.spark.driver.topic_admin import commit, delete_records, produce
-from tests.wait_for_brokers import wait_until_decided
+from tests.support.wait_for_brokers import wait_until_decided
 
 COMMITTED_ONLY = {"kafka.isolation.level": "read_committed"}
 GROUP = {"startingOffsets": "group"}

@@ -22,11 +22,11 @@ from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.consumer_groups import members_of, move_group, wait_for_lag_zero
-from tests.member_queries import Key, fill, new_group, query_of
 from tests.protocol.consumer.consuming import client_of
-from tests.soak import SOAK
-from tests.wait_until import wait_until
+from tests.support.consumer_groups import members_of, move_group, wait_for_lag_zero
+from tests.support.member_queries import Key, fill, new_group, query_of
+from tests.support.soak import SOAK
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

@@ -15,8 +15,8 @@ from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, topic_factory
 from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.security.secure_parts import options
-from tests.secured_kafka import SecuredKafka
 from tests.spark.driver.topic_admin import produce
+from tests.support.secured_kafka import SecuredKafka
 
 
 @pytest.mark.timeout(300)

@@ -21,13 +21,13 @@ from protocol.errors import KafkaError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.background import background
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.consumer_groups import coordinator_of, wait_for_lag_zero
-from tests.group_watch import GroupWatch
 from tests.protocol.consumer.consuming import client_of
-from tests.soak import scaled
-from tests.wait_for_brokers import wait_until_known
+from tests.support.background import background
+from tests.support.consumer_groups import coordinator_of, wait_for_lag_zero
+from tests.support.group_watch import GroupWatch
+from tests.support.soak import scaled
+from tests.support.wait_for_brokers import wait_until_known
 
 pytestmark = pytest.mark.soak
 

@@ -18,8 +18,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Fate, KafkaProxy
-from tests.log_segments import stored_batches
+from tests.support.kafka_proxy import Fate, KafkaProxy
+from tests.support.log_segments import stored_batches
 
 SMALL, LARGE = 8_000, 400
 LIMIT_BYTES = 1_000_000

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.consumer_groups import members_of, set_session_timeout, wait_for_lag_zero
-from tests.documents import block
-from tests.member_queries import Key, Run, drivers, fill, new_group, query_of
-from tests.soak import variants
+from tests.support.consumer_groups import members_of, set_session_timeout, wait_for_lag_zero
+from tests.support.documents import block
+from tests.support.member_queries import Key, Run, drivers, fill, new_group, query_of
+from tests.support.soak import variants
 
 pytestmark = pytest.mark.soak
 

@@ -28,9 +28,9 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import parse_client
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.consumer_groups import describe, move_group
-from tests.topic_changes import delete_topics
-from tests.wait_for_brokers import wait_until_known
+from tests.support.consumer_groups import describe, move_group
+from tests.support.topic_changes import delete_topics
+from tests.support.wait_for_brokers import wait_until_known
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 OURS, JVM = "pykafka-group", "kafka"
@@ -275,8 +275,8 @@ def test_checkpoint_of_older_version_refuses_recreated_topic(stage: Stage) -> No
 
 
 def write(folder: Path) -> None:
-    from tests import spark_home
-    from tests.jvm_connector import jvm_connector_jars
+    from tests.support import spark_home
+    from tests.support.jvm_connector import jvm_connector_jars
 
     spark_home.use()
     jars = ",".join(map(str, jvm_connector_jars()))

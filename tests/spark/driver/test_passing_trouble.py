@@ -25,7 +25,6 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 from protocol.wire.schema import Api
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.spark.driver.streams import READ, REPEATS, Batches, Stream, new_group, query_of
 from tests.spark.driver.topic_admin import (
     commit,
@@ -33,6 +32,7 @@ from tests.spark.driver.topic_admin import (
     produce,
     wait_for,
 )
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 
 pytestmark = pytest.mark.soak
 

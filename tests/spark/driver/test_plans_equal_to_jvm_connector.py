@@ -18,7 +18,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan import limits
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges
-from tests.soak import SOAK
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

@@ -22,8 +22,8 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
-from tests.topic_changes import recreate
-from tests.wait_until import wait_until
+from tests.support.topic_changes import recreate
+from tests.support.wait_until import wait_until
 
 OURS, JVM = "pykafka-group", "kafka"
 # Timestamps are in the past.

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import wait_for_lag_zero
-from tests.topic_changes import delete_topics
-from tests.wait_for_brokers import wait_until_known
+from tests.support.consumer_groups import wait_for_lag_zero
+from tests.support.topic_changes import delete_topics
+from tests.support.wait_for_brokers import wait_until_known
 
 
 def admin(kafka: LocalKafka) -> AdminClient:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from protocol.broker_errors import ErrorCode
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 # A longer interval, because each check sends requests.
 wait_for = partial(wait_until, timeout_s=60, every_s=0.05)

@@ -20,8 +20,8 @@ from spark_kafka_source.lag import (
 )
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import described_by_kafka
-from tests.wait_for_brokers import wait_until_decided
+from tests.support.consumer_groups import described_by_kafka
+from tests.support.wait_for_brokers import wait_until_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

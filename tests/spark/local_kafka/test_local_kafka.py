@@ -18,10 +18,10 @@ from protocol.errors import ConfigurationError, KafkaError, UsageError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.__main__ import main
-from tests.librdkafka import admin, use
-from tests.soak import SOAK
-from tests.spark_home import BRIEF_LIFE
-from tests.wait_until import wait_until
+from tests.support.librdkafka import admin, use
+from tests.support.soak import SOAK
+from tests.support.spark_home import BRIEF_LIFE
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 

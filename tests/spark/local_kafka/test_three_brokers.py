@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.librdkafka import admin, consumer, produce, values_of
-from tests.soak import SOAK
+from tests.support.librdkafka import admin, consumer, produce, values_of
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

@@ -15,8 +15,8 @@ from pyspark.sql import functions as sf
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.options.option_sets import BROKERS, OTHER, PATTERN, PLAIN, READS, SINKS, TOPIC, filled
-from tests.read_back import read_back
-from tests.soak import SOAK
+from tests.support.read_back import read_back
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

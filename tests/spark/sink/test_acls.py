@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests import read_committed
 from tests.conftest import topic_factory
 from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.security.secure_parts import options
-from tests.secured_kafka import SecuredKafka
+from tests.support import read_committed
+from tests.support.secured_kafka import SecuredKafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from protocol.wire.messages.m00_produce import PRODUCE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.kafka_proxy import Fate, KafkaProxy
-from tests.read_back import read_back
+from tests.support.kafka_proxy import Fate, KafkaProxy
+from tests.support.read_back import read_back
 
 ROWS = 100_000
 PARTITIONS = 6

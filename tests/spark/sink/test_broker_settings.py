@@ -25,12 +25,12 @@ from protocol.records.arrow_numpy import to_arrow
 from protocol.wire.messages.m00_produce import PRODUCE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import BRIEF_LIFE, KAFKA_VERSION
-from tests.kafka_proxy import Fate, KafkaProxy
 from tests.protocol.producer.producing import assert_all_once_in_order, numbered, producer_of, send_numbered
 from tests.protocol.transaction.producing import new_id, numbers_in, started
-from tests.read_back import read_back
-from tests.transaction_version import transactions_before_kip_890
-from tests.wait_for_brokers import wait_until_decided, wait_until_gone, wait_until_known
+from tests.support.kafka_proxy import Fate, KafkaProxy
+from tests.support.read_back import read_back
+from tests.support.transaction_version import transactions_before_kip_890
+from tests.support.wait_for_brokers import wait_until_decided, wait_until_gone, wait_until_known
 
 SETTINGS = {
     "auto.create.topics.enable": "true",

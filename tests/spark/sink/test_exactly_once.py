@@ -18,13 +18,13 @@ from pyspark.sql.streaming import StreamingQuery
 from protocol.transaction.coordinator import init_producer_id
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
-from tests import read_committed
 from tests.conftest import TopicFactory
-from tests.console_consumer import console_command
-from tests.copied_exactly_once import POINTS, Copy, write_numbers
-from tests.documents import block
-from tests.kafka_proxy import KafkaProxy
-from tests.soak import SOAK, scaled
+from tests.support import read_committed
+from tests.support.console_consumer import console_command
+from tests.support.copied_exactly_once import POINTS, Copy, write_numbers
+from tests.support.documents import block
+from tests.support.kafka_proxy import KafkaProxy
+from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 

@@ -25,9 +25,9 @@ from protocol.cluster.coordinators import group_coordinator, transaction_coordin
 from protocol.cluster.metadata import Broker
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.copied_exactly_once import Copy, write_numbers
-from tests.kafka_proxy import KafkaProxy
-from tests.soak import SOAK, scaled
+from tests.support.copied_exactly_once import Copy, write_numbers
+from tests.support.kafka_proxy import KafkaProxy
+from tests.support.soak import SOAK, scaled
 
 KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 9

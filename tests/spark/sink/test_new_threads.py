@@ -13,8 +13,8 @@ from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import register
 from tests.conftest import TopicFactory
-from tests.documents import block
-from tests.read_back import read_back
+from tests.support.documents import block
+from tests.support.read_back import read_back
 
 CONNECT = "kafka.bootstrap.servers"
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.log_segments import stored_batches
-from tests.read_back import read_back
+from tests.support.log_segments import stored_batches
+from tests.support.read_back import read_back
 
 PARTITIONS = 13
 

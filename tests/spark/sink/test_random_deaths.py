@@ -23,12 +23,12 @@ from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.process_state import PROCESS
-from tests import read_committed
 from tests.conftest import TopicFactory
-from tests.exactly_once_query import Query
-from tests.kafka_proxy import Exchange, Fate, KafkaProxy
-from tests.soak import scaled, variants
-from tests.transaction_version import transactions_before_kip_890
+from tests.support import read_committed
+from tests.support.exactly_once_query import Query
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.support.soak import scaled, variants
+from tests.support.transaction_version import transactions_before_kip_890
 
 pytestmark = pytest.mark.soak
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe
-from tests.read_back import read_back
+from tests.support.consumer_groups import describe
+from tests.support.read_back import read_back
 
 
 def error_of_writing(rows: DataFrame, kafka: LocalKafka, mode: str = "append", **options: str) -> str:

@@ -21,7 +21,7 @@ from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.sink.task_writer import TaskWritten
 from tests.conftest import TopicFactory
-from tests.read_back import read_back
+from tests.support.read_back import read_back
 
 ROWS = 500
 LAST = f"{ROWS - 1:03}"

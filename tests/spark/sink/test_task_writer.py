@@ -14,8 +14,8 @@ from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.task_writer import TaskWriter
 from tests.conftest import TopicFactory
-from tests.read_back import read_back
-from tests.wait_until import wait_until
+from tests.support.read_back import read_back
+from tests.support.wait_until import wait_until
 
 # Rows per partition.
 ROWS = 50

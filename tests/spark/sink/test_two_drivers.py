@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.copied_exactly_once import POINTS, Copy, write_numbers
-from tests.kafka_proxy import KafkaProxy
-from tests.soak import SOAK
-from tests.transaction_version import transactions_before_kip_890
+from tests.support.copied_exactly_once import POINTS, Copy, write_numbers
+from tests.support.kafka_proxy import KafkaProxy
+from tests.support.soak import SOAK
+from tests.support.transaction_version import transactions_before_kip_890
 
 pytestmark = pytest.mark.soak
 

@@ -21,10 +21,10 @@ from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
-from tests.exactly_once_query import Query, paused_at
-from tests.spark_task import spark_task
-from tests.transaction_version import transactions_before_kip_890
-from tests.wait_until import wait_until
+from tests.support.exactly_once_query import Query, paused_at
+from tests.support.spark_task import spark_task
+from tests.support.transaction_version import transactions_before_kip_890
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)

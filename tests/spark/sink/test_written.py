@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.read_back import read_back
-from tests.soak import variants
+from tests.support.read_back import read_back
+from tests.support.soak import variants
 
 pytestmark = pytest.mark.soak
 

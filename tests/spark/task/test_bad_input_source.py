@@ -16,8 +16,8 @@ from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
-from tests.consumer_groups import describe
-from tests.soak import SOAK
+from tests.support.consumer_groups import describe
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

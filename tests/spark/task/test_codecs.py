@@ -17,9 +17,9 @@ from protocol.records.record_fields import HEADERS_TYPE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import topic_factory
-from tests.log_segments import CODECS, stored_batches
 from tests.protocol.producer.producing import producer_of
-from tests.whole_rows import Partition, Row, Rows, rows_of_java, rows_of_librdkafka, rows_of_ours
+from tests.support.log_segments import CODECS, stored_batches
+from tests.support.whole_rows import Partition, Row, Rows, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from protocol.testing.fake_kafka.server import FakeKafka
-from tests.encoded import encode
+from tests.support.encoded import encode
 
 TOPIC = "orders"
 BOMB_BYTES = 1 << 30

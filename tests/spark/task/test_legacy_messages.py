@@ -15,8 +15,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.librdkafka import use
-from tests.spark_home import BRIEF_LIFE
+from tests.support.librdkafka import use
+from tests.support.spark_home import BRIEF_LIFE
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

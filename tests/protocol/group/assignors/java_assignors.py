@@ -11,8 +11,8 @@ from typing import Any
 
 from protocol.group.assignors.assignor import GroupAssignment
 from protocol.group.assignors.subscription_codec import decode_assignment
-from tests.janino import java_command
 from tests.protocol.group.assignors.random_groups import Group
+from tests.support.janino import java_command
 
 _PROGRAM = Path(__file__).with_name("JavaAssignors.java")
 

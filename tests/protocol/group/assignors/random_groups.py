@@ -13,7 +13,7 @@ from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members
 from protocol.group.assignors.sticky_balance import Ownership, current_owners
 from protocol.group.assignors.subscription_codec import decode_subscription, encode_subscription
 from protocol.kafka_terms import TopicPartition
-from tests.soak import scaled
+from tests.support.soak import scaled
 
 GROUPS = scaled("GROUPS", 75, 2_000)
 """Number of groups per test."""

@@ -14,7 +14,7 @@ from protocol.group.assignors.range_assignor import RANGE
 from protocol.group.assignors.strategies import ASSIGNORS, COOPERATIVE_STICKY, ROUNDROBIN, STICKY
 from tests.protocol.group.assignors.java_assignors import JavaAssignors
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
-from tests.soak import SOAK
+from tests.support.soak import SOAK
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka]  # uses Kafka's jars
 

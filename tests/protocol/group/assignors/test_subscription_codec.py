@@ -18,7 +18,7 @@ from protocol.group.assignors.subscription_codec import (
     encode_assignment,
     encode_subscription,
 )
-from tests.hostile import cases, provoke, spoilt, tracing
+from tests.support.hostile import cases, provoke, spoilt, tracing
 
 pytestmark = pytest.mark.soak
 

@@ -31,7 +31,7 @@ from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture

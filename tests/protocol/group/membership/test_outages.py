@@ -18,10 +18,10 @@ from protocol.cluster.client import Client
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.consumer_groups import coordinator_of
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, rebalance
-from tests.soak import SOAK
+from tests.support.consumer_groups import coordinator_of
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

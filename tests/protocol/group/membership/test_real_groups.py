@@ -18,7 +18,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, rebalance
-from tests.wait_until import wait_until
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture

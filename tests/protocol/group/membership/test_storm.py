@@ -24,7 +24,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import client_of
-from tests.soak import SOAK
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 

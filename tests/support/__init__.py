@@ -1,0 +1,1 @@
+"""Helpers of the tests: brokers, clients of other projects, Spark sessions, files and processes."""

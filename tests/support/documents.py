@@ -1,0 +1,54 @@
+"""Code blocks and commands of README and docs, for the tests that run them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"`((?:make|python|pip|%pip) [^`]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: file name of the page, language ("" if none), and text."""
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return self.text.split("\n", 1)[0].strip()
+
+    def with_names(self, replaced: Mapping[str, str]) -> str:
+        """Return the text with brokers, topics and folders of a test. Each replaced text must occur."""
+        text = self.text
+        for old, new in replaced.items():
+            assert old in text, f"{old!r} is not in the block of {self.page} that begins with {self.first_line!r}"
+            text = text.replace(old, new)
+        return text
+
+
+def blocks(page: str | None = None) -> list[Block]:
+    """Return the blocks of a page, or of all pages, in order."""
+    paths = [path for path in PAGES if page in (None, path.name)]
+    return [Block(path.name, *found) for path in paths for found in _BLOCK.findall(path.read_text())]
+
+
+def block(page: str, words: str) -> Block:
+    """Return the only block of a page that contains these words."""
+    (found,) = (each for each in blocks(page) if words in each.text)
+    return found
+
+
+def commands() -> set[str]:
+    """Return the commands of all pages, from shell blocks and inline code."""
+    within = {" ".join(found.split()) for path in PAGES for found in _COMMAND.findall(path.read_text())}
+    lines = [line for each in blocks() if each.language == "sh" for line in each.text.splitlines()]
+    return within | {line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()}
