@@ -142,7 +142,8 @@ def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
         for node in ast.walk(ast.parse(text)):
             # A set of names is no text.
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "frozenset":
-                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                keys = {key for each in ast.walk(node) if isinstance(each, ast.Dict) for key in each.keys}
+                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each not in keys]
                 settings = [each.value for each in node.keywords if each.arg == "settings"]
                 named = {each.value for given in settings for each in ast.walk(given) if isinstance(each, ast.Constant)}
                 if "settings=TLS_NAMES" in text:

@@ -566,7 +566,8 @@ class Client:
             if None not in (known, newer.cluster_id) and known != newer.cluster_id:
                 raise ConfigurationError(
                     f"bootstrap.servers={given}: these brokers belong to cluster {newer.cluster_id}, this client to "
-                    f"cluster {known}. Open another client for another cluster."
+                    f"cluster {known}. Open another client for another cluster.",
+                    settings=("bootstrap.servers",),
                 )
             self.config = replace(self.config, bootstrap_servers=servers)
             self._coordinators.clear()
