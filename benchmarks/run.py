@@ -1,8 +1,8 @@
 """Run all benchmarks (`make bench`): start a Kafka, fill topics, run every section, print a table and save JSON.
 
-    python -m benchmarks.run                      all sections, about twenty minutes
-    python -m benchmarks.run --quick              all sections with few records
-    python -m benchmarks.run source --only ours   one section, one contestant
+    python -m benchmarks.run                         all sections, about twenty minutes
+    python -m benchmarks.run --quick                 all sections with few records
+    python -m benchmarks.run source --only pykafka   one section, one contestant
 
 Each section runs in fresh processes, one after the other. Nothing else should run on the machine meanwhile.
 """
