@@ -11,8 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ import pyarrow as pa
 from protocol.clock import Clock
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
@@ -69,6 +71,8 @@ class BatchAssembler:
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = threading.RLock()
         self._inside = False
+        # Of the thread that is inside.
+        self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
 
     # -- input --------------------------------------------------------------------------------
@@ -90,7 +94,8 @@ class BatchAssembler:
             self._raise_if_closed()
             self._append_waiting_messages()
             if rows.num_rows:
-                partitions[kept] = self._choice.choose(metadata, rows, sizes, given_partitions)
+                with self._user_code():
+                    partitions[kept] = self._choice.choose(metadata, rows, sizes, given_partitions)
             sent = SentColumns(topic, partitions, timestamps_ms, self._incomplete.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
@@ -176,29 +181,45 @@ class BatchAssembler:
 
     @contextmanager
     def _exclusive(self, *, wait: bool = True) -> Iterator[bool]:
-        """Exclude other threads; yield False if one is inside and `wait` is False.
+        """Exclude other threads and Ctrl-C; yield False if a thread is inside and `wait` is False.
 
         Raises
         ------
         UsageError
             This thread is already inside: a signal handler, a partitioner or a callback called the producer.
         """
-        if not self._lock.acquire(blocking=wait):
-            yield False
-            return
-        try:
-            if self._inside:
-                raise UsageError(
-                    "this thread is already sending with this producer: a signal handler, a partitioner or a callback "
-                    "must not write, flush or close meanwhile; set a flag, and do so afterwards"
-                )
-            self._inside = True
+        with DeferredInterrupts() as interrupts:
+            if not self._acquire(interrupts, wait=wait):
+                yield False
+                return
             try:
-                yield True
+                if self._inside:
+                    raise UsageError(
+                        "this thread is already sending with this producer: a signal handler, a partitioner or a "
+                        "callback must not write, flush or close meanwhile; set a flag, and do so afterwards"
+                    )
+                self._inside, self._interrupts = True, interrupts
+                try:
+                    yield True
+                finally:
+                    self._inside = False
             finally:
-                self._inside = False
-        finally:
-            self._lock.release()
+                self._lock.release()
+
+    def _user_code(self) -> AbstractContextManager[None]:
+        """Let Ctrl-C interrupt the user's partitioner."""
+        return self._interrupts.allowed() if self._choice.calls_user_code else nullcontext()
+
+    def _acquire(self, interrupts: DeferredInterrupts, *, wait: bool) -> bool:
+        lock: Any = self._lock
+        owned = lock._is_owned()
+        try:
+            with interrupts.allowed():
+                return self._lock.acquire(blocking=wait)
+        except BaseException:
+            if not owned and lock._is_owned():  # interrupted after the wait
+                self._lock.release()
+            raise
 
     @property
     def _linger_s(self) -> float:
@@ -225,8 +246,10 @@ class BatchAssembler:
                 cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
                 self._on_failure(cause)
                 _fail_futures(messages, cause)
-            except BaseException as error:  # such as Ctrl-C; the first ones may be sent already
-                _fail_futures(messages, UsageError(f"{messages.topic}: interrupted, and may be written: {error!r}"))
+            except BaseException as error:  # such as Ctrl-C in a partitioner; the first ones may be sent already
+                cause = UsageError(f"{messages.topic}: interrupted, and may be written: {error!r}")
+                self._on_failure(cause)
+                _fail_futures(messages, cause)
                 for others in taken:
                     self._fail_messages(others, UsageError(f"{others.topic}: not sent because of {error!r}"))
                 raise
@@ -238,7 +261,8 @@ class BatchAssembler:
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
         metadata, futures = self._choice.cached_topic(messages.topic), messages.futures
-        chosen, refused = self._choice.choose_each(metadata, rows, sizes, messages.partitions())
+        with self._user_code():
+            chosen, refused = self._choice.choose_each(metadata, rows, sizes, messages.partitions())
         refused |= too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
         for row, error in refused.items():
             self._on_failure(error)
@@ -250,7 +274,6 @@ class BatchAssembler:
             chosen = chosen[kept]
         if not futures:
             return
-        messages.futures = futures
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._hand_over(
             self._accumulator.append(messages.topic, rows, chosen, sizes, messages.oldest_s, sent), wait=False
@@ -276,11 +299,12 @@ class BatchAssembler:
                     )
                     for batch, encoded in zip(slices, records, strict=True)
                 ]
-                if wait:
-                    free_bytes = max_bytes + together.held_bytes - sum(each.size_bytes for each in batches)
-                    self._incomplete.wait_for_room(
-                        partial(self._holds_at_most, free_bytes), None, despite_failures=True
-                    )
+                free_bytes = max_bytes + together.held_bytes - sum(each.size_bytes for each in batches)
+                if wait and not self._holds_at_most(free_bytes):
+                    with self._interrupts.allowed():
+                        self._incomplete.wait_for_room(
+                            partial(self._holds_at_most, free_bytes), None, despite_failures=True
+                        )
             except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
                 cause = UsageError(f"rows of {slices[0].topic} were not sent because of another error: {error!r}")
                 unreported = self._fail_rows(left, cause)

@@ -76,16 +76,28 @@ class BufferMemory:
     """Bytes of `buffer.memory` held by messages and rows that are not acknowledged. Thread-safe.
 
     May count a message twice while it moves to the next stage, but never under-counts.
+
+    Attributes
+    ----------
+    messages_bytes : int
+        Bytes of the messages in `MessageBuffer`, which sets it. Ctrl-C in `send` may make it inexact until the next
+        batch.
     """
 
     def __init__(self) -> None:
-        self.held_bytes = 0
+        self.messages_bytes = 0
+        self._held_bytes = 0
         self._lock = threading.Lock()
 
     def hold(self, size_bytes: int) -> None:
         """Add bytes; negative ones are freed."""
         with self._lock:
-            self.held_bytes += size_bytes
+            self._held_bytes += size_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Return all bytes held."""
+        return self._held_bytes + self.messages_bytes
 
 
 class IncompleteBatches:

@@ -63,29 +63,40 @@ def _header(header: object) -> tuple[str, bytes | None]:
 
 @dataclass(eq=False)
 class TopicMessages:
-    """Messages of one topic, and their futures."""
+    """Messages of one topic, each with its future.
+
+    One list of pairs: Ctrl-C between two lists would give a message the future of another one.
+    """
 
     topic: str
     oldest_s: float
-    size_bytes: int = 0
-    messages: list[Message] = field(default_factory=list)
-    futures: list[Future[RecordMetadata]] = field(default_factory=list)
+    pairs: list[tuple[Message, Future[RecordMetadata]]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the buffer memory of the messages."""
+        return sum(each.size_bytes for each, _ in self.pairs)
+
+    @property
+    def futures(self) -> list[Future[RecordMetadata]]:
+        """Return the futures, in order."""
+        return [future for _, future in self.pairs]
 
     def columns(self) -> pa.RecordBatch:
         """Return the columns for `send_columns`."""
         arrays = {
-            "key": nullable_binaries([each.key for each in self.messages]),
-            "value": nullable_binaries([each.value for each in self.messages]),
-            "timestamp_ms": nullable_integers([each.timestamp_ms for each in self.messages], np.int64),
+            "key": nullable_binaries([each.key for each, _ in self.pairs]),
+            "value": nullable_binaries([each.value for each, _ in self.pairs]),
+            "timestamp_ms": nullable_integers([each.timestamp_ms for each, _ in self.pairs], np.int64),
         }
-        headers = [each.headers for each in self.messages]
+        headers = [each.headers for each, _ in self.pairs]
         if any(headers):
             arrays["headers"] = _header_lists(headers)
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
     def partitions(self) -> pa.Int32Array | None:
         """Return the partitions given by the caller; None if no message has one."""
-        given = [each.partition for each in self.messages]
+        given = [each.partition for each, _ in self.pairs]
         return None if all(each is None for each in given) else nullable_integers(given, np.int32)
 
 
@@ -97,7 +108,6 @@ class MessageBuffer:
         self._full_bytes = full_bytes
         self._full_count = full_count
         self._count = 0
-        self._waiting_bytes = 0
         self._close_error: KafkaError | None = None
         self._topics: dict[str, TopicMessages] = {}
         self._lock = threading.Lock()
@@ -127,11 +137,8 @@ class MessageBuffer:
             messages = self._topics.get(topic)
             if messages is None:
                 messages = self._topics[topic] = TopicMessages(topic, now_s)
-            messages.messages.append(message)
-            messages.futures.append(future)
-            messages.size_bytes += message.size_bytes
-            self._memory.hold(message.size_bytes)
-            self._waiting_bytes += message.size_bytes
+            messages.pairs.append((message, future))
+            self._memory.messages_bytes += message.size_bytes
             self._count += 1
             wake |= self.full and not was_full
         return future, wake
@@ -139,7 +146,7 @@ class MessageBuffer:
     @property
     def full(self) -> bool:
         """True if the messages should be sent without waiting for `linger.ms`."""
-        return self._waiting_bytes >= self._full_bytes or self._count >= self._full_count
+        return self._memory.messages_bytes >= self._full_bytes or self._count >= self._full_count
 
     @property
     def oldest_s(self) -> float | None:
@@ -152,7 +159,8 @@ class MessageBuffer:
         with self._lock:
             taken = list(self._topics.values())
             self._topics = {}
-            self._waiting_bytes = self._count = 0
+            self._memory.hold(sum(each.size_bytes for each in taken))
+            self._memory.messages_bytes = self._count = 0
         return taken
 
     def close(self, error: KafkaError) -> None:

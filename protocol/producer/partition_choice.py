@@ -45,6 +45,11 @@ class PartitionChoice:
         self._partitioners: dict[str, Partitioner] = {}
         self._cached_topics: dict[str, Topic] = {}
 
+    @property
+    def calls_user_code(self) -> bool:
+        """True if the user's function chooses partitions."""
+        return self._function is not None
+
     def resolve_topic(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
         """Return the arguments of `choose`; wait for a missing topic. Raises `UsageError` for missing partitions."""
         partitions = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")

@@ -157,10 +157,11 @@ class Producer:
         """
         self._raise_if_unusable("send_columns")
         self._begin_account()
-        sent = self._assembler.append_columns(topic, columns, partitions)
-        if self._config.linger_ms is not None:
-            self._sender.wake()
-        return sent
+        try:
+            return self._assembler.append_columns(topic, columns, partitions)
+        finally:  # also after Ctrl-C, which may come when the rows are accepted
+            if self._config.linger_ms is not None:
+                self._sender.wake()
 
     def send(
         self,
@@ -206,9 +207,13 @@ class Producer:
         self._assembler.check_partition(topic, partition, wait=not in_callback)
         if not in_callback:
             self._assembler.wait_for_room(message.size_bytes)
-        future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s())
-        if wake:
+        try:
+            future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s())
+            if wake:
+                self._sender.wake()
+        except BaseException:  # such as Ctrl-C, which may come when the message is accepted
             self._sender.wake()
+            raise
         return future
 
     def send_and_wait(

@@ -6,6 +6,7 @@ requests a result, only a few numbers per record batch are kept.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
@@ -69,9 +70,11 @@ class MessageFuture(Future[RecordMetadata]):
         def call(done: Future[RecordMetadata]) -> None:
             try:
                 fn(done)
-            except (Exception, KeyboardInterrupt):
+            except Exception:
                 raise
             except BaseException as error:  # such as SystemExit
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise  # Ctrl-C
                 raise RuntimeError("a callback must not end the thread that it runs in") from error
 
         super().add_done_callback(call)

@@ -19,6 +19,7 @@ from protocol.cluster.dispatch import is_retriable
 from protocol.errors import BrokerError, KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
@@ -161,11 +162,12 @@ class TransactionSession:
     @contextmanager
     def flushing(self) -> Iterator[None]:
         """Accept no more records, unless the flush in this block fails."""
-        self._lifecycle.transition(_S.FLUSHING)
+        begins = self._lifecycle.may(_S.FLUSHING)
         try:
+            self._lifecycle.transition(_S.FLUSHING)
             yield
-        except BaseException:
-            if self.state is _S.FLUSHING:
+        except BaseException:  # such as Ctrl-C, also right after the transition
+            if begins and self.state is _S.FLUSHING:
                 self._lifecycle.transition(_S.IN_TRANSACTION)
             raise
 
@@ -182,7 +184,7 @@ class TransactionSession:
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
         """Commit or abort after `begin_to_end`; raise if the transaction was not ended as requested."""
-        forgotten = False
+        forgotten, held = False, self.held
         if self._begun:
             ended = end_transaction(
                 self._client, self.held, commit=commit, deadline=deadline, maybe_ended=self._maybe_ended
@@ -194,12 +196,14 @@ class TransactionSession:
             nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
             if not done and (commit or not nothing_open):
                 raise self._not_ended(ended)
-            self.held = ended.identity
+            held = ended.identity
         # Dropped records may have used sequence numbers, and a late EndTxn must not end the next transaction: both
         # need a new epoch, which KIP-890 gives each transaction. After the transactional id has expired, the producer
         # needs a new producer id; that fences it if another producer exists (KIP-360).
-        self._needs_epoch = forgotten or (not self._v2 and (not commit or self._maybe_ended))
-        self._lifecycle.transition(_S.READY)
+        with DeferredInterrupts():  # else a repeated call would end the next transaction
+            self.held = held
+            self._needs_epoch = forgotten or (not self._v2 and (not commit or self._maybe_ended))
+            self._lifecycle.transition(_S.READY)
 
     def _not_ended(self, ended: EndedTransaction) -> KafkaError:
         """Return the error to raise; stay in the state if repeating the call may help."""

@@ -76,7 +76,8 @@ class TransactionalProducer(Producer):
         session = TransactionSession(own_or_shared, settings.transactional_id, settings.transaction_timeout_ms)
         super().__init__(own_or_shared, settings, partitioner=partitioner, session=session)
         self._owns_client = owns_client
-        self._sends = 0
+        # One object per call that is sending: removing it twice, or before it was added, does no harm.
+        self._sends: set[object] = set()
         self._aborted = False
         self._no_send = Condition()
 
@@ -142,14 +143,15 @@ class TransactionalProducer(Producer):
 
     @contextmanager
     def _let_in(self) -> Iterator[None]:
-        with self._no_send:
-            self._session.require(_S.IN_TRANSACTION)
-            self._sends += 1
+        send = object()
         try:
+            with self._no_send:
+                self._session.require(_S.IN_TRANSACTION)
+                self._sends.add(send)
             yield
         finally:
+            self._sends.discard(send)  # first: Ctrl-C may come before the lock is held
             with self._no_send:
-                self._sends -= 1
                 self._no_send.notify_all()
 
     def _wait_for_sends(self, deadline: Deadline) -> None:
@@ -207,7 +209,7 @@ class TransactionalProducer(Producer):
             with self._session.flushing():
                 self._wait_for_sends(deadline or self._client.deadline())
                 self._flush(deadline)
-        self._session.begin_to_end(commit=True)
+                self._session.begin_to_end(commit=True)
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
@@ -233,7 +235,7 @@ class TransactionalProducer(Producer):
         with self._session.flushing():
             self._wait_for_sends(deadline or self._client.deadline())
             self._flush(deadline)
-        return self._session.prepare()
+            return self._session.prepare()
 
     # -- closing ------------------------------------------------------------------------------
 

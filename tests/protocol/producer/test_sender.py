@@ -270,6 +270,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         if where == "encoding":
             monkeypatch.setattr(producer._assembler, "_encode", come_between)
         else:
+            monkeypatch.setattr(producer._assembler, "_holds_at_most", lambda size_bytes: False)
             monkeypatch.setattr(producer._incomplete, "wait_for_room", come_between)
         with pytest.raises(type(raised)):
             producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)

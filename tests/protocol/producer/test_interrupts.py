@@ -1,0 +1,142 @@
+"""Ctrl-C anywhere in a producer's code in the caller's thread: every row has one result, and the producer goes on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import KafkaError
+from protocol.producer.producer import Producer
+from protocol.producer.results import RecordMetadata
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.records.decode import decode
+from protocol.records.memory_records import read_batch_headers
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.transaction.states import TransactionState
+from tests.support import read_committed
+from tests.support.wait_until import wait_until
+
+TOPIC = "t"
+WAIT_S = 20.0
+_INTERRUPTED = ("protocol.producer", "protocol.transaction", "protocol.interrupts")
+# Interrupt at every `_STEP`-th place.
+_STEP = 5
+
+_S = TransactionState
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC)
+        yield kafka
+
+
+@pytest.fixture(autouse=True)
+def _default_handler() -> Iterator[None]:
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@contextmanager
+def interrupted_at(place: int) -> Iterator[Callable[[], bool]]:
+    """Send SIGINT at a place of the producer's code, by number. Yields a function: True if there was such a place.
+
+    The places are those where Python handles signals: the begin of functions, and the return from functions in C.
+    """
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        if event in ("call", "c_return") and frame.f_globals.get("__name__", "").startswith(_INTERRUPTED):
+            count += 1
+            if count == place:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        yield lambda: count >= place
+    finally:
+        sys.setprofile(None)
+
+
+def values_of(broker: FakeKafka) -> list[bytes]:
+    log = broker.log(TOPIC)
+    records = log.read(0, log.end_offset, 1 << 30, at_least_one=True)
+    batches = decode(read_batch_headers(records), first_offset=0, end_offset=log.end_offset)
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def columns_of(*values: bytes) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+def succeeded(futures: list[tuple[bytes, Future[RecordMetadata]]]) -> list[bytes]:
+    """Wait for all futures; return the values of the successful ones."""
+    return [value for value, future in futures if future.exception(WAIT_S) is None]
+
+
+def test_interrupted_producer_completes_every_row_once_and_frees_its_memory(broker: FakeKafka) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": "0", "batch.size": "200"}
+    acknowledged: list[bytes] = []
+    with Producer(settings) as producer:
+        place, reached = 1, True
+        while reached:
+            futures: list[tuple[bytes, Future[RecordMetadata]]] = []
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place) as was_reached:
+                for number in range(2):
+                    value = b"%d.%d" % (place, number)
+                    futures.append((value, producer.send(TOPIC, value)))
+                    producer.send_columns(TOPIC, columns_of(*(b"%s.%d" % (value, row) for row in range(3))))
+                producer.flush()
+            reached = was_reached()
+            acknowledged += succeeded(futures)
+            with suppress(KafkaError):  # of interrupted columns
+                producer.flush()
+            place += _STEP
+        producer.send_columns(TOPIC, columns_of(b"last")).result(WAIT_S * 1000)
+        wait_until(lambda: producer.held_bytes == 0, lambda: str(producer.held_bytes))
+    written = values_of(broker)
+    assert len(written) == len(set(written))
+    assert set(acknowledged) <= set(written)
+    assert place > 300, "the producer was interrupted"
+
+
+def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: FakeKafka) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": "0", "transactional.id": "x"}
+    wanted: list[bytes] = []
+    with TransactionalProducer(settings) as producer:
+        producer.init_transactions()
+        place, reached = 1, True
+        while reached:
+            producer.begin_transaction()
+            sent: list[bytes] = []
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place) as was_reached:
+                for number in range(2):
+                    value = b"%d.%d" % (place, number)
+                    producer.send(TOPIC, value)
+                    sent.append(value)
+                    rows = [b"%s.%d" % (value, row) for row in range(3)]
+                    producer.send_columns(TOPIC, columns_of(*rows))
+                    sent += rows
+                producer.commit_transaction()
+            reached = was_reached()
+            if producer.transaction_state in (_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION):
+                with suppress(KafkaError):
+                    producer.commit_transaction()
+            if producer.transaction_state is _S.READY:
+                wanted += sent
+            else:
+                producer.abort_transaction()
+            place += _STEP
+    assert set(wanted) <= set(read_committed.by_this_project(broker.bootstrap_servers, TOPIC)[0])
+    assert place > 300, "the producer was interrupted"
