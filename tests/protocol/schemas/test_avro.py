@@ -12,7 +12,8 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from protocol.errors import ConfigurationError
+from protocol.errors import ConfigurationError, UsageError
+from protocol.schemas.avro_encode import encode, encoder
 from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue, select_fields
 from protocol.schemas.avro_schema import AvroType, arrow_type, parse_avro
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, encoded, plain
@@ -317,3 +318,92 @@ def test_no_values_give_an_empty_column() -> None:
     schema = record(("a", LINES), ("b", ["null", "int"]), ("c", "boolean"), ("d", money(9, 1)))
     column, invalid = decode(schema, [])
     assert (len(column), column.type, invalid) == (0, arrow_type(parse(schema)), [])
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def as_arrow(schema: Any, values: list[Any]) -> pa.Array:
+    """Return the values as the column that they are read as."""
+    column, invalid = decode(schema, encoded(schema, values))
+    assert invalid == []
+    return column
+
+
+def test_random_columns_are_written_as_fastavro_reads_them() -> None:
+    for seed in range(SCHEMAS):
+        samples = Samples(seed)
+        schema = samples.type() if seed % 3 else samples.record()
+        column = as_arrow(schema, [samples.value(schema) for _ in range(8)])
+        parsed = parse(schema)
+        written = encode(encoder(parsed, column.type), column)
+        written.validate(full=True)
+        nullable = written.null_count
+        again, invalid = decode(schema, [each for each in written.to_pylist() if each is not None])
+        assert invalid == []
+        if nullable:  # a union at the top: null is a tombstone
+            assert plain(again) == [each for each in plain(column) if each is not None], (seed, schema)
+            continue
+        assert plain_text(again) == plain_text(column), (seed, schema)
+        theirs = fastavro.parse_schema(json.loads(json.dumps(schema)))
+        values = [fastavro.schemaless_reader(io.BytesIO(each), theirs, None) for each in written.to_pylist()]
+        assert [as_column(parsed, each) for each in values] == plain(column), (seed, schema)
+
+
+def test_slice_of_a_column_is_written() -> None:
+    samples = Samples(4)
+    schema = record(
+        ("a", LINES), ("b", ["null", "string"]), ("c", money(9, 1)), ("d", {"type": "map", "values": "int"})
+    )
+    values = [samples.value(schema) for _ in range(12)]
+    column = as_arrow(schema, values).slice(4, 5)
+    written = encode(encoder(parse(schema), column.type), column, b"\0\0\0\0\7")
+    assert written.to_pylist() == [b"\0\0\0\0\7" + each for each in encoded(schema, values[4:9])]
+
+
+def test_missing_field_has_its_default_and_null_stays_null() -> None:
+    column = pa.array([{"a": 1}, None], pa.struct([("a", pa.int32())]))
+    schema = record(("new", "string", "x"), ("a", "long"), ("b", ["null", "int"], None))
+    assert encode(encoder(parse(schema), column.type), column).to_pylist() == [b"\x02x\x02\x00", None]
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "message"),
+    [
+        (record(("a", "int")), pa.struct([("a", pa.int64())]), "a is int64, which the schema's int cannot take"),
+        (record(("a", "int")), pa.struct([("b", pa.int32())]), "the schema has no field b; it has a"),
+        (record(("a", "int")), pa.struct([]), "the column has no field a, which has no default in the schema"),
+        (record(("a", LINES)), pa.struct([("a", pa.list_(pa.struct([("sku", pa.int32())])))]), "a[].sku is int32"),
+        (record(("a", MILLIS)), pa.struct([("a", pa.timestamp("us"))]), "a is timestamp[us], which"),
+        (record(("a", ["null", "int"])), pa.struct([("a", pa.string())]), "a is string, which the schema's int"),
+        ("long", pa.string(), "the column is string, which the schema's long cannot take"),
+    ],
+)
+def test_column_of_another_type_is_refused_with_the_field(schema: Any, kind: pa.DataType, message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        encoder(parse(schema), kind)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "values", "message"),
+    [
+        (record(("a", "int")), [{"a": 1}, {"a": None}], "field a: row 1 has null, which the schema's int cannot take"),
+        (
+            record(("a", {"type": "enum", "name": "E", "symbols": ["X"]})),
+            [{"a": "X"}, {"a": "Y"}],
+            "field a: row 1 has a text that is no symbol of the enum",
+        ),
+        (
+            record(("a", {"type": "fixed", "name": "F", "size": 2})),
+            [{"a": b"123"}],
+            "field a: row 0 has other than 2 bytes",
+        ),
+    ],
+)
+def test_value_that_does_not_fit_is_refused_with_the_field(schema: Any, values: list[Any], message: str) -> None:
+    parsed = parse(schema)
+    kind = pa.struct([pa.field(each.name, each.type) for each in arrow_type(parsed)])
+    with pytest.raises(UsageError) as refused:
+        encode(encoder(parsed, kind), pa.array(values, kind))
+    assert message in str(refused.value)

@@ -1,0 +1,421 @@
+"""Write Arrow columns as Avro values: each field becomes a column of bytes, and the columns are joined row by row.
+
+The counterpart of `avro_columns`. Types are checked once, when the encoder is made, values column by column.
+
+Source: the Avro specification 1.12, "Binary Encoding".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import ConfigurationError, UsageError
+from protocol.records.arrow_numpy import to_numpy, valid
+from protocol.records.row_layout import varint_sizes
+from protocol.schemas.avro_columns import InvalidRows
+from protocol.schemas.avro_default import encode_default
+from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
+
+_NUMBERS = {"int": "i4", "long": "i8", "float": "<f4", "double": "<f8"}
+# Arrow types whose values a type can take without loss.
+_TAKES: dict[str, tuple[pa.DataType, ...]] = {
+    "boolean": (pa.bool_(),),
+    "int": (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16()),
+    "long": (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
+    "float": (pa.float32(),),
+    "double": (pa.float32(), pa.float64()),
+    "bytes": (pa.binary(), pa.large_binary()),
+    "string": (pa.string(), pa.large_string()),
+    "enum": (pa.string(), pa.large_string()),
+    "fixed": (pa.binary(), pa.large_binary()),
+}
+_DECIMAL_BYTES = 16
+
+
+class ColumnWriter(ABC):
+    """Writes one type of an Avro schema."""
+
+    @abstractmethod
+    def write(self, column: pa.Array) -> pa.Array:
+        """Return the bytes of each value as a binary column without nulls; what null has is not used.
+
+        Raises
+        ------
+        InvalidRows
+            Values that do not fit the type.
+        """
+
+
+def encoder(avro: AvroType, kind: pa.DataType) -> ColumnWriter:
+    """Return what writes a column of an Arrow type with a schema; null of the column itself stays null.
+
+    Raises
+    ------
+    ConfigurationError
+        The schema cannot take the column; the message has the field's path.
+    """
+    return _writer(avro, kind, "")
+
+
+def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Array:
+    """Return a binary column of the values behind a prefix; null for null.
+
+    Raises
+    ------
+    UsageError
+        A value does not fit the schema; the message has its row and field.
+    """
+    try:
+        if not column.null_count:
+            return _with_prefix(writer.write(column), prefix)
+        there = valid(column)
+        encoded = _with_prefix(_write_some(writer, column, there), prefix)
+    except InvalidRows as error:
+        field = f"field {error.path}: " if error.path else ""
+        raise UsageError(f"{field}row {int(error.rows[0])} has {error.reason}") from None
+    return pc.if_else(_mask(there), encoded, pa.scalar(None, pa.binary()))
+
+
+def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:
+    return _joined([_constant(prefix, len(encoded)), encoded]) if prefix else encoded
+
+
+def _write_some(writer: ColumnWriter, column: pa.Array, there: npt.NDArray[np.bool_]) -> pa.Array:
+    """Write the values of these rows, and no bytes for the others."""
+    rows = np.flatnonzero(there)
+    try:
+        encoded = writer.write(column.take(pa.array(rows)))
+    except InvalidRows as error:
+        raise error.inside("", rows) from None
+    offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
+    data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
+    return _binary(data[int(offsets[0]) :], (offsets - offsets[0])[np.cumsum(there)])
+
+
+def _writer(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
+    if avro.kind == "union":
+        return _union(avro, kind, path)
+    if avro.kind == "record" and pa.types.is_struct(kind):
+        return _record(avro, kind, path)
+    if avro.kind == "array" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return _Items(_required(avro.children[0], kind.value_type, f"{path}[]"), path)
+    if avro.kind == "map" and pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return _Map(_required(avro.children[0], kind.item_type, f"{path}[]"), path)
+    if avro.logical == "decimal" and pa.types.is_decimal128(kind):
+        if kind.scale == avro.scale and kind.precision <= avro.precision:
+            return _Decimal(avro)
+    elif avro.logical == "date" and pa.types.is_date32(kind):
+        return _Number("int", path)
+    elif avro.logical is not None and "timestamp" in avro.logical and pa.types.is_timestamp(kind):
+        if avro.logical.startswith("local") == (kind.tz is None):
+            return _Timestamp(avro.logical.endswith("millis"))
+    elif avro.kind == "null" and pa.types.is_null(kind):
+        return _Empty()
+    elif avro.logical is None and kind in _TAKES.get(avro.kind, ()):
+        return _simple(avro, path)
+    raise _cannot_take(avro, kind, path)
+
+
+def _cannot_take(avro: AvroType, kind: pa.DataType, path: str) -> ConfigurationError:
+    return ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's {avro.text} cannot take")
+
+
+def _simple(avro: AvroType, path: str) -> ColumnWriter:
+    if avro.kind in ("int", "long"):
+        return _Number(avro.kind, path)
+    if avro.kind in ("float", "double"):
+        return _FixedWidth(_NUMBERS[avro.kind])
+    if avro.kind == "boolean":
+        return _Boolean()
+    if avro.kind == "enum":
+        return _Enum(avro, path)
+    return _Bytes(avro.size_bytes if avro.kind == "fixed" else None, path)
+
+
+def _record(avro: AvroType, kind: pa.StructType, path: str) -> ColumnWriter:
+    names = [kind.field(number).name for number in range(kind.num_fields)]
+    if unknown := [name for name in names if name not in {each.name for each in avro.fields}]:
+        raise ConfigurationError(
+            f"the schema has no field {f'{path}.' if path else ''}{unknown[0]}; it has "
+            f"{', '.join(each.name for each in avro.fields)}"
+        )
+    steps: list[tuple[int | None, ColumnWriter]] = []
+    for field in avro.fields:
+        below = f"{path}.{field.name}" if path else field.name
+        if field.name in names:
+            number = names.index(field.name)
+            steps.append((number, _required(field.type, kind.field(number).type, below)))
+        else:
+            steps.append((None, _default(field, below)))
+    return _Record(steps)
+
+
+def _default(field: AvroField, path: str) -> ColumnWriter:
+    if field.default is NO_DEFAULT:
+        raise ConfigurationError(f"the column has no field {path}, which has no default in the schema")
+    return _Constant(encode_default(field.type, field.default))
+
+
+def _required(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
+    """Return a writer that refuses null, unless the type takes it."""
+    writer = _writer(avro, kind, path)
+    return writer if avro.nullable else _NotNull(writer, avro, path)
+
+
+def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
+    null = next((number for number, each in enumerate(avro.children) if each.kind == "null"), None)
+    members = avro.members
+    if len(members) > 1 and not widened_kind(avro) and pa.types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        if names == [f"member{number}" for number in range(len(members))]:
+            writers = [_writer(each, kind.field(number).type, path) for number, each in enumerate(members)]
+            return _Members([avro.children.index(each) for each in members], writers, null, path)
+    if null is not None and (pa.types.is_null(kind) or not members):
+        return _Constant(_varint_bytes(null))
+    for number, branch in enumerate(avro.children):
+        if branch.kind == "null":
+            continue
+        try:
+            return _Union(number, _writer(branch, kind, path), null, path)
+        except ConfigurationError:
+            if len(members) == 1:
+                raise
+    raise _cannot_take(avro, kind, path)
+
+
+# -- columns of bytes -------------------------------------------------------------------------
+
+
+def _binary(data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> pa.Array:
+    """Return a binary column of consecutive values; `ends` are the ends of all values."""
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _constant(value: bytes, rows: int) -> pa.Array:
+    data = np.tile(np.frombuffer(value, np.uint8), rows)
+    return _binary(data, np.arange(1, rows + 1, dtype=np.int64) * len(value))
+
+
+def _joined(columns: Sequence[pa.Array]) -> pa.Array:
+    if len(columns) == 1:
+        return columns[0]
+    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
+
+
+def _varints(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    sizes = varint_sizes(numbers)
+    raw = ((numbers >> 63) ^ (numbers << 1)).view(np.uint64)
+    longest = int(sizes.max()) if len(sizes) else 1
+    place = np.arange(longest)
+    encoded = (raw[:, None] >> (np.uint64(7) * place.astype(np.uint64))).astype(np.uint8) & np.uint8(0x7F)
+    encoded |= (place < sizes[:, None] - 1).astype(np.uint8) << np.uint8(7)
+    return _binary(encoded[place < sizes[:, None]], np.cumsum(sizes))
+
+
+def _varint_bytes(number: int) -> bytes:
+    return _varints(np.array([number], np.int64))[0].as_py()  # type: ignore[no-any-return]
+
+
+def _mask(there: npt.NDArray[np.bool_]) -> pa.Array:
+    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(there), [None, bits])
+
+
+def _refuse(wrong: npt.NDArray[np.bool_], path: str, reason: str) -> None:
+    if wrong.any():
+        raise InvalidRows(np.flatnonzero(wrong), reason, path)
+
+
+class _NotNull(ColumnWriter):
+    def __init__(self, writer: ColumnWriter, avro: AvroType, path: str) -> None:
+        self._writer, self._avro, self._path = writer, avro, path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        if column.null_count and not pa.types.is_null(column.type):
+            _refuse(~valid(column), self._path, f"null, which the schema's {self._avro.text} cannot take")
+        return self._writer.write(column)
+
+
+class _Empty(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        return _constant(b"", len(column))
+
+
+class _Constant(ColumnWriter):
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def write(self, column: pa.Array) -> pa.Array:
+        return _constant(self._value, len(column))
+
+
+class _Number(ColumnWriter):
+    def __init__(self, kind: str, path: str) -> None:
+        self._path = path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        integers = column.view(pa.int32()) if pa.types.is_date32(column.type) else column
+        return _varints(to_numpy(integers).astype(np.int64))
+
+
+class _Timestamp(ColumnWriter):
+    def __init__(self, millis: bool) -> None:
+        self._millis = millis
+
+    def write(self, column: pa.Array) -> pa.Array:
+        micros = column.cast(pa.timestamp("us", column.type.tz)) if column.type.unit != "us" else column
+        numbers = to_numpy(micros)
+        return _varints(numbers // 1000 if self._millis else numbers.astype(np.int64))
+
+
+class _FixedWidth(ColumnWriter):
+    def __init__(self, stored: str) -> None:
+        self._stored = np.dtype(stored)
+
+    def write(self, column: pa.Array) -> pa.Array:
+        values = to_numpy(column).astype(self._stored)
+        ends = np.arange(1, len(column) + 1, dtype=np.int64) * self._stored.itemsize
+        return _binary(values.view(np.uint8), ends)
+
+
+class _Boolean(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        values = column.cast(pa.uint8()).fill_null(0) if column.null_count else column.cast(pa.uint8())
+        return _binary(to_numpy(values), np.arange(1, len(column) + 1))
+
+
+class _Bytes(ColumnWriter):
+    def __init__(self, size_bytes: int | None, path: str) -> None:
+        self._size_bytes, self._path = size_bytes, path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        raw = column.cast(pa.binary())
+        if column.null_count:
+            raw = pc.coalesce(raw, pa.scalar(b"", pa.binary()))
+        lengths = to_numpy(pc.binary_length(raw)).astype(np.int64)
+        if self._size_bytes is None:
+            return _joined([_varints(lengths), raw])
+        _refuse((lengths != self._size_bytes) & valid(column), self._path, f"other than {self._size_bytes} bytes")
+        return raw
+
+
+class _Enum(ColumnWriter):
+    def __init__(self, avro: AvroType, path: str) -> None:
+        self._symbols = pa.array(avro.symbols, pa.string())
+        self._path = path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        found = pc.index_in(column.cast(pa.string()), self._symbols)
+        _refuse(~valid(found) & valid(column), self._path, "a text that is no symbol of the enum")
+        return _varints(to_numpy(found.fill_null(0)).astype(np.int64))
+
+
+class _Decimal(ColumnWriter):
+    def __init__(self, avro: AvroType) -> None:
+        self._size_bytes = avro.size_bytes if avro.kind == "fixed" else None
+
+    def write(self, column: pa.Array) -> pa.Array:
+        raw = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, _DECIMAL_BYTES)
+        big = raw[column.offset : column.offset + len(column), ::-1]
+        sign = np.where(big[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))
+        if self._size_bytes is not None:
+            if self._size_bytes > _DECIMAL_BYTES:
+                big = np.concatenate([np.repeat(sign, self._size_bytes - _DECIMAL_BYTES, axis=1), big], axis=1)
+            kept = np.ascontiguousarray(big[:, big.shape[1] - self._size_bytes :])
+            return _binary(kept.reshape(-1), np.arange(1, len(column) + 1, dtype=np.int64) * self._size_bytes)
+        # The fewest bytes: drop leading bytes that repeat the sign, as long as the next one has it, too.
+        droppable = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
+        dropped = np.cumprod(droppable, axis=1).sum(axis=1)
+        sizes = _DECIMAL_BYTES - dropped
+        keep = np.arange(_DECIMAL_BYTES) >= dropped[:, None]
+        return _joined([_varints(sizes.astype(np.int64)), _binary(big[keep], np.cumsum(sizes))])
+
+
+class _Record(ColumnWriter):
+    def __init__(self, steps: Sequence[tuple[int | None, ColumnWriter]]) -> None:
+        self._steps = steps
+
+    def write(self, column: pa.Array) -> pa.Array:
+        if not self._steps:
+            return _constant(b"", len(column))
+        fields = [column if number is None else column.field(number) for number, _ in self._steps]
+        return _joined([writer.write(field) for field, (_, writer) in zip(fields, self._steps, strict=True)])
+
+
+class _Items(ColumnWriter):
+    def __init__(self, items: ColumnWriter, path: str) -> None:
+        self._items, self._path = items, path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        offsets = to_numpy(column.offsets).astype(np.int64)
+        first, last = int(offsets[0]), int(offsets[-1])
+        try:
+            entries = self._entries(column, first, last)
+        except InvalidRows as error:
+            raise error.inside("", np.searchsorted(offsets, np.arange(first, last), side="right") - 1) from None
+        ends = np.frombuffer(entries.buffers()[1], np.int32)[entries.offset : entries.offset + len(entries) + 1]
+        counts = np.diff(offsets)
+        data = np.frombuffer(entries.buffers()[2] or b"", np.uint8)[int(ends[0]) : int(ends[-1])]
+        blocks = _binary(data, (ends[offsets[1:] - first] - ends[0]))
+        # An empty array is one zero byte, any other ends with one behind its items.
+        some = counts > 0
+        parts = [_varints(counts), blocks]
+        tail = np.cumsum(some.astype(np.int64))
+        parts.append(_binary(np.zeros(int(tail[-1]) if len(tail) else 0, np.uint8), tail))
+        return _joined(parts)
+
+    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
+        return self._items.write(column.values.slice(first, last - first))
+
+
+class _Map(_Items):
+    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
+        keys = _Bytes(None, self._path).write(column.keys.slice(first, last - first))
+        return _joined([keys, self._items.write(column.items.slice(first, last - first))])
+
+
+class _Union(ColumnWriter):
+    """A union of which a column has one branch, and null."""
+
+    def __init__(self, branch: int, writer: ColumnWriter, null: int | None, path: str) -> None:
+        self._branch, self._writer, self._null, self._path = branch, writer, null, path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        there = valid(column)
+        if there.all():
+            return _joined([_constant(_varint_bytes(self._branch), len(column)), self._writer.write(column)])
+        if self._null is None:
+            _refuse(~there, self._path, "null, which the schema's union cannot take")
+        branch = _varints(np.where(there, self._branch, self._null or 0))
+        return _joined([branch, _write_some(self._writer, column, there)])
+
+
+class _Members(ColumnWriter):
+    """A union whose branches are the fields of a struct, of which one is not null."""
+
+    def __init__(self, branches: Sequence[int], writers: Sequence[ColumnWriter], null: int | None, path: str) -> None:
+        self._branches, self._writers, self._null, self._path = branches, writers, null, path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        there = valid(column)
+        which = np.full(len(column), -1 if self._null is None else self._null, np.int64)
+        values: list[pa.Array] = []
+        count = np.zeros(len(column), np.int64)
+        for number, (branch, writer) in enumerate(zip(self._branches, self._writers, strict=True)):
+            member = column.field(number)
+            has = valid(member) & there
+            count += has
+            which[has] = branch
+            values.append(_write_some(writer, member, has))
+        _refuse(count > 1, self._path, "more than one member of a union")
+        _refuse((which < 0) & there, self._path, "no member of a union that cannot be null")
+        return _joined([_varints(np.maximum(which, 0)), *values])
