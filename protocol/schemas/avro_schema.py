@@ -313,6 +313,43 @@ def _union_type(union: AvroType) -> pa.DataType:
     return pa.struct([pa.field(f"member{number}", arrow_type(each)) for number, each in enumerate(members)])
 
 
+def schema_of(kind: pa.DataType, name: str = "Record") -> dict[str, Any]:
+    """Return the Avro schema, as JSON, for columns of an Arrow type. Each field may be null, and is so by default.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none for the type.
+    """
+    made = _schema_of(kind, name)
+    return made if isinstance(made, dict) else {"type": made}
+
+
+def _schema_of(kind: pa.DataType, name: str) -> Any:
+    if pa.types.is_struct(kind):
+        fields = [
+            {"name": each.name, "type": ["null", _schema_of(each.type, f"{name}_{each.name}")], "default": None}
+            for each in kind
+        ]
+        return {"type": "record", "name": name, "fields": fields}
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": ["null", _schema_of(kind.value_type, f"{name}_item")]}
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return {"type": "map", "values": ["null", _schema_of(kind.item_type, f"{name}_value")]}
+    if pa.types.is_decimal128(kind):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+    if pa.types.is_timestamp(kind):
+        return {"type": "long", "logicalType": "timestamp-micros" if kind.tz else "local-timestamp-micros"}
+    if pa.types.is_date32(kind):
+        return {"type": "int", "logicalType": "date"}
+    simple = {pa.int8(): "int", pa.int16(): "int", pa.large_string(): "string", pa.large_binary(): "bytes"}
+    plain = {each: avro for avro, each in _ARROW.items() if avro not in ("fixed", "enum", "null")}
+    found = (simple | plain).get(kind)
+    if found is None:
+        raise ConfigurationError(f"there is no Avro type for a column of the type {kind}")
+    return found
+
+
 def widened_kind(union: AvroType) -> str | None:
     """Return "long" for a union of int and long, "double" for float and double: Spark reads them as one number."""
     kinds = {each.kind if each.logical is None else each.logical for each in union.members}

@@ -14,11 +14,11 @@ from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
 from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
-from protocol.property_kinds import Effect, Kind, Role, integer
+from protocol.property_kinds import BOOLEAN, Effect, Kind, Role, integer
 from protocol.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
-from spark_kafka_source.options.rules import check_source
+from spark_kafka_source.options.rules import check_sink_formats, check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
 
@@ -60,6 +60,14 @@ _VERSION = Kind(
     "latest, pinned, or the number of a version",
     lambda text: text.lower() if text.lower() in ("latest", "pinned") else integer(1).parse(text),
 )
+_AUTO_REGISTER = f"{REGISTRY_PREFIX}auto.register.schemas"
+_NORMALIZE = f"{REGISTRY_PREFIX}normalize.schemas"
+# This project's options among the registry's properties: field and kind.
+_REGISTRY_OPTIONS = {
+    _READER_VERSION: ("reader_version", _VERSION),
+    _AUTO_REGISTER: ("auto_register_schemas", BOOLEAN),
+    _NORMALIZE: ("normalize_schemas", BOOLEAN),
+}
 _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 # The brokers' default maximum (transaction.max.timeout.ms). A transaction is open from a task's first row until all
 # other tasks are complete, so its timeout must exceed the longest batch.
@@ -125,7 +133,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
     if _uses_registry(options):
-        given.update(_registry_options(options))
+        given.update(_registry_options(options, _READER_VERSION))
     client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
@@ -141,11 +149,14 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a sink. Raises `ConfigurationError` with the option and the remedy."""
     given, kafka = _read(options, Use.WRITE)
+    if _uses_registry(options):
+        given.update(_registry_options(options, _AUTO_REGISTER, _NORMALIZE))
     client = parse_client(kafka)
     guarantee = given.pop("delivery_guarantee", None)
     if guarantee == "none" and "acks" not in kafka:
         kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
     _check_transactions(guarantee, given, kafka)
+    check_sink_formats(given)
     if guarantee == "exactly-once":
         _refuse_async_progress(options)
         kafka = {_TRANSACTION_TIMEOUT: str(TRANSACTION_TIMEOUT_MS), **kafka}
@@ -168,8 +179,8 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **given)
 
 
-def _registry_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the registry's configuration and the version of the reader's schema, if they are given."""
+def _registry_options(options: Mapping[str, str], *own: str) -> dict[str, Any]:
+    """Return the registry's configuration, and the values of this project's `own` options among its properties."""
     given = {key.lower(): str(text) for key, text in options.items() if key.lower().startswith(REGISTRY_PREFIX)}
     if not given:
         return {}
@@ -177,9 +188,10 @@ def _registry_options(options: Mapping[str, str]) -> dict[str, Any]:
     from protocol.schemas.registry_config import is_registry_secret, parse_registry
 
     found: dict[str, Any] = {}
-    version = given.pop(_READER_VERSION, None)
-    if version is not None:
-        found["reader_version"] = _VERSION.read(_READER_VERSION, version, _READER_VERSION)
+    for name in own:
+        if (text := given.pop(name, None)) is not None:
+            field, kind = _REGISTRY_OPTIONS[name]
+            found[field] = kind.read(name, text, name)
     found["registry"] = parse_registry(given)
     for name in (name for name, text in given.items() if is_registry_secret(name, text)):
         warn_once(
@@ -225,7 +237,7 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
     _warn_of_unredacted(options)
     given: dict[str, Any] = {}
     kafka: dict[str, str] = {}
-    registry = not use & Use.WRITE and _uses_registry(options)
+    registry = _uses_registry(options)
     for key, text in options.items():
         lower = key.lower()
         if lower in _SPARK_OPTIONS or lower.startswith(_SPARK_TABLE_PREFIX):

@@ -66,6 +66,31 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
         warn_once("schemaIdLocation has no effect: neither keyFormat nor valueFormat uses a registry")
 
 
+def check_sink_formats(given: Mapping[str, Any]) -> None:
+    """Check the formats of keys and values of a write. `given` holds the values of options by field."""
+    for part in ("key", "value"):
+        format, schema = given.get(f"{part}_format", "binary"), given.get(f"{part}_schema")
+        if format == "avro" and schema is None:
+            raise ConfigurationError(
+                f"{part}Format is avro, but there is no {part}Schema; set it.", name=f"{part}Schema"
+            )
+        if format == "confluent-avro":
+            if given.get("registry") is None:
+                raise ConfigurationError(
+                    f"{part}Format is confluent-avro, but there is no schema.registry.url; set it.",
+                    name="schema.registry.url",
+                )
+            if given.get(f"{part}_subject") is None and given.get("topic") is None:
+                raise ConfigurationError(
+                    f"{part}Format is confluent-avro, and rows have their own topics: set {part}Subject.",
+                    name=f"{part}Subject",
+                )
+        elif given.get(f"{part}_subject") is not None:
+            warn_once(f"{part}Subject has no effect: {part}Format is {format}")
+        if format == "binary" and schema is not None:
+            warn_once(f"{part}Schema has no effect: {part}Format is binary")
+
+
 def _check_registry(options: SourceOptions, part: str, *, has_subject: bool) -> None:
     if options.registry is None:
         raise ConfigurationError(

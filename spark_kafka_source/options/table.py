@@ -93,6 +93,7 @@ _DURATION = Kind("a number with the unit us, ms, s, m, min, h or d; without a un
 _BYTES = Kind("a number with b, k, m, g or t (powers of 1024); without a unit, bytes; at least 1", size_bytes)
 _SCHEMA = Kind("a schema in JSON, or file:PATH of one", selection.schema_text)
 _FORMAT = one_of("binary", "string", "avro", "confluent-avro")
+_WRITE_FORMAT = one_of("binary", "avro", "confluent-avro")
 _FIELDS = Kind("field names, separated by commas", selection.fields)
 _DELIVERY = one_of("at-least-once", "exactly-once", "none")
 _PREFIX = Kind("at most 200 letters, digits, `.`, `_` and `-`", id_prefix)
@@ -410,10 +411,22 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """The parsed options of a write; `topic` None means that every row has a topic."""
+    """The parsed options of a write; `topic` None means that every row has a topic.
+
+    `registry`, `auto_register_schemas` and `normalize_schemas` are `schema.registry.*`.
+    """
+
+    @property
+    def encoded(self) -> tuple[Part, ...]:
+        """The columns that have another format than binary."""
+        formats: dict[Part, str] = {"key": self.key_format, "value": self.value_format}
+        return tuple(part for part, format in formats.items() if format != "binary")
 
     client: ClientConfig
     producer: ProducerConfig
+    registry: RegistryConfig | None = None
+    auto_register_schemas: bool = False
+    normalize_schemas: bool = False
 
     include_headers: bool = option(
         "includeHeaders", Use.WRITE, BOOLEAN, "accepted, but a column `headers` is always written", default=False
@@ -433,6 +446,33 @@ class SinkOptions:
         "`isolation.level=read_committed` see every row of a stream once ([delivery.md](delivery.md)). none: no "
         "acknowledgements (acks=0), records can get lost",
         default_text="at-least-once; with `kafka.acks` 0: none",
+    )
+    key_format: Literal["binary", "avro", "confluent-avro"] = option(
+        "keyFormat", Use.WRITE, _WRITE_FORMAT, "as `valueFormat`, for keys", default="binary"
+    )
+    value_format: Literal["binary", "avro", "confluent-avro"] = option(
+        "valueFormat",
+        Use.WRITE,
+        _WRITE_FORMAT,
+        "binary: the column `value` is string or binary, and written as it is. avro: it is written with `valueSchema`. "
+        "confluent-avro: behind the id of a schema in the registry of `schema.registry.url` ([schemas.md](schemas.md))",
+        default="binary",
+    )
+    key_schema: str | None = option("keySchema", Use.WRITE, _SCHEMA, "as `valueSchema`, for keys")
+    value_schema: str | None = option(
+        "valueSchema",
+        Use.WRITE,
+        _SCHEMA,
+        "the Avro schema to write with; with confluent-avro it must be a version of the subject",
+        default_text="with confluent-avro the subject's latest version",
+    )
+    key_subject: str | None = option("keySubject", Use.WRITE, NONEMPTY, "as `valueSubject`, for keys")
+    value_subject: str | None = option(
+        "valueSubject",
+        Use.WRITE,
+        NONEMPTY,
+        "the subject of the schema",
+        default_text="the topic's name and `-value`, if the option `topic` is set",
     )
     transactional_id_prefix: str | None = option(
         "transactionalIdPrefix",

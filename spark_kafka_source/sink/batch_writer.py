@@ -17,6 +17,7 @@ from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
+from spark_kafka_source.sink.value_schemas import writer_schemas
 from spark_kafka_source.task.pickling import PickledForExecutors
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class KafkaBatchWriter(PickledForExecutors, DataSourceArrowWriter):
                 "to empty a topic first, delete it or its records with Kafka's tools."
             )
         self._options = options
-        self._task = guarantee.task_writer(options, plan_sink(schema, options.topic), streaming=False)
+        plan = plan_sink(schema, options.topic, writer_schemas(options, schema))
+        self._task = guarantee.task_writer(options, plan, streaming=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Write the rows of one task. Runs on an executor."""

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 
 from protocol.errors import ConfigurationError, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
+from spark_kafka_source.sink.value_schemas import WriterSchema, encode_column
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NULL_TOPIC = "KAFKA_NULL_TOPIC_IN_DATA"
@@ -53,10 +54,13 @@ class SinkPlan:
         The option, which overrides the column `topic`; None: the column has each row's topic.
     names : frozenset of str
         The used columns among value, key, headers, topic, partition and timestamp.
+    schemas : tuple of WriterSchema
+        Of keys and values that are encoded.
     """
 
     topic: str | None
     names: frozenset[str]
+    schemas: tuple[WriterSchema, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,16 @@ class TopicColumns:
 # -- on the driver ----------------------------------------------------------------------------------
 
 
-def plan_sink(schema: StructType, topic: str | None) -> SinkPlan:
-    """Return the plan for a DataFrame of this schema; `topic` is the option, if given.
+def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema, ...] = ()) -> SinkPlan:
+    """Return the plan for a DataFrame of this schema.
+
+    Parameters
+    ----------
+    schema : pyspark.sql.types.StructType
+    topic : str or None
+        The option, if given.
+    schemas : tuple of WriterSchema
+        Of keys and values that are encoded: their columns may have any type that the schema takes.
 
     Raises
     ------
@@ -104,9 +116,11 @@ def plan_sink(schema: StructType, topic: str | None) -> SinkPlan:
             'selectExpr("to_json(struct(*)) AS value").'
         )
     used = [name for name in _ALLOWED if name in fields and not (name == "topic" and topic is not None)]
+    encoded = [each.part for each in schemas]
     for name in used:
-        _check_type(fields[name])
-    return SinkPlan(topic, frozenset(used))
+        if name not in encoded:
+            _check_type(fields[name])
+    return SinkPlan(topic, frozenset(used), schemas)
 
 
 def _check_type(field: StructField) -> None:
@@ -187,9 +201,12 @@ def _rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, pa.Array | None]]:
 
 
 def _columns(plan: SinkPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = {"value": _cast(batch.column("value"), pa.binary())}
-    if "key" in plan.names:
-        columns["key"] = _cast(batch.column("key"), pa.binary())
+    encoded: dict[str, pa.Array] = {each.part: encode_column(each, batch.column(each.part)) for each in plan.schemas}
+    columns: dict[str, pa.Array] = {
+        name: encoded[name] if name in encoded else _cast(batch.column(name), pa.binary())
+        for name in ("value", "key")
+        if name in plan.names
+    }
     if "timestamp" in plan.names:
         columns["timestamp_ms"] = _timestamp_ms(batch.column("timestamp"))
     if "headers" in plan.names:

@@ -15,12 +15,14 @@ from pyspark.sql import Row, datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from protocol.errors import ConfigurationError
 from protocol.once import log_once
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.rows import arrow_batches
 from spark_kafka_source.sink.task_writer import TaskWritten, summary
+from spark_kafka_source.sink.value_schemas import writer_schemas
 from spark_kafka_source.task.pickling import PickledForExecutors
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,14 @@ class RowStreamWriter(PickledForExecutors, DataSourceStreamWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, warnings: Sequence[str] = ()) -> None:
         self._options = options
-        self._task = guarantee.task_writer(options, plan_sink(schema, options.topic), streaming=True)
+        if options.encoded and type(self) is RowStreamWriter:
+            part = options.encoded[0]
+            raise ConfigurationError(
+                f"{part}Format needs PySpark 4.1 or newer in a stream: PySpark 4.0 passes rows, not columns.",
+                name=f"{part}Format",
+            )
+        plan = plan_sink(schema, options.topic, writer_schemas(options, schema))
+        self._task = guarantee.task_writer(options, plan, streaming=True)
         self._schema = schema
         self._warnings = warnings
 

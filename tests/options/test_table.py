@@ -15,16 +15,9 @@ from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions,
 
 LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
 # Set by Kafka's properties and by the kind of query.
-NOT_OPTIONS = {
-    "client",
-    "consumer",
-    "producer",
-    "streaming",
-    "auto_offset_reset",
-    "registry",
-    "reader_version",
-    "schemas",
-}
+NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}
+# Set by `schema.registry.*`, and by the registry.
+NOT_OPTIONS |= {"registry", "reader_version", "schemas", "auto_register_schemas", "normalize_schemas"}
 
 
 @pytest.mark.parametrize("options", [SourceOptions, SinkOptions])

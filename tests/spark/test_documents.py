@@ -47,6 +47,7 @@ PYTHON = {
         "group.protocol",
     ): "tests/spark/driver/test_membership.py::test_example_of_docs_reads_as_group_member",
     ("schemas.md", "readStream"): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
+    ("schemas.md", "writeStream"): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("migrating.md", 'mode("append")'): HERE + "test_migrating_examples_write_batches_and_updates",
     ("migrating.md", "foreach_batch_writer("): HERE + "test_migrating_examples_write_batches_and_updates",
     (

@@ -214,14 +214,23 @@ def test_topics_without_a_subject_are_refused(spark: SparkSession, options: Any)
 
 
 def test_example_of_the_page_runs(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, write: Write, tmp_path: Path
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: Any,
+    registry: FakeSchemaRegistry,
+    write: Write,
+    options: Any,
+    tmp_path: Path,
 ) -> None:
-    topic = topic1()
+    topic, paid = topic1(), topic1()
     write(topic, FIRST, orders(7))
     given = f'"{topic}").option("startingOffsets", "earliest")'
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders")': given, "http://registry:8081": registry.url}
     found: dict[str, Any] = {"spark": spark}
     exec(block("schemas.md", "readStream").with_names(names), found)
-    writer = found["paid"].writeStream.format("memory").queryName("paid").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
-    assert [tuple(row) for row in spark.table("paid").collect()] == [(7, 0)]
+    names = {"broker-1:9092": kafka1.bootstrap_servers, '"paid")': f'"{paid}")', "/checkpoints/paid": str(tmp_path),
+             "http://registry:8081": registry.url, ".start()": ".trigger(availableNow=True).start()"}  # fmt: skip
+    exec(block("schemas.md", "writeStream").with_names(names), found)
+    found["written"].awaitTermination(120)
+    again = read(spark, options(paid)).select("value.*").collect()
+    assert [tuple(row) for row in again] == [(7, 0)]

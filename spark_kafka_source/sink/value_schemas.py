@@ -1,0 +1,135 @@
+"""Keys and values that are written with a schema: the schema, taken on the driver, and the encoding in tasks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from protocol.errors import ConfigurationError, RegistryFailed, UsageError
+from spark_kafka_source.error_messages import with_remedies
+from spark_kafka_source.options.table import SinkOptions
+from spark_kafka_source.process_state import PROCESS
+
+if TYPE_CHECKING:
+    from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+
+_NOT_FOUND = 404
+_MAX_ENCODERS = 64
+
+
+@dataclass(frozen=True)
+class WriterSchema:
+    """The schema that a column is written with.
+
+    Attributes
+    ----------
+    part : {"key", "value"}
+    text : str
+    references : tuple of (str, str)
+        Schemas that it uses, by name.
+    prefix : bytes
+        What is written before each value: nothing, or a zero byte and the schema's id.
+    """
+
+    part: Literal["key", "value"]
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    prefix: bytes = b""
+
+
+# -- on the driver ----------------------------------------------------------------------------------
+
+
+@with_remedies()
+def writer_schemas(options: SinkOptions, schema: StructType) -> tuple[WriterSchema, ...]:
+    """Return the schemas of keys and values that are encoded, and check that they take the DataFrame's columns.
+
+    Raises
+    ------
+    RegistryFailed
+        The registry does not have the subject or the schema, refuses a new one as incompatible, or does not respond.
+    ConfigurationError
+        A column has a type that its schema cannot take; the message has the field.
+    """
+    found = []
+    for part in options.encoded:
+        if part not in schema.fieldNames():
+            continue
+        kind = _arrow_type(schema, part)
+        made = _writer_schema(options, part, kind)
+        try:
+            _encoder(made, kind)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the column {part} cannot be written: {error}", name=f"{part}Schema") from None
+        found.append(made)
+    return tuple(found)
+
+
+def _arrow_type(schema: StructType, part: str) -> pa.DataType:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(schema[part].dataType, timezone="UTC")
+
+
+def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa.DataType) -> WriterSchema:
+    is_key = part == "key"
+    text = options.key_schema if is_key else options.value_schema
+    if (options.key_format if is_key else options.value_format) == "avro" or options.registry is None:
+        return WriterSchema(part, text or "")
+    subject = (options.key_subject if is_key else options.value_subject) or f"{options.topic}-{part}"
+    registry = PROCESS.registry(options.registry)
+    found = _registered(registry, options, subject, text, kind)
+    if found.kind != "AVRO":
+        raise ConfigurationError(f"the subject {subject} has a schema of the type {found.kind}, not AVRO")
+    assert found.schema_id is not None
+    references = tuple((name, each.text) for name, each in registry.references(found).items())
+    return WriterSchema(part, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"))
+
+
+def _registered(
+    registry: SchemaRegistry, options: SinkOptions, subject: str, text: str | None, kind: pa.DataType
+) -> RegisteredSchema:
+    """Return the version of the subject to write with; register it first if that is allowed."""
+    from protocol.schemas.avro_schema import schema_of
+    from protocol.schemas.registry import RegisteredSchema
+
+    if text is None and not options.auto_register_schemas:
+        try:
+            return registry.version(subject)
+        except RegistryFailed as error:
+            if error.context.get("status") == _NOT_FOUND:
+                error.message += (
+                    "; to register the schema of the column, set schema.registry.auto.register.schemas=true"
+                )
+            raise
+    schema = RegisteredSchema(json.dumps(schema_of(kind)) if text is None else text)
+    normalize = options.normalize_schemas
+    if options.auto_register_schemas:
+        registry.register(subject, schema, normalize=normalize)
+    return registry.lookup(subject, schema, normalize=normalize)
+
+
+# -- in the executors -------------------------------------------------------------------------------
+
+
+def encode_column(schema: WriterSchema, column: pa.Array) -> pa.Array:
+    """Return the values as a binary column; null for null. Raises `UsageError` for a value that does not fit."""
+    from protocol.schemas.avro_encode import encode
+
+    try:
+        return encode(_encoder(schema, column.type), column, schema.prefix)
+    except UsageError as error:
+        raise UsageError(f"the column {schema.part} cannot be written: {error}") from None
+
+
+@lru_cache(maxsize=_MAX_ENCODERS)
+def _encoder(schema: WriterSchema, kind: pa.DataType) -> Any:
+    from protocol.schemas.avro_encode import encoder
+    from protocol.schemas.avro_schema import parse_avro
+
+    return encoder(parse_avro(schema.text, dict(schema.references)), kind)

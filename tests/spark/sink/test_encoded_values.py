@@ -1,0 +1,156 @@
+"""Columns written with an Avro schema: Confluent's deserialiser reads what a query has written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.sql import DataFrame, SparkSession
+
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.librdkafka import consumer
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "lines", "type": {"type": "array", "items": "string"}},
+        {"name": "note", "type": ["null", "string"], "default": None},
+    ],
+}
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as running:
+        yield running
+
+
+def orders(spark: SparkSession) -> DataFrame:
+    return spark.sql(
+        "SELECT struct(id, array('a', concat('b', id)) AS lines) AS value, "
+        "concat('k', id) AS key FROM (SELECT explode(sequence(1L, 3L)) AS id)"
+    )
+
+
+def options(kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "topic": topic,
+        "valueFormat": "confluent-avro",
+        "schema.registry.url": registry.url,
+        **{name.replace("_", "."): text for name, text in more.items()},
+    }
+
+
+def write(frame: DataFrame, given: dict[str, str]) -> None:
+    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**given).save()
+
+
+def read_back(kafka: LocalKafka, registry: FakeSchemaRegistry, topic: str, count: int) -> list[Any]:
+    """Return the values as Confluent's deserialiser reads them."""
+    read = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    reader: Consumer = consumer(kafka, "unused")
+    try:
+        reader.assign([TopicPartition(topic, 0, 0)])
+        messages = reader.consume(count, timeout=30)
+        return [read(each.value(), SerializationContext(topic, MessageField.VALUE)) for each in messages]
+    finally:
+        reader.close()
+
+
+def order(number: int, note: str | None = None) -> dict[str, Any]:
+    return {"id": number, "lines": ["a", f"b{number}"], "note": note}
+
+
+def test_batch_is_written_with_the_latest_version_of_the_subject(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
+) -> None:
+    topic = topic1()
+    registry.register(f"{topic}-value", json.dumps(ORDER))
+    write(orders(spark), options(kafka1, topic, registry))
+    assert read_back(kafka1, registry, topic, 3) == [order(1), order(2), order(3)]
+
+
+def test_stream_registers_the_schema_of_its_column_and_keeps_tombstones(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, tmp_path: Path
+) -> None:
+    topic, source = topic1(), topic1()
+    write(orders(spark).selectExpr("key", "CAST(value.id AS STRING) AS value"), {
+        "kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": source})  # fmt: skip
+    frame = (
+        spark.readStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+        .option("subscribe", source)
+        .option("startingOffsets", "earliest")
+        .load()
+        .selectExpr("key", "if(offset = 1, null, struct(offset, CAST(value AS STRING) AS text, timestamp)) AS value")
+    )
+    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
+    writer = frame.writeStream.format("pykafka-group").options(**given).option("checkpointLocation", str(tmp_path))
+    writer.trigger(availableNow=True).start().awaitTermination(120)
+    found = read_back(kafka1, registry, topic, 3)
+    assert [each and (each["offset"], each["text"]) for each in found] == [(0, "1"), None, (2, "3")]
+    assert registry.requests.count(f"POST /subjects/{topic}-value/versions") >= 1
+
+
+def test_written_values_are_read_by_the_source_as_they_were(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
+) -> None:
+    topic = topic1()
+    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
+    frame = spark.sql(
+        "SELECT struct(1L AS a, CAST(1.5 AS DECIMAL(9, 2)) AS b, map('x', 2) AS c, DATE'2026-01-31' AS d, "
+        "TIMESTAMP'2026-01-31 06:00:00.123456' AS e, TIMESTAMP_NTZ'2026-01-31 06:00:00' AS f, X'00FF' AS g, "
+        "CAST(NULL AS STRING) AS h, true AS i, named_struct('j', CAST(0.5 AS FLOAT)) AS k) AS value"
+    )
+    write(frame, given)
+    read = {
+        name: text for name, text in given.items() if name not in ("topic", "schema.registry.auto.register.schemas")
+    }
+    again = spark.read.format("pykafka-group").options(**read, subscribe=topic).load().select("value")
+    assert again.collect() == frame.collect()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "with the status 404.*set schema.registry.auto.register.schemas=true"),
+        ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
+        (
+            {"valueFormat": "avro", "valueSchema": json.dumps({**ORDER, "fields": ORDER["fields"][:1]})},
+            "the column value cannot be written: the schema has no field lines; it has id",
+        ),
+        ({"valueSchema": '"string"', "valueSubject": "x"}, "subject x with the status 404"),
+    ],
+)
+def test_column_that_cannot_be_written_is_refused_before_a_task(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: Any,
+    registry: FakeSchemaRegistry,
+    more: dict[str, str],
+    message: str,
+) -> None:
+    with pytest.raises(Exception, match=message):
+        write(orders(spark), options(kafka1, topic1(), registry, **more))
+
+
+def test_null_in_a_required_field_fails_with_its_path(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
+) -> None:
+    topic = topic1()
+    registry.register(f"{topic}-value", json.dumps(ORDER))
+    frame = spark.sql("SELECT struct(CAST(NULL AS BIGINT) AS id, array('a') AS lines) AS value")
+    message = "the column value cannot be written: field id: row 0 has null, which the schema's long cannot take"
+    with pytest.raises(Exception, match=message):
+        write(frame, options(kafka1, topic, registry))
