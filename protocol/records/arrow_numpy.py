@@ -19,6 +19,7 @@ import pyarrow as pa
 from protocol.records.varints import Bytes, Integers, Positions
 
 _LARGEST_OFFSET = 2**31 - 1
+_NUMPY_TYPES = {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in "bBhHiIqQefd"}
 
 
 def to_arrow(numbers: npt.NDArray[Any]) -> pa.Array:
@@ -27,10 +28,17 @@ def to_arrow(numbers: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
+def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the NumPy type of integers, floats, or timestamps (as int64).
+
+    Arrow's `to_pandas_dtype` needs pandas in some versions, such as 25.
+    """
+    return _NUMPY_TYPES[kind] if kind in _NUMPY_TYPES else np.dtype(np.int64)
+
+
 def to_numpy(numbers: pa.Array) -> npt.NDArray[Any]:
     """Return the values of an array of integers, floats or timestamps (as int64) as a view; undefined at nulls."""
-    kind = np.dtype(np.int64 if pa.types.is_timestamp(numbers.type) else numbers.type.to_pandas_dtype())
-    values: npt.NDArray[Any] = np.frombuffer(numbers.buffers()[1] or b"", kind)
+    values: npt.NDArray[Any] = np.frombuffer(numbers.buffers()[1] or b"", numpy_type(numbers.type))
     return values[numbers.offset : numbers.offset + len(numbers)]
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP_MS
-from protocol.records.arrow_numpy import binary_column, record_batch, to_arrow
+from protocol.records.arrow_numpy import binary_column, numpy_type, record_batch, to_arrow
 from protocol.records.batch_header import (
     COMPRESSION_MASK,
     FRAME,
@@ -345,7 +345,7 @@ def _record_batch(data: Bytes, messages: list[Message], schema: pa.Schema) -> pa
             return binary_column(data, columns[f"{field.name}_at"], columns[f"{field.name}_length"])
         if field.name == "headers":
             return pa.nulls(len(messages), field.type)
-        return to_arrow(columns[field.name].astype(field.type.to_pandas_dtype()))
+        return to_arrow(columns[field.name].astype(numpy_type(field.type)))
 
     return record_batch([array(field) for field in schema], len(messages), schema)
 

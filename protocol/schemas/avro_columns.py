@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt
-from protocol.records.arrow_numpy import binary_column, text_column, to_arrow
+from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 
 # An array's items are read in rounds over all records, as far as the records have about as many.
@@ -164,8 +164,7 @@ class NumberReader(ColumnReader):
         self._range = -(highest // factor) if factor > 1 else lowest, highest // factor
         self._checked = kind == "int" or factor > 1
         self._what = f"a number too large for {'an int' if kind == 'int' else type}"
-        self._dtype = np.dtype("i8" if pa.types.is_timestamp(type) else "i4" if pa.types.is_date32(type) else
-                               type.to_pandas_dtype())  # fmt: skip
+        self._dtype = np.dtype("i4") if pa.types.is_date32(type) else numpy_type(type)
 
     def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
         """Read varints."""
@@ -211,7 +210,7 @@ class FixedWidthReader(ColumnReader):
         # A view with a value at each byte: NumPy reads unaligned values faster than it gathers bytes.
         values = np.ndarray((len(data) - size + 1,), self._stored, np.ascontiguousarray(data), 0, (1,))[at]
         if not pa.types.is_boolean(self.type):
-            return to_arrow(values.astype(self.type.to_pandas_dtype(), copy=False)), after
+            return to_arrow(values.astype(numpy_type(self.type), copy=False)), after
         _refuse(values > 1, "a boolean that is neither 0 nor 1")
         bits = pa.py_buffer(np.packbits(values.view(np.bool_), bitorder="little"))
         return pa.Array.from_buffers(self.type, len(at), [None, bits]), after

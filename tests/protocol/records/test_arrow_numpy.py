@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from protocol.records.arrow_numpy import binaries, filled, to_arrow, to_numpy, valid
+from protocol.records.arrow_numpy import binaries, filled, numpy_type, to_arrow, to_numpy, valid
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch, write_record
+from tests.support.documents import ROOT
 
 # All column operations of a task of the source and of the sink.
 _READ_AND_WRITE = """
@@ -62,6 +63,18 @@ from protocol.records.memory_records import read_batch_headers
 (chunk,) = decode(read_batch_headers(bytes.fromhex(sys.argv[1])), first_offset=0, end_offset=9)
 print("pandas" in sys.modules)
 """
+
+
+@pytest.mark.parametrize("kind", [*"bBhHiIqQefd"])
+def test_numpy_type_of_arrow_type_is_the_same_number(kind: str) -> None:
+    assert numpy_type(pa.from_numpy_dtype(np.dtype(kind))) == np.dtype(kind)
+
+
+def test_to_pandas_dtype_is_not_used() -> None:
+    """Without pandas it fails in pyarrow 25, though not in 26."""
+    for package in ("protocol", "spark_kafka_source"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert ".to_pandas_dtype()" not in path.read_text(), path
 
 
 def imports_pandas(program: str, *arguments: str) -> bool:
