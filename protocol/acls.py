@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_CODES = {
+CODES: Mapping[int, tuple[str, str]] = {
     29: ("Topic", "topic"),
     30: ("Group", "group"),
     31: ("Cluster", ""),
     53: ("TransactionalId", "transactional_id"),
 }
+"""The resource of each authorisation error by its code, and the key of its name in an error's context."""
 
-# By resource and API; "" means all other APIs. Read, Write, Delete and Alter include Describe.
-_OPERATIONS: Mapping[str, Mapping[str, str]] = {
+OPERATIONS: Mapping[str, Mapping[str, str]] = {
     "Topic": {
         "": "Describe",
         "Fetch": "Read",
@@ -63,6 +63,7 @@ _OPERATIONS: Mapping[str, Mapping[str, str]] = {
     },
     "TransactionalId": {"": "Write", "FindCoordinator": "Describe", "DescribeTransactions": "Describe"},
 }
+"""Operations by resource and API; "" means all other APIs. Read, Write, Delete and Alter include Describe."""
 
 
 def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
@@ -80,10 +81,10 @@ def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
     str or None
         None if `code` is not an authorisation error.
     """
-    if code not in _CODES:
+    if code not in CODES:
         return None
-    resource, about = _CODES[code]
-    operations = _OPERATIONS[resource]
+    resource, about = CODES[code]
+    operations = OPERATIONS[resource]
     operation = operations.get(str(context.get("api")), operations[""])
     name = context.get(about, "")
     return f"{operation} on {resource}{f' {name}' if name else ''}"

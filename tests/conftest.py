@@ -21,6 +21,7 @@ from spark_kafka_source.local_kafka import cluster as local_kafka
 from spark_kafka_source.local_kafka.cluster import DEFAULT_VERSION
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.support import secured_kafka, spark_home
+from tests.support.fake_local_kafka import FakeLocalKafka
 from tests.support.jvm_connector import jvm_connector_jars, spark_avro_jars
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.soak import SOAK
@@ -37,6 +38,8 @@ ROOT = Path(__file__).parent.parent
 
 # `make matrix` runs the tests of the client, and those of groups, against older brokers, too.
 KAFKA_VERSION = os.environ.get("SPARK_KAFKA_SOURCE_KAFKA_VERSION", DEFAULT_VERSION)
+# `make fake` runs the tests of the client on the in-memory cluster.
+ON_FAKE = os.environ.get("SPARK_KAFKA_SOURCE_ON_FAKE") == "1"
 NEEDS_KIP_848 = pytest.mark.skipif(
     version_numbers(KAFKA_VERSION) < (4, 0), reason="the consumer protocol begins with Kafka 4.0"
 )
@@ -91,6 +94,10 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     """Return three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. A test restarts each broker that it kills."""
     from tests.support.xdist_scheduling import THREE
 
+    if ON_FAKE:
+        with FakeLocalKafka(3, settings=_EAGER) as fake:
+            yield fake
+        return
     with LocalKafka(3, KAFKA_VERSION, settings=_EAGER, broker_settings=_RACKS, jvm_options=BRIEF_LIFE) as running:
         pytestconfig.stash[THREE] = running
         yield running
@@ -99,6 +106,10 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def kafka1() -> Iterator[LocalKafka]:
     """Return one broker, for tests that need only one."""
+    if ON_FAKE:
+        with FakeLocalKafka(1, settings=_EAGER) as fake:
+            yield fake
+        return
     with LocalKafka(1, KAFKA_VERSION, settings=_EAGER, jvm_options=BRIEF_LIFE) as running:
         yield running
 

@@ -83,7 +83,8 @@ PYTHON = {
             ("def doubled(", "test_spark_example_of_the_page_passes"),
             ("FakeKafka(brokers=3, settings", "test_fixture_of_the_page_replaces_that_of_the_plugin"),
             ("kafka.refuse(", "test_example_of_controls_runs"),
-            ("client_properties(", "test_example_of_users_runs"),
+            ('{"alice": "alice-secret"}', "test_examples_of_security_run"),
+            ("authorizer = {", "test_examples_of_security_run"),
             ("def test_orders_are_copied", "test_examples_of_expectations_pass"),
         )
     },

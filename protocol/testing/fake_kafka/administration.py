@@ -35,12 +35,14 @@ def list_groups(broker: Broker, request: Request) -> Body:
         }
         for each in groups.consumer_groups.values()
     ]
+    authorizer = broker.cluster.authorizer
     states, types = ([each.lower() for each in body[name]] for name in ("states_filter", "types_filter"))
     return {
         "groups": [
             row
             for row in rows
             if broker.cluster.coordinator(GROUP, row["group_id"]) == broker.node_id
+            and (authorizer.may(request.api, "Cluster") or authorizer.allows("Describe", "Group", row["group_id"]))
             and (not states or row["group_state"].lower() in states)
             and (not types or row["group_type"] in types)
         ]
@@ -52,6 +54,7 @@ def describe_consumer_groups(broker: Broker, request: Request) -> Body:
 
     def described(group_id: str) -> Body:
         broker.cluster.faults.refuse(request.api, broker.node_id)
+        broker.cluster.authorizer.require(request.api, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         group = broker.cluster.groups.consumer_groups.get(group_id)
         if group is None:
@@ -104,6 +107,7 @@ def delete_groups(broker: Broker, request: Request) -> Body:
 
     def delete(group_id: str) -> Body:
         broker.cluster.faults.refuse(request.api, broker.node_id)
+        broker.cluster.authorizer.require(request.api, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         found = groups.groups.get(group_id) or groups.consumer_groups.get(group_id)
         if found is None:
@@ -122,11 +126,13 @@ def delete_offsets(broker: Broker, request: Request) -> Body:
     """Handle OffsetDelete: topics that a member subscribes to are refused."""
     group_id = request.body["group_id"]
     broker.cluster.faults.refuse(request.api, broker.node_id)
+    broker.cluster.authorizer.require(request.api, "Group", group_id)
     broker.cluster.require_coordinator(broker, GROUP, group_id)
     subscribed = broker.cluster.groups.subscribed_topics(group_id, broker.image.topics)
     committed = broker.cluster.offsets.committed.get(group_id, {})
 
     def delete(topic: str, number: int) -> Body:
+        broker.cluster.authorizer.require(request.api, "Topic", topic)
         if topic not in broker.image.topics or number >= len(broker.image.topics[topic].partitions):
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if topic in subscribed:
@@ -190,6 +196,7 @@ def describe_producers(broker: Broker, request: Request) -> Body:
 
 def describe_log_dirs(broker: Broker, request: Request) -> Body:
     """Return the sizes of the broker's replicas; all are in one directory."""
+    broker.cluster.authorizer.require(request.api, "Cluster")
     wanted = request.body["topics"]
     asked = None if wanted is None else {(row["topic"], each) for row in wanted for each in row["partitions"]}
     by_topic: dict[str, list[Body]] = {}
@@ -205,4 +212,5 @@ def describe_log_dirs(broker: Broker, request: Request) -> Body:
 
 def list_reassignments(broker: Broker, request: Request) -> Body:
     """Return no reassignments: the model has none."""
+    broker.cluster.authorizer.require(request.api, "Cluster")
     return {"error_code": ErrorCode.NONE, "error_message": None, "topics": []}

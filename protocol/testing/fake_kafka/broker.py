@@ -149,7 +149,12 @@ class Broker:
         """
 
         def unless_refused() -> Body:
+            name = asked.get("name") or asked.get("topic")
+            if name:
+                # Before the topic is looked up: others must not learn whether it exists.
+                self.cluster.authorizer.require(api, "Topic", name)
             topic = self.topic(asked)
+            self.cluster.authorizer.require(api, "Topic", topic.name)
             self.cluster.faults.refuse(api, self.node_id, (topic.name, number))
             return act(topic)
 

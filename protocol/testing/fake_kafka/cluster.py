@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.authorizer import ITSELF, Authorizer
 from protocol.testing.fake_kafka.broker import Broker, Hosted, Replica
 from protocol.testing.fake_kafka.configs import check_topic_config, topic_config
 from protocol.testing.fake_kafka.controller import Controller, TopicImage
@@ -88,6 +89,7 @@ class Cluster:
         self.changed = threading.Condition(threading.RLock())
         self.faults = Faults()
         self.credentials = Credentials(users or {})
+        self.authorizer = Authorizer(self.settings)
         self.cluster_id = "fake"
         self.group_configs: dict[str, dict[str, str]] = {}
         ids = range(1, brokers + 1)
@@ -107,22 +109,29 @@ class Cluster:
     def handle(self, broker_id: int, request: Request) -> Body | Pending:
         """Handle a request at a broker; return the reply, or a pending one."""
         handler, broker = HANDLERS[request.api], self.brokers[broker_id]
+        self.authorizer.principal = request.principal
         try:
             return handler(broker, request)
         except Refused as refusal:
             return refused(request, refusal)
+        finally:
+            self.authorizer.principal = ITSELF
 
-    def look(self, pending: Pending) -> Body | None:
-        """Return a pending reply if it is due."""
+    def look(self, pending: Pending, principal: str = ITSELF) -> Body | None:
+        """Return a pending reply to a principal's request if it is due."""
         with self.changed:
             self.advance()
-            return pending()
+            self.authorizer.principal = principal
+            try:
+                return pending()
+            finally:
+                self.authorizer.principal = ITSELF
 
     def ask(self, broker_id: int, api: Api, body: Body, version: int | None = None) -> Body:
         """Send one request; return the reply as a client decodes it. Raises `TimeoutError` if it is not due yet."""
         number = api.last if version is None else version
         sent = b"".join(frame.encode_request(api, number, 0, "test", body))[4:]
-        given = self.handle(broker_id, Request(api, number, frame.decode_request(sent)[4], "test"))
+        given = self.handle(broker_id, Request(api, number, frame.decode_request(sent)[4], "test", ITSELF))
         reply = self.look(given) if callable(given) else given
         if reply is None:
             raise TimeoutError(f"{api.name}: the reply is not due yet")

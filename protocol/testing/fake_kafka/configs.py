@@ -70,6 +70,7 @@ def describe_configs(broker: Broker, request: Request) -> Body:
 
     def described(row: Body) -> Body:
         broker.cluster.faults.refuse(request.api, broker.node_id)
+        _require(broker, request, row)
         found = _configs_of(broker, row["resource_type"], row["resource_name"])
         wanted = row["configuration_keys"]
         rows = [_config_row(name, *found[name]) for name in sorted(found) if wanted is None or name in wanted]
@@ -103,6 +104,14 @@ def _resource_row(row: Body, act: Callable[[], Body]) -> Body:
     return row_of(act, **identity)
 
 
+def _require(broker: Broker, request: Request, row: Body) -> None:
+    """Raise `Refused` unless the principal may see or change the configuration."""
+    if row["resource_type"] == _TOPIC:
+        broker.cluster.authorizer.require(request.api, "Topic", row["resource_name"])
+    else:
+        broker.cluster.authorizer.require(request.api, "Cluster")
+
+
 def alter_configs(broker: Broker, request: Request) -> Body:
     """Handle AlterConfigs, which replaces the whole configuration."""
     return _alter(broker, request, lambda row, _: {each["name"]: each["value"] for each in row["configs"]})
@@ -118,6 +127,7 @@ def _alter(broker: Broker, request: Request, change: Callable[[Body, Mapping[str
 
     def alter(row: Body) -> Body:
         cluster.faults.refuse(request.api, broker.node_id)
+        _require(broker, request, row)
         name, kind, apply = row["resource_name"], row["resource_type"], not request.body["validate_only"]
         if kind == _TOPIC:
             changed = change(row, cluster.controller.topic(name).config)

@@ -25,11 +25,15 @@ _LEFT_FOR_A_WHILE = -2
 
 @dataclass
 class ConsumerMember:
-    """A member. It must revoke the partitions `revoking` and owns `assigned`; no other member has either."""
+    """A member, the `joined_as`-th of its group.
+
+    It must revoke the partitions `revoking` and owns `assigned`; no other member has either.
+    """
 
     member_id: str
     instance_id: str | None
     client_id: str
+    joined_as: int = 0
     epoch: int = 0
     previous_epoch: int = 0
     rebalance_timeout_ms: int = -1
@@ -59,6 +63,7 @@ class ConsumerGroup:
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     target: dict[str, set[Partition]] = field(default_factory=dict)
     _seen: Any = None
+    _joined: int = 0
 
     @property
     def state(self) -> str:
@@ -77,6 +82,7 @@ class ConsumerGroup:
         joins = body["member_epoch"] == 0
         if joins and (body["rebalance_timeout_ms"] < 0 or body["topic_partitions"] != []):
             raise Refused(ErrorCode.INVALID_REQUEST)
+        _check_regex(body["subscribed_topic_regex"])
         member = self._joining(body, client_id) if joins else self._known(body)
         owned = body["topic_partitions"] and {
             (bytes(row["topic_id"]), number) for row in body["topic_partitions"] for number in row["partitions"]
@@ -123,7 +129,10 @@ class ConsumerGroup:
             del self.members[before.member_id]
             before.member_id, before.epoch, before.previous_epoch = member_id, 0, 0
             return self.members.setdefault(member_id, before)
-        return self.members.setdefault(member_id, ConsumerMember(member_id, instance_id, client_id))
+        if member_id not in self.members:
+            self._joined += 1
+            self.members[member_id] = ConsumerMember(member_id, instance_id, client_id, joined_as=self._joined)
+        return self.members[member_id]
 
     def _known(self, body: Body) -> ConsumerMember:
         static = self._static(body["instance_id"])
@@ -157,8 +166,14 @@ class ConsumerGroup:
 
     def retarget(self, topics: Mapping[str, TopicImage]) -> None:
         """Start a new epoch if members, subscriptions or topics have changed: a range of each topic per subscriber."""
-        wanted = {name: sorted(m for m, each in self.members.items() if each.wants(name)) for name in sorted(topics)}
-        seen = sorted(self.members), wanted, {n: (t.topic_id, len(t.partitions)) for n, t in topics.items()}
+        # An older member keeps its first partitions, also a static one that has rejoined.
+        members = sorted(self.members.values(), key=lambda each: each.joined_as)
+        wanted = {name: [each.member_id for each in members if each.wants(name)] for name in sorted(topics)}
+        seen = (
+            [each.member_id for each in members],
+            wanted,
+            {n: (t.topic_id, len(t.partitions)) for n, t in topics.items()},
+        )
         if seen == self._seen:
             return
         self._seen, self.epoch = seen, self.epoch + 1
@@ -196,6 +211,18 @@ class ConsumerGroup:
         for member in list(self.members.values()):
             if now_s >= min(member.expires_s, member.revoked_by_s):
                 self.remove(member.member_id)
+
+
+def _check_regex(pattern: str | None) -> None:
+    """Raise `Refused` for a pattern that RE2 does not have: one with look-around, or an invalid one."""
+    try:
+        re.compile(pattern or "")
+        valid = not re.search(r"\(\?(?:[=!]|<[=!])", pattern or "")
+    except re.error:
+        valid = False
+    if not valid:
+        message = f"SubscribedTopicRegex `{pattern}` is not a valid regular expression of RE2"
+        raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, error_message=message)
 
 
 def _rows(partitions: set[Partition]) -> Body:

@@ -178,7 +178,7 @@ class Group:
             return
         if self.leader not in self.members or self.members[self.leader].joining is None:
             self.leader = joined[0].member_id
-        self.protocol = self._choose_protocol()
+        self.protocol = self.choose_protocol()
         self.state = State.COMPLETING_REBALANCE
         self.round_ends_s = now_s + self._rebalance_timeout_s
         for member in self.members.values():
@@ -186,7 +186,7 @@ class Group:
             member.expires_s = now_s + member.session_timeout_ms / 1000
             member.answer_join(self.joined(member))
 
-    def _choose_protocol(self) -> str:
+    def choose_protocol(self) -> str:
         """Return the assignor that most members prefer among the common ones."""
         common = set.intersection(*(set(dict(each.protocols)) for each in self.members.values()))
         votes = [next(name for name, _ in each.protocols if name in common) for each in self.members.values()]

@@ -154,7 +154,6 @@ class Groups:
 
     def _replace(self, group: Group, before: Member, member_id: str, body: Body, now_s: float) -> Body | Pending:
         """Replace a restarted static member under a new member id (KIP-345)."""
-        unchanged = [(row["name"], bytes(row["metadata"])) for row in body["protocols"]] == before.protocols
         before.answer_join({"error_code": ErrorCode.FENCED_INSTANCE_ID, "member_id": before.member_id})
         before.answer_sync({"error_code": ErrorCode.FENCED_INSTANCE_ID}, now_s)
         del group.members[before.member_id]
@@ -162,9 +161,9 @@ class Groups:
         before.member_id, before.expires_s = member_id, now_s + body["session_timeout_ms"] / 1000
         group.members[member_id] = before
         group.leader = member_id if led else group.leader
-        if group.state is State.STABLE and unchanged:
-            return group.joined(before, skip_assignment=led)
         self._update(before, body)
+        if group.state is State.STABLE and group.choose_protocol() == group.protocol:
+            return group.joined(before, skip_assignment=led)
         return self._wait_for_round(group, before, now_s)
 
     def _join_again(self, group: Group, member: Member, body: Body, now_s: float) -> Body | Pending:

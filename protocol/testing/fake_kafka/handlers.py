@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from protocol.broker_errors import ErrorCode
+from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.administration import (
     delete_groups,
     delete_offsets,
@@ -15,6 +17,7 @@ from protocol.testing.fake_kafka.administration import (
     list_groups,
     list_reassignments,
 )
+from protocol.testing.fake_kafka.authorizer import create_acls, delete_acls, describe_acls
 from protocol.testing.fake_kafka.broker import Broker, named
 from protocol.testing.fake_kafka.configs import alter_configs, describe_configs, incremental_alter_configs
 from protocol.testing.fake_kafka.fetch import fetch
@@ -48,6 +51,7 @@ from protocol.wire.messages.m24_add_partitions_to_txn import LAST_CLIENT_VERSION
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.messages.m29_acls import CREATE_ACLS, DELETE_ACLS, DESCRIBE_ACLS
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m33_alter_configs import ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from protocol.wire.messages.m34_log_dirs import DESCRIBE_LOG_DIRS
@@ -100,6 +104,7 @@ def find_coordinator(broker: Broker, request: Request) -> Body:
 
     def where(key: str) -> Body:
         cluster.faults.refuse(FIND_COORDINATOR, broker.node_id)
+        cluster.authorizer.require(FIND_COORDINATOR, "Group" if kind == GROUP else "TransactionalId", key)
         return cluster.endpoints([cluster.coordinator(kind, key)])[0]
 
     nowhere = {"node_id": -1, "host": "", "port": -1, "error_message": None}
@@ -112,6 +117,7 @@ def _of_group(act: Callable[[Broker, Request, float], Body | Pending]) -> Handle
 
     def handler(broker: Broker, request: Request) -> Body | Pending:
         broker.cluster.faults.refuse(request.api, broker.node_id)
+        broker.cluster.authorizer.require(request.api, "Group", request.body["group_id"])
         broker.cluster.require_coordinator(broker, GROUP, request.body["group_id"])
         return act(broker, request, broker.cluster.clock.now_s())
 
@@ -123,8 +129,12 @@ def _of_transaction(act: Callable[[Broker, Request], Body], key: str = "transact
 
     def handler(broker: Broker, request: Request) -> Body:
         broker.cluster.faults.refuse(request.api, broker.node_id)
-        if request.body[key] is not None:
-            broker.cluster.require_coordinator(broker, TRANSACTION, request.body[key])
+        authorizer, transactional_id = broker.cluster.authorizer, request.body[key]
+        if transactional_id is not None:
+            authorizer.require(request.api, "TransactionalId", transactional_id)
+            broker.cluster.require_coordinator(broker, TRANSACTION, transactional_id)
+        elif not authorizer.allows_on_any_topic("Write"):
+            authorizer.require(request.api, "Cluster")
         return act(broker, request)
 
     return handler
@@ -135,6 +145,7 @@ def describe_groups(broker: Broker, request: Request) -> Body:
 
     def described(group_id: str) -> Body:
         broker.cluster.faults.refuse(DESCRIBE_GROUPS, broker.node_id)
+        broker.cluster.authorizer.require(DESCRIBE_GROUPS, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         return broker.cluster.groups.describe(group_id)
 
@@ -146,6 +157,7 @@ def describe_transactions(broker: Broker, request: Request) -> Body:
 
     def described(transactional_id: str) -> Body:
         broker.cluster.faults.refuse(DESCRIBE_TRANSACTIONS, broker.node_id)
+        broker.cluster.authorizer.require(DESCRIBE_TRANSACTIONS, "TransactionalId", transactional_id)
         broker.cluster.require_coordinator(broker, TRANSACTION, transactional_id)
         return broker.cluster.transactions.describe(transactional_id)
 
@@ -159,19 +171,32 @@ def list_transactions(broker: Broker, request: Request) -> Body:
     rows = [
         {"transactional_id": name, "producer_id": each.producer_id, "transaction_state": each.state.value}
         for name, each in cluster.transactions.transactions.items()
-        if cluster.coordinator(TRANSACTION, name) == broker.node_id and (not wanted or each.state.value in wanted)
+        if cluster.coordinator(TRANSACTION, name) == broker.node_id
+        and cluster.authorizer.may(LIST_TRANSACTIONS, "TransactionalId", name)
+        and (not wanted or each.state.value in wanted)
     ]
     return {"transaction_states": rows}
 
 
 def _add_partitions(broker: Broker, request: Request) -> Body:
-    topics = broker.image.topics
-    return broker.cluster.transactions.add_partitions(
-        request, lambda key: key[0] in topics and key[1] < len(topics[key[0]].partitions)
-    )
+    topics, authorizer = broker.image.topics, broker.cluster.authorizer
+
+    def refusal(key: TopicPartition) -> ErrorCode | None:
+        if not authorizer.may(ADD_PARTITIONS_TO_TXN, "Topic", key[0]):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        known = key[0] in topics and key[1] < len(topics[key[0]].partitions)
+        return None if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    return broker.cluster.transactions.add_partitions(request, refusal)
+
+
+def _add_offsets(broker: Broker, request: Request) -> Body:
+    broker.cluster.authorizer.require(ADD_OFFSETS_TO_TXN, "Group", request.body["group_id"])
+    return broker.cluster.transactions.add_offsets(request)
 
 
 def _commit_in_transaction(broker: Broker, request: Request, now_s: float) -> Body:
+    broker.cluster.authorizer.require(TXN_OFFSET_COMMIT, "TransactionalId", request.body["transactional_id"])
     broker.cluster.transactions.require_group(request)
     return broker.cluster.offsets.commit_in_transaction(broker, request)
 
@@ -200,12 +225,15 @@ HANDLERS: dict[Api, Handler] = {
     INIT_PRODUCER_ID: _of_transaction(lambda broker, each: broker.cluster.transactions.init_producer_id(each)),
     OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch,
     ADD_PARTITIONS_TO_TXN: _of_transaction(_add_partitions, "v3_and_below_transactional_id"),
-    ADD_OFFSETS_TO_TXN: _of_transaction(lambda broker, each: broker.cluster.transactions.add_offsets(each)),
+    ADD_OFFSETS_TO_TXN: _of_transaction(_add_offsets),
     END_TXN: _of_transaction(lambda broker, each: broker.cluster.transactions.end(each)),
     TXN_OFFSET_COMMIT: _of_group(_commit_in_transaction),
     CREATE_PARTITIONS: create_partitions,
     DESCRIBE_TRANSACTIONS: describe_transactions,
     LIST_TRANSACTIONS: list_transactions,
+    DESCRIBE_ACLS: describe_acls,
+    CREATE_ACLS: create_acls,
+    DELETE_ACLS: delete_acls,
     DESCRIBE_CONFIGS: describe_configs,
     ALTER_CONFIGS: alter_configs,
     INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,

@@ -28,6 +28,8 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
     written: list[tuple[Hosted, int]] = []
 
     def append(topic: TopicImage, part: Body) -> Body:
+        if body["transactional_id"] is not None:
+            broker.cluster.authorizer.require(PRODUCE, "TransactionalId", body["transactional_id"])
         led = broker.led(topic, part["index"])
         base_offset, end_offset, append_time_ms = _append(broker, request, led, bytes(part["records"] or b""))
         written.append((led, end_offset))

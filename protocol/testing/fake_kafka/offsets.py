@@ -12,6 +12,7 @@ from protocol.testing.fake_kafka.broker import Broker, named
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.groups import Groups
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP
 
 _NOTHING = {"committed_offset": -1, "committed_leader_epoch": -1, "metadata": ""}
@@ -121,6 +122,7 @@ class Offsets:
     def _group(self, broker: Broker, asked: Body, stable: bool) -> Body:
         group_id = asked["group_id"]
         try:
+            broker.cluster.authorizer.require(OFFSET_FETCH, "Group", group_id)
             broker.cluster.require_coordinator(broker, GROUP, group_id)
         except Refused as refusal:
             return {"group_id": group_id, "topics": [], "error_code": refusal.code}
@@ -132,6 +134,7 @@ class Offsets:
         def offset(number: int) -> Body:
             # A request by topic name succeeds for a deleted topic.
             key = (asked.get("name") or broker.topic(asked).name, number)
+            broker.cluster.authorizer.require(OFFSET_FETCH, "Topic", key[0])
             if stable and self._is_pending(group_id, key):
                 raise Refused(ErrorCode.UNSTABLE_OFFSET_COMMIT)
             known = self.committed.get(group_id, {}).get(key)
@@ -147,7 +150,7 @@ class Offsets:
         return [
             {"name": name, "topic_id": broker.image.topics[name].topic_id, "partition_indexes": numbers}
             for name, numbers in by_topic.items()
-            if name in broker.image.topics
+            if name in broker.image.topics and broker.cluster.authorizer.may(OFFSET_FETCH, "Topic", name)
         ]
 
     def _is_pending(self, group_id: str, key: TopicPartition) -> bool:

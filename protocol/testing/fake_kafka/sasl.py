@@ -142,6 +142,7 @@ def _scram(credentials: Credentials, mechanism: str) -> Exchange:
 
 def describe_scram_credentials(broker: Broker, request: Request) -> Body:
     """Handle DescribeUserScramCredentials."""
+    broker.cluster.authorizer.require(request.api, "Cluster")
     scram, asked = broker.cluster.credentials.scram, request.body["users"]
     users = [row["name"] for row in asked] if asked else sorted({user for user, _ in scram})
 
@@ -166,6 +167,7 @@ def alter_scram_credentials(broker: Broker, request: Request) -> Body:
     names = {number: mechanism for mechanism, number in _SCRAM_IDS.items()}
 
     def alter(user: str) -> Body:
+        broker.cluster.authorizer.require(request.api, "Cluster")
         deleted = [row for row in request.body["deletions"] if row["name"] == user]
         stored = [row for row in request.body["upsertions"] if row["name"] == user]
         for row in (*deleted, *stored):

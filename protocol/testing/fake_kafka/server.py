@@ -54,6 +54,8 @@ class FakeKafka(Cluster):
         Port of the first broker; the next brokers have the next ports. 0: free ports.
     users : mapping of str to str, optional
         Passwords by user name: clients must authenticate with SASL, by PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
+    anonymous : bool
+        Accept clients without SASL, too, as the principal `User:ANONYMOUS`.
     tls : ssl.SSLContext, optional
         A context of a server, with its certificate: the listeners speak TLS. It may require certificates of clients.
     record_requests : bool
@@ -79,12 +81,14 @@ class FakeKafka(Cluster):
         host: str = "127.0.0.1",
         port: int = 0,
         users: Mapping[str, str] | None = None,
+        anonymous: bool = False,
         tls: ssl.SSLContext | None = None,
         record_requests: bool = True,
     ) -> None:
         super().__init__(brokers, clock=clock, settings=settings, users=users)
         self.tls = tls
         self.authenticates = users is not None
+        self.anonymous = anonymous
         self.handlers: dict[Api, Handler] = {}
         self.before: dict[Api, Callable[[Body], object]] = {}
         self.requests: list[tuple[str, int, Body]] = []
@@ -330,7 +334,7 @@ class _Listener(FakeBroker):
             session = self._sasl_session()
             if api in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
                 return session.handle(api, body)
-            if session.principal is None and api is not API_VERSIONS:
+            if session.principal is None and api is not API_VERSIONS and not kafka.anonymous:
                 return CUT
         first, last = VERSIONS.get(api, (1, 0))
         if not first <= version <= last:
@@ -341,13 +345,13 @@ class _Listener(FakeBroker):
             return CUT
         principal = (self._sasl_session().principal if kafka.authenticates else None) or ANONYMOUS
         request = Request(api, version, newest_request(api, version, body), client_id or "", principal)
-        reply = self._when_due(kafka.handle(self._broker_id, request))
+        reply = self._when_due(kafka.handle(self._broker_id, request), principal)
         if self._fault(Kind.REPLY_LOST, api):
             return CUT
         late = self._fault(Kind.REPLY_LATE, api)
         if late:
             until_s = kafka.clock.now_s() + late.late_s
-            self._when_due(lambda: {} if kafka.clock.now_s() >= until_s else None)
+            self._when_due(lambda: {} if kafka.clock.now_s() >= until_s else None, principal)
         edited = self._fault(Kind.REPLY_EDITED, api)
         if edited:
             changed = edited.edit(reply)
@@ -366,12 +370,12 @@ class _Listener(FakeBroker):
     def _fault(self, kind: Kind, api: Api) -> Fault | None:
         return self._kafka.fault(kind, api, self._broker_id)
 
-    def _when_due(self, reply: Body | Pending) -> Body:
+    def _when_due(self, reply: Body | Pending, principal: str) -> Body:
         """Wait for a pending reply."""
         kafka = self._kafka
         while callable(reply):
             with kafka.changed:
-                found = kafka.look(reply)
+                found = kafka.look(reply, principal)
                 if found is not None or kafka.closed:
                     return found or {}
                 kafka.changed.wait(_LOOK_AGAIN_S)

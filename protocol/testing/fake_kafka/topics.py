@@ -18,7 +18,8 @@ def metadata(broker: Broker, request: Request) -> Body:
     """Handle Metadata."""
     image, wanted = broker.image, request.body["topics"]
     if wanted is None:
-        rows = [_topic(broker, topic) for topic in image.topics.values()]
+        authorizer = broker.cluster.authorizer
+        rows = [_topic(broker, each) for each in image.topics.values() if authorizer.may(METADATA, "Topic", each.name)]
     else:
         rows = [_wanted(broker, asked, create=request.body["allow_auto_topic_creation"]) for asked in wanted]
     return {
@@ -32,10 +33,15 @@ def metadata(broker: Broker, request: Request) -> Body:
 def _wanted(broker: Broker, asked: Body, *, create: bool) -> Body:
     try:
         broker.cluster.faults.refuse(METADATA, broker.node_id)
-        return _topic(broker, broker.topic(asked))
+        if asked["name"]:
+            broker.cluster.authorizer.require(METADATA, "Topic", asked["name"])
+        topic = broker.topic(asked)
+        broker.cluster.authorizer.require(METADATA, "Topic", topic.name)
+        return _topic(broker, topic)
     except Refused as refusal:
         code = refusal.code
-    if create and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
+    unknown = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if create and unknown and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
         # The topic exists at the next request.
         code = row_of(lambda: _create(broker, asked["name"]))["error_code"] or code
     return {"error_code": code, "name": asked["name"], "topic_id": asked["topic_id"], "partitions": []}
@@ -73,10 +79,17 @@ def _rows(broker: Broker, request: Request, asked: list[Body], act: Callable[[Bo
     return [row_of(partial(unless_refused, row), name=row["name"]) for row in asked]
 
 
+def _require(broker: Broker, request: Request, name: str) -> None:
+    """Raise `Refused` unless the principal may create, delete or change the topic."""
+    broker.cluster.authorizer.require(request.api, "Topic", name)
+
+
 def create_topics(broker: Broker, request: Request) -> Body:
     """Handle CreateTopics."""
 
     def create(row: Body) -> Body:
+        if not broker.cluster.authorizer.may(request.api, "Cluster"):
+            _require(broker, request, row["name"])
         config = {each["name"]: each["value"] for each in row["configs"]}
         check_topic_config(config)
         if request.body["validate_only"]:
@@ -95,7 +108,10 @@ def delete_topics(broker: Broker, request: Request) -> Body:
     """Handle DeleteTopics."""
 
     def delete(row: Body) -> Body:
+        if row["name"]:
+            _require(broker, request, row["name"])
         topic = broker.topic(row)
+        _require(broker, request, topic.name)
         broker.cluster.delete_topic(topic.name)
         return {"name": topic.name, "topic_id": topic.topic_id}
 
@@ -107,6 +123,7 @@ def create_partitions(broker: Broker, request: Request) -> Body:
     """Handle CreatePartitions."""
 
     def grow(row: Body) -> Body:
+        _require(broker, request, row["name"])
         broker.cluster.create_partitions(row["name"], row["count"])
         return {}
 

@@ -147,20 +147,18 @@ class Transactions:
 
     # -- partitions and groups ----------------------------------------------------------------
 
-    def add_partitions(self, request: Request, is_known: Callable[[TopicPartition], bool]) -> Body:
-        """Add all partitions of a request, or none."""
+    def add_partitions(self, request: Request, refusal: Callable[[TopicPartition], ErrorCode | None]) -> Body:
+        """Add all partitions of a request, or none. `refusal` returns the error of a partition that is refused."""
         body = {key.removeprefix("v3_and_below_"): value for key, value in request.body.items()}
         wanted = [(row["name"], number) for row in body["topics"] for number in row["partitions"]]
-        codes = {
-            each: ErrorCode.OPERATION_NOT_ATTEMPTED if is_known(each) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            for each in wanted
-        }
-        if all(map(is_known, wanted)):
+        refusals = {each: refusal(each) for each in wanted}
+        codes = {each: code or ErrorCode.OPERATION_NOT_ATTEMPTED for each, code in refusals.items()}
+        if not any(refusals.values()):
             codes = dict.fromkeys(wanted, ErrorCode.NONE)
             try:
                 self._begin(self._addable(body)).partitions.update(wanted)
-            except Refused as refusal:
-                codes = dict.fromkeys(wanted, refusal.code)
+            except Refused as refused:
+                codes = dict.fromkeys(wanted, refused.code)
         return added_partitions(body["topics"], codes.__getitem__)
 
     def add_offsets(self, request: Request) -> Body:

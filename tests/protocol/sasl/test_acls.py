@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
 
 from protocol.admin.groups import delete_group, describe_group
 from protocol.cluster.client import Client
-from protocol.config import parse_producer
+from protocol.config import parse_client, parse_producer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
@@ -19,14 +20,14 @@ from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fe
 from protocol.kafka_terms import LATEST
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
+from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
+from spark_kafka_source.local_kafka.users import acl_settings
 from tests.conftest import KAFKA_VERSION, topic_factory
 from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of
 from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
-from tests.protocol.sasl.conftest import ClientFactory
-from tests.support.secured_kafka import SecuredKafka
-
-pytestmark = pytest.mark.kafka
+from tests.support.fake_local_kafka import FakeLocalKafka
+from tests.support.secured_kafka import USERS, SecuredKafka
 
 QUICK = {"default.api.timeout.ms": "8000"}
 
@@ -85,6 +86,17 @@ def delete(client: Client, topic: str, group: str) -> None:
     delete_group(client, group)
 
 
+@dataclass(frozen=True)
+class Authorized:
+    """A broker, and properties of clients without credentials."""
+
+    kafka: LocalKafka
+    properties: dict[str, str]
+
+    def client(self, properties: dict[str, str]) -> Client:
+        return Client(parse_client(self.properties | properties))
+
+
 Part = Callable[[Client, str, str], None]
 # The ACLs that each part needs, (operation, resource), as in docs/security.md.
 NEEDS: dict[Part, list[tuple[str, str]]] = {
@@ -100,37 +112,47 @@ NEEDS: dict[Part, list[tuple[str, str]]] = {
 }
 
 
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.kafka)])
+def authorized(request: pytest.FixtureRequest) -> Iterator[Authorized]:
+    """Yield a broker with ACLs, in memory or real, and properties of its clients."""
+    if request.param == "real":
+        secured: SecuredKafka = request.getfixturevalue("secured")
+        yield Authorized(secured.kafka, secured.properties("SASL_PLAINTEXT"))
+        return
+    with FakeLocalKafka(users=USERS, anonymous=True, settings=acl_settings("alice")) as fake:
+        addresses = {"bootstrap.servers": fake.bootstrap_servers, "security.protocol": "SASL_PLAINTEXT"}
+        yield Authorized(fake, addresses)
+
+
 @pytest.fixture
-def topic(secured: SecuredKafka) -> Iterator[str]:
-    """Create a topic with a record, and a group of the same name with a committed offset."""
-    factory = topic_factory(secured.kafka)
+def read_topic(authorized: Authorized) -> Iterator[str]:
+    """Create a topic with records."""
+    factory = topic_factory(authorized.kafka)
     name = next(factory)()
-    produce(secured.kafka, name, range(3))
+    produce(authorized.kafka, name, range(3))
     yield name
     for _ in factory:
         pass
 
 
 @pytest.mark.parametrize("part", NEEDS, ids=lambda part: part.__name__)
-def test_part_needs_exactly_the_documented_acls(
-    secured: SecuredKafka, client: ClientFactory, topic: str, part: Part
-) -> None:
+def test_part_needs_exactly_the_documented_acls(authorized: Authorized, read_topic: str, part: Part) -> None:
     if part is join_group_by_kip_848 and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
     group = f"group-{uuid.uuid4().hex[:8]}"
-    names = {"Topic": topic, "Group": group, "TransactionalId": group}
+    names = {"Topic": read_topic, "Group": group, "TransactionalId": group}
     acls = [Acl(operation, resource, names[resource]) for operation, resource in NEEDS[part]]
-    with client_of(secured.kafka) as anonymous:
-        commit_offsets(anonymous, group, {(topic, 0): CommittedOffset(0)}, anonymous.deadline())
+    with client_of(authorized.kafka) as anonymous:
+        commit_offsets(anonymous, group, {(read_topic, 0): CommittedOffset(0)}, anonymous.deadline())
     for missing in acls:
         others = [acl for acl in acls if acl != missing]
-        allow(secured.kafka, others)
-        with client(BOB | QUICK) as bob, pytest.raises(KafkaError) as refused:
-            part(bob, topic, group)
+        allow(authorized.kafka, others)
+        with authorized.client(BOB | QUICK) as bob, pytest.raises(KafkaError) as refused:
+            part(bob, read_topic, group)
         # Learning of a topic or a coordinator requires Describe, which every other operation implies.
         lacks = [f"(it needs {each} on {missing.resource} {missing.name})" for each in (missing.operation, "Describe")]
         assert any(words in str(refused.value) for words in lacks)
-        revoke(secured.kafka, others)
-    allow(secured.kafka, acls)
-    with client(BOB | QUICK) as bob:
-        part(bob, topic, group)
+        revoke(authorized.kafka, others)
+    allow(authorized.kafka, acls)
+    with authorized.client(BOB | QUICK) as bob:
+        part(bob, read_topic, group)

@@ -10,7 +10,16 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import protocol
-from protocol.admin import ScramMechanism, ScramUpsertion
+from protocol.admin import (
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermission,
+    PatternType,
+    ResourceType,
+    ScramMechanism,
+    ScramUpsertion,
+)
 from protocol.broker_errors import ErrorCode
 from protocol.errors import AuthenticationFailed, KafkaError, TransportError
 from protocol.testing import FakeKafka
@@ -124,3 +133,54 @@ class TestTLS:
             admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
             with pytest.raises(confluent_kafka.KafkaException):
                 admin.list_topics(timeout=2)
+
+
+class TestACLs:
+    @pytest.fixture
+    def authorized(self) -> Iterator[FakeKafka]:
+        settings = {"authorizer.class.name": "StandardAuthorizer", "super.users": "User:alice"}
+        with FakeKafka(users=USERS, settings=settings) as kafka:
+            yield kafka
+
+    def test_acls_are_created_described_and_deleted(self, authorized: FakeKafka) -> None:
+        read = AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.READ)
+        prefixed = AclBinding(ResourceType.TOPIC, "ord", "User:*", AclOperation.ALL, pattern_type=PatternType.PREFIXED)
+        with protocol.Admin(authorized.client_properties("alice")) as admin:
+            admin.create_acls([read, prefixed])
+            assert set(admin.describe_acls(AclFilter())) == {read, prefixed}
+            matching = AclFilter(ResourceType.TOPIC, "orders", pattern_type=PatternType.MATCH)
+            assert set(admin.describe_acls(matching)) == {read, prefixed}
+            admin.delete_acls([AclFilter(principal="User:bob")])
+            assert list(admin.describe_acls(AclFilter())) == [prefixed]
+
+    def test_deny_wins_over_allow(self, authorized: FakeKafka) -> None:
+        authorized.create_topic("orders")
+        bindings = [
+            AclBinding(ResourceType.TOPIC, "*", "User:*", AclOperation.ALL),
+            AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.WRITE, AclPermission.DENY),
+        ]
+        with protocol.Admin(authorized.client_properties("alice")) as admin:
+            admin.create_acls(bindings)
+        with (
+            protocol.Producer(authorized.client_properties("bob")) as producer,
+            pytest.raises(protocol.BrokerError, match="TOPIC_AUTHORIZATION_FAILED"),
+        ):
+            producer.send_and_wait("orders", b"1")
+
+    def test_only_the_super_user_may_change_acls(self, authorized: FakeKafka) -> None:
+        with (
+            protocol.Admin(authorized.client_properties("bob")) as admin,
+            pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"),
+        ):
+            admin.create_acls([AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.ALL)])
+
+    def test_cluster_without_authorizer_has_no_acls(self, kafka: FakeKafka) -> None:
+        with (
+            protocol.Admin(kafka.client_properties()) as admin,
+            pytest.raises(KafkaError, match="SECURITY_DISABLED"),
+        ):
+            admin.describe_acls(AclFilter())
+
+    def test_methods_of_the_cluster_need_no_acl(self, authorized: FakeKafka) -> None:
+        authorized.create_topic("orders")
+        assert authorized.produce("orders", "1") == [0]

@@ -50,9 +50,10 @@ def test_example_of_controls_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.endswith(" 3\n"), "two refused requests, and the one that succeeds"
 
 
-def test_example_of_users_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(block("testing.md", "client_properties(").text, {})
-    assert capsys.readouterr().out == "{}\n"
+def test_examples_of_security_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ('{"alice": "alice-secret"}', "authorizer = {"):
+        exec(block("testing.md", words).text, {})
+    assert capsys.readouterr().out == "{}\n[]\n['orders']\n"
 
 
 def test_table_names_methods_of_the_cluster() -> None:
