@@ -129,10 +129,10 @@ def secured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
-    """Makes topics on `kafka`: `topic(partitions=1, replication_factor=1, config=None, prefix="topic") -> name`.
+    """Return `topic(partitions=1, replication_factor=1, config=None, prefix="topic") -> name`, for topics on `kafka`.
 
-    Followers cost more processor time than most tests: a test that takes a broker away asks for them. Every broker
-    knows every partition's leader when the factory returns; the topics are deleted after the test.
+    Only tests that stop a broker need a replication factor above 1: followers cost more CPU time than most tests. All
+    brokers know all leaders when the function returns. The topics are deleted after the test.
     """
     yield from topic_factory(kafka)
 
@@ -145,7 +145,7 @@ def topic1(kafka1: LocalKafka) -> Iterator[TopicFactory]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session of `conf/spark-defaults.conf`, with the data source of this checkout registered by its presence.
+    """Return a session with `conf/spark-defaults.conf`, in which Spark discovers the data source of this checkout.
 
     `format("kafka")` is Spark's own JVM connector, and `from_avro` of its Avro jar, to compare with.
     """

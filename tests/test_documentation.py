@@ -49,7 +49,7 @@ def _ids(page: Path) -> str:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub derives from a page's headings."""
     headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -83,7 +83,7 @@ def test_pages_that_code_refers_to_exist() -> None:
 
 @cache
 def _tree() -> str:
-    """All files and folders, a line each, with a slash before each path."""
+    """Return all files and folders, one per line, with a slash before each path."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if "__pycache__" not in path.parts]
     paths += [*ROOT.iterdir(), *DOCS.rglob("*")]
     return "\n".join(f"/{path.relative_to(ROOT)}{'/' if path.is_dir() else ''}" for path in paths) + "\n"
@@ -122,20 +122,20 @@ def test_functions_and_variables_that_page_names_exist(page: Path) -> None:
 
 
 def _code(page: Path) -> str:
-    """The text in backticks."""
+    """Return the text in backticks."""
     return "\n".join(_CODE.findall(_FENCE.sub("", page.read_text())))
 
 
 @cache
 def _words_of_code() -> set[str]:
-    """All words of the code except this file, and the names of its files."""
+    """Return all words of the code, without this file, and the names of all files."""
     paths = [path for package in PACKAGES[:4] for path in (ROOT / package).rglob("*.py") if path != Path(__file__)]
     words = re.findall(r"\w+", "\n".join(path.read_text() for path in paths))
     return {*words, *(path.stem for path in paths), Path(__file__).stem}
 
 
 def _diagram(title: str) -> set[tuple[str, str]]:
-    """The transitions of the state diagram below a heading of the architecture page."""
+    """Return the transitions of the state diagram below a heading of the architecture page."""
     section = (DOCS / "architecture.md").read_text().split(f"# {title}\n")[1]
     block = re.search(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     assert block is not None
@@ -147,7 +147,7 @@ def _diagram(title: str) -> set[tuple[str, str]]:
     [("Classic protocol", CLASSIC_TRANSITIONS), ("Consumer protocol", CONSUMER_TRANSITIONS)],
 )
 def test_diagram_of_group_member_matches_transitions(title: str, transitions: Transitions) -> None:
-    """The page leaves out what it says in words: any state may end, and any state in a session may become LOST."""
+    """Transitions that the page describes in words are left out: to the end, and from any session state to LOST."""
     ends = {MemberState.LEAVING, MemberState.LEFT, MemberState.FAILED}
     edges = {(state.name, to.name) for state, next_states in transitions.items() for to in next_states - ends}
     in_session = IN_SESSION & transitions.keys()

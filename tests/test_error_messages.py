@@ -1,4 +1,4 @@
-"""Names of error classes: those that Spark's own Kafka connector has, and where tasks put them."""
+"""Error classes have the names of Spark's own Kafka connector, also in errors of tasks."""
 
 from __future__ import annotations
 

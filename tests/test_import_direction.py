@@ -1,4 +1,4 @@
-"""Imports point down only: the layers of pyproject.toml, and what the folders at the bottom may import at most."""
+"""Imports point down only: the layers of pyproject.toml, and the allowed imports of the lowest folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Per folder: what of `protocol` it may import beside itself.
+# Folder -> modules of `protocol` that it may import, beside its own.
 MAY_IMPORT = {
     "protocol/wire": {"protocol.errors"},
     "protocol/records": {"protocol.errors", "protocol.kafka_terms", "protocol.wire.primitives"},
@@ -25,12 +25,12 @@ MAY_IMPORT = {
     },
     "protocol/group/assignors": {"protocol.errors", "protocol.kafka_terms", "protocol.wire"},
 }
-# Bytes, and what is decided from them, know nothing of sockets, threads and time: so they are tested without any.
+# Code that parses bytes and decides is sans-IO, so that tests need no sockets, threads or clocks.
 NEVER = {"socket", "select", "selectors", "ssl", "asyncio", "threading", "multiprocessing", "time", "datetime"}
 
 
 def test_imports_follow_the_layers_of_pyproject() -> None:
-    # In a separate process: it turns off the loggers that other tests listen to.
+    # In a separate process, because it disables loggers that other tests capture.
     program = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -61,7 +61,7 @@ def test_folder_knows_no_socket_thread_or_clock(folder: str) -> None:
 
 @pytest.mark.parametrize("room", ["plan", "options"])
 def test_plans_import_neither_spark_nor_sockets(room: str) -> None:
-    """pyproject's contract goes by what is written; this one by what is there in the end."""
+    """The contract in pyproject.toml checks import statements; this test checks the modules that are loaded."""
     files = (ROOT / "spark_kafka_source" / room).glob("*.py")
     modules = [f"spark_kafka_source.{room}.{path.stem}" for path in files if not path.stem.startswith("__")]
     assert modules

@@ -1,4 +1,4 @@
-"""`make clean` removes what git ignores, which is what the other commands leave behind."""
+"""`make clean` removes all files that git ignores: those that other commands create."""
 
 from __future__ import annotations
 

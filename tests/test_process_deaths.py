@@ -1,4 +1,4 @@
-"""The tests' own processes: one that dies ends the run, soon and as failed, and says where it was."""
+"""A test process that dies ends the run soon, as failed, and prints its stacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_hangs(other_goes_on):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     ctypes.PyDLL(None).sleep(300)  # keeps the interpreter's lock: no Python runs any more
 """
-# Its child has the pipe to the process that hands out the tests, and keeps it open.
+# A child process inherits the pipe to the controller and keeps it open.
 DIES_WITH_A_CHILD = """
 import os, signal, time
 def test_dies(other_goes_on):

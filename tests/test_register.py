@@ -28,7 +28,7 @@ def test_format_is_registered() -> None:
 
 
 def test_format_that_spark_has_found_is_left_as_it_is() -> None:
-    """So PySpark 4.0 answers."""
+    """PySpark 4.0 raises this error."""
     register(session("DATA_SOURCE_ALREADY_EXISTS", []))
 
 

@@ -1,4 +1,4 @@
-"""Errors of `protocol` speak Kafka's words; what leaves for Spark names the option that mends it."""
+"""Errors of `protocol` name Kafka's properties; errors that reach Spark name the option to change."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_error_of_unreadable_range_names_the_option(monkeypatch: pytest.MonkeyPa
         list(range_reader.read_range(options, [Range("t", 0, 0, 5)]))
 
 
-# -- no word of Spark's in `protocol` -------------------------------------------------------------
+# -- no term of Spark in `protocol` ---------------------------------------------------------------
 
 
 def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
@@ -140,7 +140,7 @@ def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
     for path in sorted((ROOT / "protocol").rglob("*.py")):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)):
-            # A set of names is no text.
+            # A set of names is not an error text.
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "frozenset":
                 keys = {key for each in ast.walk(node) if isinstance(each, ast.Dict) for key in each.keys}
                 texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each not in keys]

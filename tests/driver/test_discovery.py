@@ -48,7 +48,7 @@ def test_topic_unknown_for_ten_seconds_counts_as_deleted(clock: ManualClock, tim
 
 
 def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock: ManualClock) -> None:
-    """No other member reads them, so that a missing partition is data loss, not a revocation."""
+    """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
     gone = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
@@ -79,7 +79,7 @@ def test_topic_that_reappears_does_not_count_as_deleted(clock: ManualClock, says
 
 def test_replies_of_rarely_answering_brokers_prove_no_deletion(clock: ManualClock) -> None:
     with pytest.raises(DeadlineExceeded, match="topic orders"):
-        look(clock, *[20.5, UNKNOWN] * 11, UNKNOWN)  # the time ends while no reply is pending
+        look(clock, *[20.5, UNKNOWN] * 11, UNKNOWN)  # the deadline passes while no reply is pending
     assert clock.at_s < 300
 
 

@@ -85,7 +85,7 @@ def poll(client: Client, topic: str, given: dict[str, str], ended: threading.Eve
                 for batch in batches:
                     offsets = batch.column("offset")
                     say_handled(key, offsets[0].as_py(), offsets[-1].as_py())
-            with contextlib.suppress(CommitFailed):  # its claims have ended just now
+            with contextlib.suppress(CommitFailed):  # the partition may have been revoked meanwhile
                 consumer.commit_sync()
 
 

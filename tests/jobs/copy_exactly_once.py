@@ -26,7 +26,7 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, *options: st
 def start(
     spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: str, options: dict[str, str]
 ) -> StreamingQuery:
-    """The query of this job, also for a session that is there already. Rows keep their partitions, unless shuffled."""
+    """Start the query of this job in a given session. Rows keep their partitions, unless shuffled."""
     sink = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "copy", **options}
     reader = spark.readStream.format("pykafka-group").options(
         **{"kafka.bootstrap.servers": bootstrap, "subscribe": source, "startingOffsets": "earliest"},

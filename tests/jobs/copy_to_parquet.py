@@ -23,7 +23,7 @@ def main(*arguments: str) -> None:
 def start(
     spark: SparkSession, bootstrap: str, topic: str, group: str, checkpoint: str, output: str, max_offsets: str
 ) -> StreamingQuery:
-    """The query of this job, also for a session that is there already."""
+    """Start the query of this job in a given session."""
     reader = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", bootstrap)

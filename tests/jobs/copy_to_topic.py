@@ -89,7 +89,7 @@ def count(spark: SparkSession, common: dict[str, str], source: str, topic: str, 
 
 
 def python_daemon(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The process that forked this Python worker: one in each executor."""
+    """Return the process id of the daemon that forked this Python worker; each executor has one daemon."""
     for _ in batches:
         yield pa.record_batch({"pid": [os.getppid()]})
 

@@ -40,8 +40,7 @@ def client_ids_in_headers(cluster: SmallCluster, given: dict[str, str]) -> objec
 
 
 def plaintext_outcome(cluster: SmallCluster, given: dict[str, str]) -> str:
-    """Return whether the client reaches a listener without TLS. A TLS client waits for a handshake until its
-    timeout."""
+    """Return whether the client reaches a listener without TLS, where a TLS handshake times out."""
     timeout_ms = "300" if given["security.protocol"] == "SSL" else "20000"
     return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": timeout_ms}).metadata([]))
 

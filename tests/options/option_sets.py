@@ -1,8 +1,7 @@
 """Options as users write them: names and kinds of values found in public notebooks and jobs for `format("kafka")`.
 
-Topics and hosts are replaced: BROKERS, TOPIC (two partitions), OTHER (one partition) and PATTERN are placeholders for
-those of a test; offsets and times match its records. `rows`: the same rows must be read or written as by Spark's own
-connector.
+BROKERS, TOPIC (two partitions), OTHER (one partition) and PATTERN are placeholders for names of a test; offsets and
+times match its records. `rows`: the query must read or write the same rows as with Spark's own connector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of public notebooks: warned about if they have no effect, and refused if a warning would not help."""
+"""Options of public notebooks: a warning if they have no effect, an error if the query would be wrong without them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every Kafka property marked as applied has an observable effect: a request, a socket, a time.
+"""Each Kafka property of the table that applies has an observable effect on requests, sockets or times.
 
-The test fails for a property of the table without a row here, and for a row whose two values make no difference.
+Fails for a property without an entry in the tables of observers, and for an entry whose values have equal effects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sink options: Spark's dict becomes one frozen value, or an error that names the user's option."""
+"""Sink options: Spark's dict is parsed into one frozen object, or the error names the user's option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start and end of a query: options become positions, or an error that names the user's option."""
+"""Start and end of a query: options are parsed into positions, or the error names the user's option."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Effects of each property `ssl.*` on the handshake, at the TLS server and at its client: a part of the table of
-`test_properties_apply`."""
+"""Observable effects of each property `ssl.*`, in handshakes: a part of the table of `test_properties_apply`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Topics with unusual log contents, written to a real broker by librdkafka and by Java.
 
-Called by the tests that compare with Spark's JVM connector. Deterministic: fixed contents and order; only what the
-broker stamps itself (append times, how often the cleaner ran) differs from run to run. Java's producer is used
-through Spark's JVM sink. The broker's cleaner should be an eager one (log.cleaner.backoff.ms=500).
+Called by the tests that compare with Spark's JVM connector. Contents and order are fixed; only append times and the
+number of cleaner runs differ between runs. Java's producer is used through Spark's JVM sink. The broker should compact
+soon (log.cleaner.backoff.ms=500).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPACTED = {
     "max.compaction.lag.ms": "500",
     "min.compaction.lag.ms": "0",
 }
-_ROLL_MS = 10_000  # a record this much younger than a segment's first begins a new segment
+_ROLL_MS = 10_000  # a record this much later than the first of a segment rolls the segment
 
 NULLS_AND_HEADERS = Topic("awkward-nulls-and-headers", 2)
 TIMESTAMPS = Topic("awkward-timestamps", 1, {"message.timestamp.after.max.ms": str((1 << 63) - 1)})

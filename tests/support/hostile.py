@@ -1,7 +1,7 @@
 """Shared by the tests of hostile bytes: how much memory a reader may take, how bytes are spoilt, and how often.
 
-The cases are always the same ones, unless `SPARK_KAFKA_SOURCE_FUZZ_S` says for how many seconds each random test is to
-go on: then they are new at each run. A case that fails is named in hexadecimal digits.
+The cases are the same in every run, unless `SPARK_KAFKA_SOURCE_FUZZ_S` is set: then each random test runs that many
+seconds, with new cases. A failing case is printed in hexadecimal digits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A TCP proxy for all brokers of a real Kafka that decodes frames: tests drop, delay or replace single frames.
 
-Metadata and coordinator replies are rewritten, so that a client that bootstraps here talks to all brokers through
-here. Works for any client whose API versions `protocol.wire` knows.
+Addresses in metadata and coordinator replies are rewritten, so that a client that bootstraps from the proxy reaches all
+brokers through it. Works for any client whose API versions `protocol.wire` supports.
 
     with KafkaProxy.of(kafka) as proxy:
         proxy.replies[PRODUCE] = lambda exchange: Fate.CUT if exchange.number % 3 == 0 else Fate.PASS

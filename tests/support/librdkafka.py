@@ -42,5 +42,5 @@ def use(kafka: LocalKafka) -> None:
     member = consumer(kafka, "g")
     member.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
     member.close()
-    # The assigned partition is no member's.
+    # The group has no members: the partition is assigned by the consumer itself.
     assert kafka.describe_group("g").split()[-3:] == ["-", "-", "-"]

@@ -1,7 +1,7 @@
 """The record batches of one partition on a broker's disk: headers only.
 
-For tests that wait for the log cleaner or must know that a topic really holds the shape they are about. Reads the
-files by Kafka's published layout and shares no code with the package it helps to test.
+For tests that wait for the log cleaner, or must check that a topic has the intended record batches. Reads the files by
+Kafka's published format and shares no code with the tested package.
 """
 
 from __future__ import annotations

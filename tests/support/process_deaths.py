@@ -1,9 +1,9 @@
-"""A test process that dies or hangs ends the whole run within a minute, and leaves behind where it was.
+"""Plugin of pytest: a test process that crashes or hangs ends the whole run within a minute, with its stacks.
 
-Every test process writes the stacks of its threads to `build/faulthandler-PROCESS.log` when it dies of a signal
-(SIGSEGV, SIGABRT, …), and when a test goes on past its time limit where pytest-timeout cannot end it, in code that is
-not Python's: then it is made to die. With `pytest -n` the process that hands out the tests watches the others, since
-pytest-xdist may wait endlessly for the tests of a dead one: the first that dies ends all.
+Every test process writes the stacks of its threads to `build/faulthandler-PROCESS.log` when a signal kills it
+(SIGSEGV, SIGABRT, …). A test that exceeds its time limit in native code, where pytest-timeout cannot interrupt it, is
+killed. With `pytest -n` the controller watches the workers, since pytest-xdist may wait forever for the tests of a
+killed worker: the first death ends the run.
 """
 
 from __future__ import annotations

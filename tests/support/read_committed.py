@@ -1,4 +1,4 @@
-"""The committed records of a topic without open transactions, read by librdkafka and by this project."""
+"""Read the committed records of a topic, after all its transactions have ended: with librdkafka and this project."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Values = dict[int, list[bytes]]
 
 
 def by_librdkafka(servers: str, topic: str, timeout_s: float = 30) -> Values:
-    """When all that have ended are seen to have."""
+    """Return the values by partition, after the markers of all ended transactions are written."""
     wait_until_topic_decided(servers, topic)
     consumer = Consumer(
         {
@@ -52,7 +52,7 @@ def by_librdkafka(servers: str, topic: str, timeout_s: float = 30) -> Values:
 
 
 def by_this_project(servers: str, topic: str) -> Values:
-    """When all that have ended are seen to have."""
+    """Return the values by partition, after the markers of all ended transactions are written."""
     wait_until_topic_decided(servers, topic)
     with Client(parse_client({"bootstrap.servers": servers})) as client:
         times = {(topic, number): LATEST for number in client.topic(topic).partitions}

@@ -1,8 +1,8 @@
-"""One broker with listeners of every protocol: good ones, and such as a client must refuse.
+"""One broker with a listener per security protocol, and listeners that clients must refuse.
 
-Listeners, beside those of `LocalKafka(security=...)`: MUTUAL wants a certificate of its clients; EXPIRED, EARLY and
-ELSEWHERE have a certificate that is not valid any more, not yet, or for another host; OLD speaks TLS 1.1 alone; SHORT
-takes no SCRAM, and its sign-ins are good for two seconds. bob may do what ACLs say, the others everything.
+Listeners beside those of `LocalKafka(security=...)`: MUTUAL requires client certificates. The certificates of EXPIRED,
+EARLY and ELSEWHERE are expired, not yet valid, and of another host. OLD supports TLS 1.1 only. SHORT has no SCRAM, and
+SASL sessions of two seconds. ACLs apply to the user bob; all others have every permission.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OTHERS = ("MUTUAL", "EXPIRED", "EARLY", "ELSEWHERE", "OLD")
 
 @dataclass(frozen=True)
 class SecuredKafka:
-    """`authority` has signed the certificates of EXPIRED, EARLY and ELSEWHERE only."""
+    """The running broker. `authority` has signed the certificates of EXPIRED, EARLY and ELSEWHERE only."""
 
     kafka: LocalKafka
     authority: CertificateAuthority

@@ -1,6 +1,6 @@
-"""Scale of long tests: `make test` runs for every change, `make soak` overnight.
+"""Scale of long tests: small in `make test`, for every change; large in `make soak`, overnight.
 
-A module whose tests scale has the marker `soak`; `make soak` selects by it.
+Modules with such tests have the marker `soak`, by which `make soak` selects them.
 """
 
 from __future__ import annotations

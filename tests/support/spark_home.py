@@ -1,11 +1,11 @@
-"""A Spark that starts quickly: PySpark's own, by way of a folder of links that is its `SPARK_HOME`.
+"""A Spark that starts quickly: a `SPARK_HOME` with links to the installed PySpark.
 
-Two things differ, and no line of code. Its JVMs map an archive of their classes (AppCDS), which halves the processor
-time of a start and of a first query. It needs a class path of jars only, so settings and log configuration are named
-in options, where else Spark would look through a folder. And there is no `pyspark.zip`, from which Spark lets each new
-Python process compile PySpark again, half a second per query: they find the installed package.
+Two things differ from PySpark's own. First, JVMs map an archive of their classes (AppCDS), which halves the CPU time of
+a start and of a first query. It needs a class path of jars without folders, so options name the files of settings and
+of the log configuration. Second, there is no `pyspark.zip`, from which each new Python process would compile PySpark
+again, half a second per query: processes import the installed package.
 
-`python -m tests.support.spark_home` makes the archive (`make test` does); without it Spark starts as slowly as ever.
+`python -m tests.support.spark_home` makes the archive (`make test` does); without it Spark starts at its usual speed.
 """
 
 from __future__ import annotations

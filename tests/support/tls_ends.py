@@ -1,7 +1,4 @@
-"""Both ends of TLS for tests that need no broker: a certificate for "localhost", and what each end takes of it.
-
-And a key that takes a password.
-"""
+"""Client and server of TLS connections without a broker: a certificate for "localhost", and a key with a password."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ HOSTS = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Ends:
-    """`certificate` is a file with certificate and key. `config` is of a client that trusts its CA."""
+    """Both ends: `certificate` is the server's file of certificate and key; the client's `config` trusts its CA."""
 
     certificate: Path
     config: TLSConfig

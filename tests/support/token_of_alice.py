@@ -1,4 +1,4 @@
-"""A token provider for queries of tests: brokers that verify no signature accept its token of alice."""
+"""A token provider for tests: returns an unsigned token of alice, for brokers that verify no signatures."""
 
 from __future__ import annotations
 
