@@ -37,11 +37,15 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def free_ports(count: int) -> int:
     """Return the first of consecutive free ports."""
-    with FakeKafka(host="127.0.0.1") as probe:
-        first = probe.addresses[1][1]
-    for number in range(first, first + count):
-        socket.create_server(("127.0.0.1", number)).close()
-    return first
+    while True:
+        with FakeKafka(host="127.0.0.1") as probe:
+            first = probe.addresses[1][1]
+        try:
+            for number in range(first, first + count):
+                socket.create_server(("127.0.0.1", number)).close()
+        except OSError:
+            continue  # another program has one of them
+        return first
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

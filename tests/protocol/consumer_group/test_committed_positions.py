@@ -134,7 +134,7 @@ def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callabl
         found = getattr(consumer, name)
         return found(*given.get(name, ())) if callable(found) else found
 
-    left_out = {"wakeup", "client", "config", "close"}
+    left_out = {"wakeup", "client", "config", "metrics", "close"}
     names = [name for name in dir(KafkaConsumer) if not name.startswith("_") and name not in left_out]
     return {name: partial(call, name) for name in names}
 
