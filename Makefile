@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
 CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
 
-.PHONY: help setup demo test test-fast class-archive lint format bench soak matrix kafka clean clean-downloads
+.PHONY: help setup demo test test-fast test-on-fake class-archive lint format bench soak matrix kafka clean clean-downloads
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,6 +36,11 @@ class-archive: setup
 
 test-fast: setup ## only the tests that need neither Kafka nor Spark
 	$(BIN)/python -m pytest -m "not kafka and not spark"
+
+test-on-fake: setup ## the client's tests that need a real Kafka, on the in-memory cluster
+	SPARK_KAFKA_SOURCE_ON_FAKE=1 $(BIN)/python -m pytest -m "kafka and not soak" \
+		tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
+		tests/protocol/consumer_group tests/protocol/transaction
 
 lint: setup ## ruff, mypy --strict, import direction
 	$(BIN)/ruff check .

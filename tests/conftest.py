@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 
 # `make matrix` runs the tests of the client, and those of groups, against older brokers, too.
 KAFKA_VERSION = os.environ.get("SPARK_KAFKA_SOURCE_KAFKA_VERSION", DEFAULT_VERSION)
-# `make fake` runs the tests of the client on the in-memory cluster.
+# `make test-on-fake` runs tests of the client that need a real Kafka on the in-memory cluster.
 ON_FAKE = os.environ.get("SPARK_KAFKA_SOURCE_ON_FAKE") == "1"
 NEEDS_KIP_848 = pytest.mark.skipif(
     version_numbers(KAFKA_VERSION) < (4, 0), reason="the consumer protocol begins with Kafka 4.0"

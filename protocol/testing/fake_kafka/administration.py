@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from protocol.broker_errors import ErrorCode
 from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.consumer_group import ConsumerGroup, Partition
-from protocol.testing.fake_kafka.controller import TopicImage
+from protocol.testing.fake_kafka.controller import PartitionImage, TopicImage
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
@@ -210,7 +211,78 @@ def describe_log_dirs(broker: Broker, request: Request) -> Body:
     return {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
 
 
+def alter_reassignments(broker: Broker, request: Request) -> Body:
+    """Move partitions to other replicas. None for the replicas cancels a move, which is never under way here."""
+
+    def alter(topic: str, number: int, replicas: list[int] | None) -> Body:
+        if replicas is None:
+            raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+        broker.cluster.reassign(topic, number, replicas)
+        return {"error_message": None}
+
+    broker.cluster.authorizer.require(request.api, "Cluster")
+    responses = [
+        {
+            "name": topic["name"],
+            "partitions": [
+                row_of(
+                    partial(alter, topic["name"], each["partition_index"], each["replicas"]),
+                    partition_index=each["partition_index"],
+                )
+                for each in topic["partitions"]
+            ],
+        }
+        for topic in request.body["topics"]
+    ]
+    return {"error_code": ErrorCode.NONE, "error_message": None, "responses": responses}
+
+
+def elect_leaders(broker: Broker, request: Request) -> Body:
+    """Elect the preferred leaders, or with `election_type` 1 any replica for partitions without a leader."""
+    cluster, asked = broker.cluster, request.body["topic_partitions"]
+    cluster.authorizer.require(request.api, "Cluster")
+    topics = cluster.controller.image.topics
+    wanted = (
+        [(name, number) for name, topic in topics.items() for number in range(len(topic.partitions))]
+        if asked is None
+        else [(row["topic"], number) for row in asked for number in row["partitions"]]
+    )
+
+    def elect(topic: str, number: int) -> Body:
+        if topic not in topics or number >= len(topics[topic].partitions):
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        partition = topics[topic].partitions[number]
+        leader = _elected(partition, cluster.controller.image.brokers, unclean=request.body["election_type"] == 1)
+        cluster.move_leader(topic, number, leader)
+        return {"error_message": None}
+
+    by_topic: dict[str, list[Body]] = {}
+    for topic, number in wanted:
+        row = row_of(partial(elect, topic, number), partition_id=number)
+        if asked is not None or row["error_code"] != ErrorCode.ELECTION_NOT_NEEDED:
+            by_topic.setdefault(topic, []).append(row)
+    results = [{"topic": topic, "partition_result": rows} for topic, rows in by_topic.items()]
+    return {"error_code": ErrorCode.NONE, "replica_election_results": results}
+
+
+def _elected(partition: PartitionImage, alive: Sequence[int], *, unclean: bool) -> int:
+    """Return the new leader of a partition; raise `Refused` if there is none, or if it leads already."""
+    if unclean:
+        left = [each for each in partition.replicas if each in alive]
+        if partition.leader in alive:
+            raise Refused(ErrorCode.ELECTION_NOT_NEEDED)
+        if not left:
+            raise Refused(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE)
+        return left[0]
+    preferred = partition.replicas[0]
+    if partition.leader == preferred:
+        raise Refused(ErrorCode.ELECTION_NOT_NEEDED)
+    if preferred not in alive or preferred not in partition.isr:
+        raise Refused(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
+    return preferred
+
+
 def list_reassignments(broker: Broker, request: Request) -> Body:
-    """Return no reassignments: the model has none."""
+    """Return no reassignments: each is complete at once."""
     broker.cluster.authorizer.require(request.api, "Cluster")
     return {"error_code": ErrorCode.NONE, "error_message": None, "topics": []}

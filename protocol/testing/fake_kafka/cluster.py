@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -336,6 +336,16 @@ class Cluster:
         """Set the leader epoch, as after as many elections."""
         known = self.controller.topic(topic).partitions[partition]
         self.controller.change(topic, partition, replace(known, leader_epoch=epoch))
+
+    @_step
+    def reassign(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Move a partition to other brokers, which get a copy of its log at once."""
+        found = self.controller.topic(topic)
+        if not 0 <= partition < len(found.partitions):
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        for broker_id in set(replicas) & self.brokers.keys() - set(found.partitions[partition].replicas):
+            self._copy_log(found, partition, broker_id)
+        self.controller.reassign(topic, partition, replicas)
 
     @_step
     def shuffle_leaders(self) -> None:

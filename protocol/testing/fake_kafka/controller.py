@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from protocol.broker_errors import ErrorCode
 from protocol.testing.fake_kafka.requests import Refused
 
+Assignment = Sequence[Sequence[int]]
+"""Broker ids of the replicas of each new partition, the preferred leader first; empty: the controller chooses."""
+
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 NO_LEADER = -1
 
@@ -66,23 +69,34 @@ class Controller:
         replication_factor: int = -1,
         config: Mapping[str, str] | None = None,
         topic_id: bytes | None = None,
+        *,
+        assignment: Assignment = (),
+        validate_only: bool = False,
     ) -> TopicImage:
-        """Create a topic, with leaders in turn; raise `Refused` if CreateTopics would fail."""
-        count, copies = self.check_new_topic(name, partitions, replication_factor)
+        """Create a topic, with leaders in turn or as assigned; raise `Refused` if CreateTopics would fail."""
+        count, copies = self._check_new_topic(name, partitions, replication_factor)
         assert topic_id is None or self.image.topic_of_id(topic_id) is None, "two topics have one id"
-        rows = tuple(self._new_partition(copies) for _ in range(count))
+        rows = self._assigned(assignment) or tuple(self._new_partition(copies) for _ in range(count))
         topic = TopicImage(name, topic_id or uuid.uuid4().bytes, rows, dict(config or {}))
-        self._put(topic)
+        if not validate_only:
+            self._put(topic)
         return topic
 
-    def check_new_topic(self, name: str, partitions: int, replication_factor: int) -> tuple[int, int]:
+    def _assigned(self, assignment: Assignment) -> tuple[PartitionImage, ...]:
+        """Return partitions with these replicas; raise `Refused` for unknown brokers."""
+        for replicas in assignment:
+            if not replicas or len(set(replicas)) < len(replicas) or not set(replicas) <= set(self.image.brokers):
+                raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+        return tuple(PartitionImage(each[0], 0, tuple(each), tuple(each)) for each in assignment)
+
+    def _check_new_topic(self, name: str, partitions: int, replication_factor: int) -> tuple[int, int]:
         """Return the numbers of partitions and replicas of a new topic; raise `Refused` if it cannot be created."""
         count = int(self._settings["num.partitions"]) if partitions == -1 else partitions
         copies = int(self._settings["default.replication.factor"]) if replication_factor == -1 else replication_factor
         if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
             raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if name in self.image.topics:
-            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS)
+            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, error_message=f"Topic '{name}' already exists.")
         if count < 1:
             raise Refused(ErrorCode.INVALID_PARTITIONS)
         if not 1 <= copies <= len(self.image.brokers):
@@ -93,14 +107,26 @@ class Controller:
         """Replace a topic's configuration. Raises `Refused`."""
         self._put(replace(self.topic(name), config=dict(config)))
 
-    def create_partitions(self, name: str, count: int) -> None:
+    def create_partitions(
+        self, name: str, count: int, *, assignment: Assignment = (), validate_only: bool = False
+    ) -> None:
         """Increase a topic's number of partitions to `count`. Raises `Refused`."""
         topic = self.topic(name)
-        if count <= len(topic.partitions):
+        new = count - len(topic.partitions)
+        if new <= 0:
             raise Refused(ErrorCode.INVALID_PARTITIONS)
+        if assignment and len(assignment) != new:
+            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
         copies = len(topic.partitions[0].replicas)
-        added = (self._new_partition(copies) for _ in range(count - len(topic.partitions)))
-        self._put(replace(topic, partitions=(*topic.partitions, *added)))
+        added = self._assigned(assignment) or tuple(self._new_partition(copies) for _ in range(new))
+        if not validate_only:
+            self._put(replace(topic, partitions=(*topic.partitions, *added)))
+
+    def reassign(self, name: str, partition: int, replicas: Sequence[int]) -> None:
+        """Replace the replicas of a partition; its leader stays if it is one of them. Raises `Refused`."""
+        was, (new,) = self.topic(name).partitions[partition], self._assigned([replicas])
+        leader = was.leader if was.leader in new.replicas else new.leader
+        self.change(name, partition, replace(new, leader=leader, leader_epoch=was.leader_epoch + 1))
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic. Raises `Refused`."""

@@ -8,12 +8,14 @@ from functools import partial
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.administration import (
+    alter_reassignments,
     delete_groups,
     delete_offsets,
     describe_cluster,
     describe_consumer_groups,
     describe_log_dirs,
     describe_producers,
+    elect_leaders,
     list_groups,
     list_reassignments,
 )
@@ -58,7 +60,11 @@ from protocol.wire.messages.m34_log_dirs import DESCRIBE_LOG_DIRS
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.messages.m37_create_partitions import CREATE_PARTITIONS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
-from protocol.wire.messages.m45_partition_reassignments import LIST_PARTITION_REASSIGNMENTS
+from protocol.wire.messages.m43_elect_leaders import ELECT_LEADERS
+from protocol.wire.messages.m45_partition_reassignments import (
+    ALTER_PARTITION_REASSIGNMENTS,
+    LIST_PARTITION_REASSIGNMENTS,
+)
 from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
 from protocol.wire.messages.m50_user_scram_credentials import (
     ALTER_USER_SCRAM_CREDENTIALS,
@@ -239,6 +245,8 @@ HANDLERS: dict[Api, Handler] = {
     INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
     DESCRIBE_LOG_DIRS: describe_log_dirs,
     DELETE_GROUPS: delete_groups,
+    ELECT_LEADERS: elect_leaders,
+    ALTER_PARTITION_REASSIGNMENTS: alter_reassignments,
     LIST_PARTITION_REASSIGNMENTS: list_reassignments,
     OFFSET_DELETE: delete_offsets,
     DESCRIBE_USER_SCRAM_CREDENTIALS: describe_scram_credentials,

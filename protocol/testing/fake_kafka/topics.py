@@ -92,11 +92,16 @@ def create_topics(broker: Broker, request: Request) -> Body:
             _require(broker, request, row["name"])
         config = {each["name"]: each["value"] for each in row["configs"]}
         check_topic_config(config)
-        if request.body["validate_only"]:
-            broker.cluster.controller.check_new_topic(row["name"], row["num_partitions"], row["replication_factor"])
-            return {}
+        rows = sorted(row["assignments"], key=lambda each: each["partition_index"])
+        if [each["partition_index"] for each in rows] != list(range(len(rows))):
+            raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
         created = broker.cluster.controller.create_topic(
-            row["name"], row["num_partitions"], row["replication_factor"], config
+            row["name"],
+            row["num_partitions"],
+            row["replication_factor"],
+            config,
+            assignment=[each["broker_ids"] for each in rows],
+            validate_only=request.body["validate_only"],
         )
         copies = len(created.partitions[0].replicas)
         return {"topic_id": created.topic_id, "num_partitions": len(created.partitions), "replication_factor": copies}
@@ -124,7 +129,11 @@ def create_partitions(broker: Broker, request: Request) -> Body:
 
     def grow(row: Body) -> Body:
         _require(broker, request, row["name"])
-        broker.cluster.create_partitions(row["name"], row["count"])
+        rows, validate_only = row["assignments"] or (), request.body["validate_only"]
+        assignment = [each["broker_ids"] for each in rows]
+        broker.cluster.controller.create_partitions(
+            row["name"], row["count"], assignment=assignment, validate_only=validate_only
+        )
         return {}
 
     return {"results": _rows(broker, request, request.body["topics"], grow)}
