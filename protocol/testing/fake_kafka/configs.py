@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from protocol.broker_errors import ErrorCode
@@ -52,9 +52,9 @@ _FROM_TOPIC, _FROM_BROKER, _FROM_DEFAULT, _FROM_GROUP = 1, 4, 5, 8
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
-def check_topic_config(config: Mapping[str, str]) -> None:
+def check_topic_config(names: Iterable[str]) -> None:
     """Raise `Refused` for a name that is no topic configuration."""
-    for name in config:
+    for name in names:
         if name not in TOPIC_DEFAULTS:
             message = f"Unknown topic config name: {name}"
             raise Refused(ErrorCode.INVALID_CONFIG, error_message=message)
@@ -130,8 +130,8 @@ def _alter(broker: Broker, request: Request, change: Callable[[Body, Mapping[str
         _require(broker, request, row)
         name, kind, apply = row["resource_name"], row["resource_type"], not request.body["validate_only"]
         if kind == _TOPIC:
+            check_topic_config(each["name"] for each in row["configs"])
             changed = change(row, cluster.controller.topic(name).config)
-            check_topic_config(changed)
             if apply:
                 cluster.controller.set_config(name, changed)
         elif kind in (_BROKER, _GROUP):

@@ -1,0 +1,222 @@
+"""Configurations, groups and producers as administrators see them, and records that a topic's configuration refuses."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import protocol
+from protocol.admin import AlterConfigOp, AlterConfigOpType, topic_resource
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.errors import AdminFailed
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
+from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
+from tests.contract.members import ask_coordinator, commit, committed, new_group, stable, subscription
+from tests.contract.raw_requests import ask, ask_leader, batch, fetch, list_offset, produce, written
+from tests.contract.transactions import TransactionalProducer
+
+MAX_TIMESTAMP = -3
+
+
+@pytest.fixture
+def admin(client: Client) -> Iterator[protocol.Admin]:
+    with protocol.Admin(client) as admin:
+        yield admin
+
+
+def configs(admin: protocol.Admin, topic: str) -> dict[str, Any]:
+    (found,) = admin.describe_configs([topic_resource(topic)]).values()
+    return dict(found)
+
+
+class TestConfigs:
+    def test_own_configs_of_a_topic_are_distinguished_from_defaults(
+        self, admin: protocol.Admin, new_topic: Any
+    ) -> None:
+        found = configs(admin, new_topic(config={"retention.ms": "5000"}))
+        own = {name: each.value for name, each in found.items() if not each.is_default}
+        assert own["retention.ms"] == "5000"
+        assert (found["cleanup.policy"].value, found["cleanup.policy"].is_default) == ("delete", True)
+        assert found["max.message.bytes"].value == "1048588"
+
+    def test_incremental_changes_set_append_subtract_and_delete(self, admin: protocol.Admin, new_topic: Any) -> None:
+        topic = new_topic()
+
+        def change(*operations: AlterConfigOp) -> tuple[str, str]:
+            admin.incremental_alter_configs({topic_resource(topic): operations})
+            found = configs(admin, topic)
+            return found["cleanup.policy"].value, found["retention.ms"].value
+
+        kind = AlterConfigOpType
+        assert change(AlterConfigOp("cleanup.policy", "compact", kind.APPEND)) == ("delete,compact", "604800000")
+        assert change(AlterConfigOp("cleanup.policy", "delete", kind.SUBTRACT)) == ("compact", "604800000")
+        assert change(AlterConfigOp("retention.ms", "7")) == ("compact", "7")
+        both = (AlterConfigOp("cleanup.policy", None, kind.DELETE), AlterConfigOp("retention.ms", None, kind.DELETE))
+        assert change(*both) == ("delete", "604800000")
+
+    def test_unknown_config_and_topic_are_refused(self, admin: protocol.Admin, new_topic: Any) -> None:
+        for topic, name, code in (
+            (new_topic(), "no.such", "INVALID_CONFIG"),
+            ("not-there", "no.such", "INVALID_CONFIG"),
+            ("not-there", "retention.ms", "UNKNOWN_TOPIC_OR_PARTITION"),
+        ):
+            with pytest.raises(AdminFailed, match=code):
+                admin.incremental_alter_configs({topic_resource(topic): [AlterConfigOp(name, "1")]})
+
+    def test_wanted_keys_alone_are_described(self, client: Client, new_topic: Any) -> None:
+        keys = ["retention.ms", "no.such"]
+        resource = {"resource_type": 2, "resource_name": new_topic(), "configuration_keys": keys}
+        (result,) = ask(client, DESCRIBE_CONFIGS, {"resources": [resource]})["results"]
+        assert [each["name"] for each in result["configs"]] == ["retention.ms"]
+
+
+class TestGroups:
+    def test_group_with_a_member_is_not_deleted(self, admin: protocol.Admin, client: Client) -> None:
+        group = new_group()
+        (member,) = stable(client, group)
+        with pytest.raises(AdminFailed, match="NON_EMPTY_GROUP"):
+            admin.delete_groups([group])
+        member.leave()
+
+    def test_deleted_group_has_no_offsets(self, admin: protocol.Admin, client: Client, new_topic: Any) -> None:
+        group, topic = new_group(), new_topic()
+        assert commit(client, group, topic, 5) == 0
+        admin.delete_groups([group])
+        assert committed(client, group, topic) == (0, -1)
+        with pytest.raises(AdminFailed, match="GROUP_ID_NOT_FOUND"):
+            admin.delete_groups([group])
+
+    def test_offsets_of_subscribed_topics_are_not_deleted(
+        self, admin: protocol.Admin, client: Client, new_topic: Any
+    ) -> None:
+        group, subscribed, other = new_group(), new_topic(), new_topic()
+        for topic in (subscribed, other):
+            assert commit(client, group, topic, 5) == 0
+        (member,) = stable(client, group, protocols={"range": subscription(subscribed)})
+        with pytest.raises(AdminFailed, match="GROUP_SUBSCRIBED_TO_TOPIC"):
+            admin.delete_consumer_group_offsets(group, [(subscribed, 0), (other, 0)])
+        assert admin.list_consumer_group_offsets(group) == {(subscribed, 0): protocol.CommittedOffset(5, 0)}
+        member.leave()
+
+    def test_groups_are_listed_by_state(self, admin: protocol.Admin, client: Client, new_topic: Any) -> None:
+        empty, full = new_group(), new_group()
+        assert commit(client, empty, new_topic(), 5) == 0
+        (member,) = stable(client, full)
+        found = {each.group: each.state for each in admin.list_groups(states=["Stable"])}
+        assert found[full] == "Stable"
+        assert empty not in found
+        member.leave()
+
+
+class TestTopicConfigs:
+    def test_compacted_topic_refuses_records_without_key(self, client: Client, new_topic: Any) -> None:
+        topic = new_topic(config={"cleanup.policy": "compact"})
+        assert produce(client, topic, batch(b"a"))["error_code"] == ErrorCode.INVALID_RECORD
+
+    def test_log_append_time_is_returned_and_stored(self, client: Client, new_topic: Any) -> None:
+        topic = new_topic(config={"message.timestamp.type": "LogAppendTime"})
+        row = produce(client, topic, batch(b"a"))
+        assert row["log_append_time_ms"] > 0
+        data = bytes(fetch(client, topic)["records"])
+        assert data[22] & 8
+        assert int.from_bytes(data[35:43], "big") == row["log_append_time_ms"]
+        assert list_offset(client, topic, 0)["timestamp"] == row["log_append_time_ms"]
+
+    def test_offset_of_the_largest_timestamp_is_found(self, client: Client, new_topic: Any) -> None:
+        topic = new_topic()
+        assert list_offset(client, topic, MAX_TIMESTAMP)["offset"] == -1
+        written(client, topic, b"a")
+        written(client, topic, b"b")
+        assert list_offset(client, topic, MAX_TIMESTAMP)["offset"] in (0, 1)
+
+
+def test_cluster_is_described(client: Client) -> None:
+    reply = ask(client, DESCRIBE_CLUSTER, {})
+    (row,) = reply["brokers"]
+    broker = client.brokers()[row["broker_id"]]
+    assert (row["host"], row["port"], row["is_fenced"]) == (broker.host, broker.port, False)
+    assert reply["controller_id"] == row["broker_id"]
+    assert reply["cluster_id"] == client.metadata([]).cluster_id
+
+
+def test_producers_of_a_partition_show_an_open_transaction(
+    admin: protocol.Admin, client: Client, new_topic: Any
+) -> None:
+    topic = new_topic()
+    written(client, topic, b"a")
+    producer = TransactionalProducer(client).init()
+    producer.send(topic, b"b")
+    (state,) = admin.describe_producers([(topic, 0)])[topic, 0]
+    assert (state.producer_id, state.producer_epoch) == (producer.producer_id, producer.epoch)
+    assert state.transaction_start_offset == 1
+    producer.end(commit=True)
+
+
+class TestOlderVersions:
+    """The layout of messages that older clients send; the meaning is that of the newest version."""
+
+    @pytest.mark.parametrize("version", [4, 7, 9, 12])
+    def test_metadata(self, client: Client, new_topic: Any, version: int) -> None:
+        topic = new_topic(2)
+        (row,) = ask(client, METADATA, {"topics": [{"name": topic}]}, version)["topics"]
+        assert {each["partition_index"] for each in row["partitions"]} == {0, 1}
+
+    @pytest.mark.parametrize("version", [0, 1, 3, 4])
+    def test_find_coordinator(self, client: Client, version: int) -> None:
+        group = new_group()
+        body = {"coordinator_keys": [group]} if version >= 4 else {"key": group}
+        reply = ask(client, FIND_COORDINATOR, body, version)
+        row = reply["coordinators"][0] if version >= 4 else reply
+        assert (row["error_code"], row["node_id"]) == (0, next(iter(client.brokers())))
+
+    @pytest.mark.parametrize("version", [2, 5, 7, 8, 9])
+    def test_offset_fetch(self, client: Client, new_topic: Any, version: int) -> None:
+        group, topic = new_group(), new_topic()
+        assert commit(client, group, topic, 5) == 0
+        wanted = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
+        body = {"groups": [wanted]} if version >= 8 else wanted
+        reply = ask_coordinator(client, group, OFFSET_FETCH, body, version)
+        row = reply["groups"][0] if version >= 8 else reply
+        (partition,) = row["topics"][0]["partitions"]
+        assert (row["error_code"], partition["committed_offset"], partition["metadata"]) == (0, 5, "")
+
+    def test_member_joins_and_leaves_without_member_id_required(self, client: Client) -> None:
+        group = new_group()
+        protocols = [{"name": "range", "metadata": subscription("orders")}]
+        timeouts = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 10_000}
+        body = {"group_id": group, "protocol_type": "consumer", "protocols": protocols, **timeouts}
+        joined = ask_coordinator(client, group, JOIN_GROUP, body, 3)
+        assert (joined["error_code"], joined["generation_id"], joined["leader"]) == (0, 1, joined["member_id"])
+        left = {"group_id": group, "member_id": joined["member_id"]}
+        assert ask_coordinator(client, group, LEAVE_GROUP, left, 1)["error_code"] == 0
+        assert ask_coordinator(client, group, LEAVE_GROUP, left, 1)["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
+
+    def test_unknown_group_is_dead(self, client: Client) -> None:
+        group = f"unknown-{uuid.uuid4().hex}"
+        (row,) = ask_coordinator(client, group, DESCRIBE_GROUPS, {"groups": [group]}, 5)["groups"]
+        assert (row["error_code"], row["group_state"]) == (0, "Dead")
+
+    @pytest.mark.parametrize("version", [2, 3, 5, 7])
+    def test_list_offsets(self, client: Client, new_topic: Any, version: int) -> None:
+        topic = new_topic()
+        written(client, topic, b"a")
+        topics = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+        reply = ask_leader(client, LIST_OFFSETS, {"topics": topics}, topic, version=version)
+        assert reply["topics"][0]["partitions"][0]["offset"] == 1
+
+    @pytest.mark.parametrize("version", [3, 7, 9, 10])
+    def test_produce(self, client: Client, new_topic: Any, version: int) -> None:
+        topic = new_topic()
+        row = produce(client, topic, batch(b"a"), version=version)
+        assert (row["error_code"], row["base_offset"]) == (0, 0)
