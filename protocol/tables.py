@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.errors import NoOffset, UsageError
+from protocol.errors import DecodeFailed, NoOffset, UsageError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
@@ -29,6 +29,12 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.decode import SCHEMA
 from protocol.secret import hide_variables
 
+if TYPE_CHECKING:
+    from protocol.schemas.avro_resolution import InvalidValue
+    from protocol.schemas.reader_schema import Format, Part
+    from protocol.schemas.values import ColumnDecoder
+
+_REGISTRY = "schema.registry."
 READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
 
 # "earliest", "latest", "committed", a datetime with a time zone, or offsets by (topic, partition).
@@ -43,6 +49,11 @@ def read(
     end: Position = "latest",
     *,
     columns: Collection[str] | None = None,
+    key_format: Format = "binary",
+    value_format: Format = "binary",
+    value_schema: str | None = None,
+    value_subject: str | None = None,
+    value_fields: Collection[str] = (),
 ) -> pa.RecordBatchReader:
     """Read all partitions of topics from `start` to `end`, in parallel and in bounded memory.
 
@@ -64,6 +75,14 @@ def read(
         exclusive.
     columns : collection of str, optional
         Names of columns of `READ_SCHEMA`, by default all of them.
+    key_format, value_format : {"binary", "string", "avro", "confluent-avro"}
+        How keys and values are decoded; the last one uses the registry of the properties `schema.registry.*`.
+    value_schema : str, optional
+        The Avro schema of values, needed for "avro".
+    value_subject : str, optional
+        The subject whose latest version values are resolved to; by default the topic's name and `-value`.
+    value_fields : collection of str
+        The fields of a value to decode, by default all of them.
 
     Returns
     -------
@@ -87,25 +106,81 @@ def read(
         While reading: records were deleted, by retention for example, before they were read.
     DeadlineExceeded
         No broker has answered within `default.api.timeout.ms`.
+    RegistryFailed
+        The schema registry does not have a schema, refuses, or does not respond.
+    DecodeFailed
+        While reading: a key or a value does not have its schema.
     """
+    names = [topics] if isinstance(topics, str) else list(topics)
+    decoders = _decoders(properties, names, key_format, value_format, value_schema, value_subject, tuple(value_fields))
+    properties = {name: each for name, each in properties.items() if not name.startswith(_REGISTRY)}
     wanted = set(READ_SCHEMA.names if columns is None else columns)
     if unknown := wanted - set(READ_SCHEMA.names):
         raise UsageError(f"{min(unknown)} is not a column; the columns are {', '.join(READ_SCHEMA.names)}")
-    schema = pa.schema([field for field in READ_SCHEMA if field.name in wanted])
+    schema = pa.schema(
+        [
+            pa.field(field.name, decoders[field.name].type) if field.name in decoders else field
+            for field in READ_SCHEMA
+            if field.name in wanted
+        ]
+    )
     config = parse_group_consumer(properties)
     client = Client(parse_client(properties))
     try:
-        ranges = _ranges(client, config, [topics] if isinstance(topics, str) else list(topics), start, end)
+        ranges = _ranges(client, config, names, start, end)
     except BaseException:
         client.close()
         raise
-    batches = _read(client, config, ranges, schema)
+    batches = _read(client, config, ranges, schema, decoders)
     # A reader that is dropped before its first batch never enters the generator.
     weakref.finalize(batches, client.close)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _read(client: Client, config: GroupConsumerConfig, ranges: list[Range], schema: pa.Schema) -> Iterator[Any]:
+def _decoders(
+    properties: Mapping[str, object],
+    topics: list[str],
+    key_format: Format,
+    value_format: Format,
+    text: str | None,
+    subject: str | None,
+    fields: tuple[str, ...],
+) -> dict[str, ColumnDecoder]:
+    """Return the decoder of each column that has another format than binary."""
+    formats: dict[Part, Format] = {"key": key_format, "value": value_format}
+    if set(formats.values()) == {"binary"}:
+        return {}
+    from protocol.schemas.registry import SchemaRegistry
+    from protocol.schemas.registry_config import parse_registry
+    from protocol.schemas.values import ColumnDecoder, choose_schema
+
+    config = parse_registry(properties)
+    registry = None if config is None else SchemaRegistry(config)
+    decoders: dict[str, ColumnDecoder] = {}
+    for part, format in formats.items():
+        if format == "binary":
+            continue
+        own = part == "value"
+        if format == "confluent-avro" and len(topics) != 1 and not (own and (subject or text)):
+            raise UsageError(f"{len(topics)} topics are read: read one, or give value_subject")
+        schema = choose_schema(
+            format,
+            registry,
+            (subject if own else None) or f"{topics[0]}-{part}",
+            text=text if own else None,
+            fields=fields if own else (),
+        )
+        decoders[part] = ColumnDecoder(schema, registry, part)
+    return decoders
+
+
+def _read(
+    client: Client,
+    config: GroupConsumerConfig,
+    ranges: list[Range],
+    schema: pa.Schema,
+    decoders: Mapping[str, ColumnDecoder],
+) -> Iterator[Any]:
     names = sorted({each.topic for each in ranges})
     indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
     with client:
@@ -113,7 +188,7 @@ def _read(client: Client, config: GroupConsumerConfig, ranges: list[Range], sche
             client,
             config.consumer,
             ranges,
-            columns=[name for name in schema.names if name in SCHEMA.names],
+            columns=[name for name in SCHEMA.names if name in schema.names or (decoders and name == "offset")],
             poll_timeout_ms=client.config.default_api_timeout_ms,
         )
         for each, batch in fetched:
@@ -123,7 +198,24 @@ def _read(client: Client, config: GroupConsumerConfig, ranges: list[Range], sche
                 arrays["topic"] = pa.DictionaryArray.from_arrays(index, topics)
             if "partition" in schema.names:
                 arrays["partition"] = pa.repeat(pa.scalar(each.partition, pa.int32()), batch.num_rows)
+            for name, decoder in decoders.items():
+                if name in arrays:
+                    arrays[name], invalid = decoder.decode(arrays[name])
+                    if invalid:
+                        raise decode_failed(each, name, batch, invalid)
             yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def decode_failed(at: Range, part: str, batch: pa.RecordBatch, invalid: list[InvalidValue]) -> DecodeFailed:
+    """Return the error for the first invalid key or value of a batch, which has the column `offset`."""
+    first = min(invalid, key=lambda each: each.row)
+    offset = batch.column("offset")[first.row].as_py()
+    return DecodeFailed(
+        f"{at.topic}-{at.partition}, offset {offset}: the {part} does not decode: {first}",
+        topic=at.topic,
+        partition=at.partition,
+        offset=offset,
+    )
 
 
 def _ranges(

@@ -7,6 +7,7 @@ are resolved to it; each of these schemas is fetched once per process.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +38,40 @@ def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchem
     return ReaderSchema(
         format, schema.text, references, subject=schema.subject, version=schema.version, schema_id=schema.schema_id
     )
+
+
+def choose_schema(
+    format: Format,
+    registry: SchemaRegistry | None,
+    subject: str,
+    *,
+    text: str | None = None,
+    version: int | None = None,
+    fields: tuple[str, ...] = (),
+) -> ReaderSchema:
+    """Return the reader's schema of a format: the given `text`, else a version of the subject (None: the latest).
+
+    Raises
+    ------
+    RegistryFailed
+        The registry does not have the subject or its version, refuses, or does not respond.
+    ConfigurationError
+        There is no schema, no registry, or the schema is invalid or has a type that no column can have.
+    """
+    if format == "confluent-avro" and registry is None:
+        raise ConfigurationError("the format confluent-avro needs schema.registry.url")
+    if format == "avro" and text is None:
+        raise ConfigurationError("the format avro needs a schema")
+    if text is not None or format in ("binary", "string") or registry is None:
+        schema = ReaderSchema(format, text or "", fields=fields)
+    else:
+        schema = replace(registered(format, registry, registry.version(subject, version)), fields=fields)
+    try:
+        schema.type  # noqa: B018 - raises what no column can have
+    except ConfigurationError as error:
+        where = f"the subject {schema.subject}: " if schema.subject else ""
+        raise ConfigurationError(f"{where}{error}") from None
+    return schema
 
 
 class ColumnDecoder:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigurationError
 from protocol.schemas.reader_schema import Part, ReaderSchema
-from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
-from protocol.schemas.values import registered
+from protocol.schemas.values import choose_schema
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
@@ -50,32 +49,20 @@ def _schema(options: SourceOptions, part: Part, declared: tuple[str, int] | None
     format = options.key_format if is_key else options.value_format
     text = options.key_schema if is_key else options.value_schema
     fields = options.key_fields if is_key else options.value_fields
-    if text is not None or options.registry is None or format in ("string", "avro"):
-        schema = ReaderSchema(format, text or "", fields=fields)
-    else:
-        subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
-        registry = PROCESS.registry(options.registry)
-        schema = replace(registered(format, registry, _version(registry, options, subject, declared)), fields=fields)
+    subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
+    version = declared[1] if declared is not None and declared[0] == subject else None
+    if version is None and isinstance(options.reader_version, int):
+        version = options.reader_version
+    registry = None if options.registry is None else PROCESS.registry(options.registry)
     try:
-        schema.type  # noqa: B018 - raises now what no column can have
+        return choose_schema(format, registry, subject, text=text, version=version, fields=fields)
     except ConfigurationError as error:
-        name = f"subject {schema.subject}" if schema.subject else f"{part}Schema"
-        raise ConfigurationError(f"{name}: {error}", name=f"{part}Schema") from None
-    return schema
+        name = "" if text is None else f"{part}Schema: "
+        raise ConfigurationError(f"{name}{error}", name=f"{part}Schema") from None
 
 
 def _topic(options: SourceOptions) -> str:
     return next(iter(options.subscribe or options.assign or ()))
-
-
-def _version(
-    registry: SchemaRegistry, options: SourceOptions, subject: str, declared: tuple[str, int] | None
-) -> RegisteredSchema:
-    if declared is not None and declared[0] == subject:
-        return registry.version(subject, declared[1])
-    if isinstance(options.reader_version, int):
-        return registry.version(subject, options.reader_version)
-    return registry.version(subject)
 
 
 def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int]) -> None:

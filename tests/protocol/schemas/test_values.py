@@ -13,12 +13,14 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from protocol.errors import ConfigurationError, RegistryFailed
+import protocol
+from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
 from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.values import ColumnDecoder, registered
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
 
@@ -194,3 +196,58 @@ def test_other_type_of_schema_is_refused(registry: SchemaRegistry, server: FakeS
     server.register(SUBJECT, "{}", "JSON")
     with pytest.raises(ConfigurationError, match="orders-value has a schema of the type JSON, which confluent-avro"):
         decoder(registry)
+
+
+# -- protocol.read ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as running:
+        running.create_topic("orders", 1)
+        yield running
+
+
+def properties(broker: FakeKafka, server: FakeSchemaRegistry) -> dict[str, object]:
+    return {"bootstrap.servers": broker.bootstrap_servers, "schema.registry.url": server.url}
+
+
+def write(broker: FakeKafka, values: Sequence[bytes | None]) -> None:
+    table = pa.table({"value": column(values), "key": column([b"k"] * len(values))})
+    protocol.write({"bootstrap.servers": broker.bootstrap_servers}, "orders", table)
+
+
+def test_topic_is_read_with_decoded_values(serialize: Serialize, server: FakeSchemaRegistry, broker: FakeKafka) -> None:
+    write(broker, [serialize(FIRST, {"id": 1}), None, serialize(SECOND, {"id": 2, "note": "x"})])
+    reader = protocol.read(
+        properties(broker, server), "orders", columns=["value", "key"], value_format="confluent-avro",
+        key_format="string", value_fields=["id"],
+    )  # fmt: skip
+    table = reader.read_all()
+    assert table.schema.field("value").type == pa.struct([pa.field("id", pa.int64(), nullable=False)])
+    assert table.column("value").to_pylist() == [{"id": 1}, None, {"id": 2}]
+    assert table.column("key").to_pylist() == ["k"] * 3
+
+
+def test_read_fails_at_a_value_that_does_not_decode(
+    serialize: Serialize, server: FakeSchemaRegistry, broker: FakeKafka
+) -> None:
+    write(broker, [serialize(FIRST, {"id": 1}), b"{}"])
+    reader = protocol.read(properties(broker, server), "orders", columns=["value"], value_format="confluent-avro")
+    with pytest.raises(Exception, match="orders-0, offset 1: the value does not decode: it does not begin with"):
+        reader.read_all()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"value_format": "avro"}, "the format avro needs a schema"),
+        ({"value_format": "confluent-avro"}, "orders-value with the status 404"),
+        ({"value_format": "confluent-avro", "value_subject": "x"}, "subject x with the status 404"),
+    ],
+)
+def test_read_without_a_schema_is_refused(
+    server: FakeSchemaRegistry, broker: FakeKafka, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(KafkaError, match=message):
+        protocol.read(properties(broker, server), "orders", **more)
