@@ -60,6 +60,12 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
             f"columns names {wanted[0]}, but onDecodeError is {options.on_decode_error}; set onDecodeError to null.",
             name="onDecodeError",
         )
+    if options.on_decode_error == "dead-letter" and options.dead_letter_topic is None:
+        raise ConfigurationError(
+            "onDecodeError is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
+        )
+    if options.dead_letter_topic is not None and options.on_decode_error != "dead-letter":
+        warn_once("deadLetterTopic has no effect: onDecodeError is not dead-letter")
     if "ondecodeerror" in texts and not set(formats.values()) - {"binary", "string"}:
         warn_once("onDecodeError has no effect: neither keyFormat nor valueFormat has a schema")
     if "schemaidlocation" in texts and "confluent-avro" not in formats.values():

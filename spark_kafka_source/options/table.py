@@ -337,13 +337,20 @@ class SourceOptions:
         "`__value_schema_id` (with header, keys and values without them may have the prefix)",
         default="prefix",
     )
-    on_decode_error: Literal["fail", "null"] = option(
+    on_decode_error: Literal["fail", "null", "dead-letter"] = option(
         "onDecodeError",
         READ,
-        one_of("fail", "null"),
-        "for a key or value that does not decode: fail, or null with a warning; `columns` can then name `_raw` (the "
-        "value's bytes) and `_error`",
+        one_of("fail", "null", "dead-letter"),
+        "for a key or value that does not decode: fail; null with a warning (`columns` can then name `_raw`, the "
+        "value's bytes, and `_error`); or dead-letter: the record is written to `deadLetterTopic`, and is no row",
         default="fail",
+    )
+    dead_letter_topic: str | None = option(
+        "deadLetterTopic",
+        READ,
+        Kind("the name of a topic", checked_topic),
+        "the topic for records that do not decode, with their bytes, headers and timestamp, and the reason in headers. "
+        "Written at least once, before the task ends; `pykafka replay` sends them back",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Keys and values with a schema, as columns of its types; what does not decode fails the query or is null.
+"""Keys and values with a schema, as columns of its types; what does not decode fails, is null, or is a dead letter.
 
 Runs in the executors' Python workers.
 """
@@ -6,6 +6,7 @@ Runs in the executors' Python workers.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +15,13 @@ import pyarrow as pa
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DecodeFailed
-from protocol.records.arrow_numpy import nullable_binaries, take_rows, to_numpy
+from protocol.records.arrow_numpy import nullable_binaries, take_rows, to_arrow, to_numpy
 from spark_kafka_source.options.selection import ERROR, RAW
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 
 if TYPE_CHECKING:
+    from protocol.producer.producer import Producer
     from protocol.schemas.avro_resolution import InvalidValue
 
 log = logging.getLogger(__name__)
@@ -35,12 +37,19 @@ class DecodedColumns:
 
     def __init__(self, options: SourceOptions) -> None:
         self._decoders = {part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.schemas}
-        self._fails = options.on_decode_error == "fail"
+        self._on_error = options.on_decode_error
+        self._dead_letters = DeadLetters(options)
         self._headers = options.schema_id_location == "header"
         self._wants_errors = bool({RAW, ERROR} & set(options.row_columns))
 
-    def of(self, batch: pa.RecordBatch, wanted: Range) -> dict[str, pa.Array]:
+    def of(self, batch: pa.RecordBatch, wanted: Range) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
         """Return the decoded columns of a batch, and `_raw` and `_error` if the query wants them.
+
+        Returns
+        -------
+        columns : dict of str to pyarrow.Array
+        rows : array of int or None
+            The rows that remain, if others are dead letters.
 
         Raises
         ------
@@ -61,22 +70,71 @@ class DecodedColumns:
             texts = [None if (text := errors.get(row)) is None else text.encode() for row in range(batch.num_rows)]
             columns[ERROR] = nullable_binaries(texts).cast(pa.string())
             columns[RAW] = take_rows(batch.column("value"), _positions(errors, batch.num_rows))
-        return columns
+        if not errors or self._on_error != "dead-letter":
+            return columns, None
+        self._dead_letters.send(batch, wanted, errors)
+        return columns, np.setdiff1d(np.arange(batch.num_rows), list(errors))
+
+    def close(self) -> None:
+        """Wait until the dead letters are acknowledged. Raises `KafkaError` if one is not."""
+        self._dead_letters.close()
 
     def _report(self, part: str, batch: pa.RecordBatch, wanted: Range, invalid: list[InvalidValue]) -> None:
         first = min(invalid, key=lambda each: each.row)
         offset = int(to_numpy(batch.column("offset"))[first.row])
         place = f"{wanted.topic}-{wanted.partition}, offset {offset}"
-        if self._fails:
+        if self._on_error == "fail":
             raise DecodeFailed(
                 f"{place}: the {part} does not decode: {first}. To read on with null for such a {part}, set "
-                "onDecodeError=null",
+                "onDecodeError=null; to write such records to another topic, onDecodeError=dead-letter",
                 topic=wanted.topic,
                 partition=wanted.partition,
                 offset=offset,
             )
-        text = "%s: %d %ss of a batch do not decode and are null; the first one: %s"
-        log.warning(text, place, len(invalid), part, first)
+        then = "null" if self._on_error == "null" else "dead letters"
+        log.warning("%s: %d %ss do not decode and are %s; the first one: %s", place, len(invalid), part, then, first)
+
+
+class DeadLetters:
+    """Writes the records of one task that do not decode to `deadLetterTopic`, as they were, with the reason in headers.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._producer: Producer | None = None
+
+    def send(self, batch: pa.RecordBatch, wanted: Range, errors: Mapping[int, str]) -> None:
+        """Send the records of these rows; returns before they are acknowledged."""
+        from protocol.consumer.partition_consumer import messages_of
+        from protocol.processing.failures import dead_letter_headers
+        from protocol.producer.producer import Producer
+
+        if self._producer is None:
+            self._producer = Producer(PROCESS.client(self._options.client), {})
+        topic = self._options.dead_letter_topic
+        assert topic is not None
+        rows = sorted(errors)
+        letters = batch.take(to_arrow(np.array(rows, np.int64)))
+        for row, message in zip(rows, messages_of(wanted.topic, wanted.partition, letters), strict=True):
+            time_ms = message.timestamp_ms
+            self._producer.send(
+                topic,
+                message.value,
+                key=message.key,
+                headers=dead_letter_headers(message, DecodeFailed(errors[row])),
+                timestamp_ms=None if time_ms is None or time_ms < 0 else time_ms,
+            )
+
+    def close(self) -> None:
+        """Wait for the acknowledgements. Raises `KafkaError`."""
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            with producer:
+                producer.flush()
 
 
 def _positions(rows: dict[int, str], count: int) -> npt.NDArray[np.int64]:

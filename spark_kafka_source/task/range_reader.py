@@ -108,6 +108,8 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         with with_remedies():
             for source_range, batch in records:
                 yield _with_spark_columns(batch, source_range, schema, decoded)
+            if decoded is not None:
+                decoded.close()
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
@@ -127,7 +129,9 @@ def fetched_columns(options: SourceOptions) -> list[str]:
     if options.schemas:
         # For the message of an invalid value, and its bytes.
         found += [name for name in ("value", "offset") if name not in found]
-        if options.schema_id_location == "header" and "headers" not in found:
+        if options.on_decode_error == "dead-letter":
+            found += [name for name in ("key", "headers", "timestamp_ms") if name not in found]
+        elif options.schema_id_location == "header" and "headers" not in found:
             found.append("headers")
     # At least one column is needed to count the rows.
     return found or ["offset"]
@@ -136,9 +140,10 @@ def fetched_columns(options: SourceOptions) -> list[str]:
 def _with_spark_columns(
     batch: pa.RecordBatch, source_range: Range, schema: pa.Schema, decoded: DecodedColumns | None = None
 ) -> pa.RecordBatch:
-    made = decoded.of(batch, source_range) if decoded is not None else {}
+    made, rows = decoded.of(batch, source_range) if decoded is not None else ({}, None)
     columns = [made[name] if name in made else _column(name, batch, source_range) for name in schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+    return whole if rows is None else whole.take(to_arrow(rows))
 
 
 def _column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Array:

@@ -184,6 +184,12 @@ def reads_invalid_values(cluster: SmallCluster, given: dict[str, str]) -> str:
     return outcome(lambda: list(reader.read(reader.partitions()[0])))
 
 
+def dead_letters(cluster: SmallCluster, given: dict[str, str]) -> object:
+    reader = decoded(cluster, given, valueSchema='"long"', onDecodeError="dead-letter")
+    assert sum(batch.num_rows for batch in reader.read(reader.partitions()[0])) == 0
+    return [name for name in cluster.names if any(cluster.log(name, number).end_offset > END for number in range(2))]
+
+
 def times_out_late(cluster: SmallCluster, given: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
     options = parse_source_options(complete(cluster, given, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
@@ -305,6 +311,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     **_format_observers("value"),
     "schemaIdLocation": (fetched, {"prefix": ["value", "offset"], "header": ["value", "offset", "headers"]}),
     "onDecodeError": (reads_invalid_values, {"fail": "DecodeFailed", "null": "done"}),
+    "deadLetterTopic": (dead_letters, {"bills": ["bills"], "orders": ["orders"]}),
     "kafkaConsumer.pollTimeoutMs": (times_out_late, {"100": False, LONG: True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
     "deliveryGuarantee": (

@@ -167,6 +167,28 @@ def test_invalid_values_are_null_beside_their_bytes_and_error(
     ]
 
 
+def test_record_that_does_not_decode_is_a_dead_letter_and_no_row(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: Any,
+    write: Write,
+    options: Any,
+    registry: FakeSchemaRegistry,
+    tmp_path: Path,
+) -> None:
+    topic, dead = topic1(), topic1()
+    given = options(topic, onDecodeError="dead-letter", deadLetterTopic=dead)
+    write(topic, FIRST, [*orders(1), b"\0\0\0\0\x63\x04\x04DE", *orders(3)])
+    assert run(spark, given, tmp_path) == [(1, "DE"), (3, "DE")]
+    (letter,) = spark.read.format("pykafka-group").options(**{
+        "kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": dead, "includeHeaders": "true"
+    }).load().collect()  # fmt: skip
+    headers = {each.key: bytes(each.value).decode() for each in letter.headers}
+    assert (bytes(letter.key), bytes(letter.value)) == (b"k", b"\0\0\0\0\x63\x04\x04DE")
+    assert [headers[f"__connect.errors.{name}"] for name in ("topic", "partition", "offset")] == [topic, "0", "1"]
+    assert headers["__connect.errors.exception.message"] == "value: schema id 99: the registry does not have it"
+
+
 def test_schema_ids_in_headers_are_read(spark: SparkSession, topic1: Any, write: Write, options: Any) -> None:
     topic = topic1()
     write(topic, FIRST, orders(1), in_headers=True)
