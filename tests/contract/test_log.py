@@ -63,7 +63,7 @@ class TestRecords:
         whole = batch(b"a")
         refused = {
             "too large": (batch(b"." * 2_000), ErrorCode.MESSAGE_TOO_LARGE),
-            "spoilt": (whole[:-1] + b"\1", ErrorCode.CORRUPT_MESSAGE),
+            "corrupted": (whole[:-1] + b"\1", ErrorCode.CORRUPT_MESSAGE),
             "two in one": (whole * 2, ErrorCode.INVALID_RECORD),
         }
         answers = {what: produce(client, name, records) for what, (records, _) in refused.items()}

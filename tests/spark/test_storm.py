@@ -54,13 +54,13 @@ COOPERATIVE_IN_JAVA = "org.apache.kafka.clients.consumer.CooperativeStickyAssign
 
 
 class Member(Protocol):
-    """A group member that can be started, stopped, suspended and killed. `up`: started; `still`: suspended."""
+    """A group member that can be started, stopped, suspended and killed. `is_up`: started, possibly suspended."""
 
-    still: bool
+    suspended: bool
 
     @property
-    def up(self) -> bool: ...
-    def come(self) -> None: ...
+    def is_up(self) -> bool: ...
+    def join(self) -> None: ...
     def leave(self) -> None: ...
     def signal(self, number: int) -> None:
         """Send SIGSTOP, SIGCONT or SIGKILL."""
@@ -71,17 +71,17 @@ class ProcessMember:
 
     def __init__(self, command: list[str], output: Path, leaves_by: int | None = None) -> None:
         """`leaves_by` is the signal that stops the program; None: it stops at the end of its standard input."""
-        self.output, self.still = output, False
+        self.output, self.suspended = output, False
         self._command = command
         self._leaves_by = leaves_by
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         assert self._process is None or self._process.poll() is None, f"{self.output} has ended early"
         return self._process is not None
 
-    def come(self) -> None:
+    def join(self) -> None:
         # Drop a partial line: the process was killed while printing, which is before the commit.
         self.output.write_text("".join(f"{line}\n" for line in self.lines()))
         with self.output.open("ab") as out, self.output.with_suffix(".err").open("ab") as errors:
@@ -113,16 +113,16 @@ class QueryMember(Run):
 
     def __init__(self, start: Callable[[QueryMember], None]) -> None:
         super().__init__()
-        self.still, self.every = False, "300 milliseconds"
+        self.suspended, self.every = False, "300 milliseconds"
         self._start = start
         self._driver: psutil.Process | None = None
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         assert self._driver is None or self.query.isActive, self.query.exception()
         return self._driver is not None
 
-    def come(self) -> None:
+    def join(self) -> None:
         others = drivers()
         self._start(self)
         wait_until(lambda: drivers() - others, timeout_s=60)
@@ -160,34 +160,34 @@ class Source:
         assert self._producer.flush(60) == 0
 
 
-def one_change(members: list[Member], rng: random.Random, counts: Counter[str]) -> None:
+def change_one_member(members: list[Member], rng: random.Random, counts: Counter[str]) -> None:
     """Change the state of a random member. At most `MAX_DOWN` are down or suspended."""
-    absent = [member for member in members if member.still or not member.up]
+    absent = [member for member in members if member.suspended or not member.is_up]
     member = rng.choice(absent if len(absent) > MAX_DOWN else members)
-    if member.still:
-        what = "goes on"
+    if member.suspended:
+        what = "continues"
         member.signal(signal.SIGCONT)
-        member.still = False
-    elif not member.up:
+        member.suspended = False
+    elif not member.is_up:
         what = "comes"
-        member.come()
+        member.join()
     else:
-        (what,) = rng.choices(["leaves", "is killed", "stands still"], [4, 2, 1])
+        (what,) = rng.choices(["leaves", "is killed", "is suspended"], [4, 2, 1])
         if what == "leaves":
             member.leave()
         else:
-            member.still = what == "stands still"
-            member.signal(signal.SIGSTOP if member.still else signal.SIGKILL)
+            member.suspended = what == "is suspended"
+            member.signal(signal.SIGSTOP if member.suspended else signal.SIGKILL)
     counts[what] += 1
 
 
 def all_come(members: list[Member]) -> None:
     for member in members:
-        if member.still:
+        if member.suspended:
             member.signal(signal.SIGCONT)
-            member.still = False
-        if not member.up:
-            member.come()
+            member.suspended = False
+        if not member.is_up:
+            member.join()
 
 
 def owned_by_generation(processes: list[ProcessMember]) -> dict[tuple[int, int], set[str]]:
@@ -202,7 +202,7 @@ def owned_by_generation(processes: list[ProcessMember]) -> dict[tuple[int, int],
     return owners
 
 
-def handled(processes: list[ProcessMember], queries: list[QueryMember]) -> Counter[Key]:
+def count_handled(processes: list[ProcessMember], queries: list[QueryMember]) -> Counter[Key]:
     """Count how often each (partition, offset) was handled."""
     rows: Counter[Key] = Counter(key for query in queries for key in query.rows)
     for process in processes:
@@ -227,7 +227,7 @@ def twelve(
     properties = json.dumps({"group.id": group, "auto.offset.reset": "earliest", **settings})
 
     def own_process(number: int, api: str) -> ProcessMember:
-        command = [sys.executable, "-m", "tests.jobs.be_in_storm", api, kafka.bootstrap_servers, topic, properties]
+        command = [sys.executable, "-m", "tests.jobs.storm_member", api, kafka.bootstrap_servers, topic, properties]
         return ProcessMember(command, folder / f"{api}-{number}")
 
     def start(query: QueryMember) -> None:
@@ -247,7 +247,7 @@ def twelve(
     return processes, queries
 
 
-class Look:
+class GroupPoller:
     """Polls the group's members and assignment until `ended`."""
 
     def __init__(self, watch: Watch) -> None:
@@ -264,7 +264,7 @@ class Look:
         since_s = time.monotonic()
 
         def settled() -> bool:
-            present = sum(member.up for member in members) == len(self._owned) == len(members)
+            present = sum(member.is_up for member in members) == len(self._owned) == len(members)
             return present and sorted(chain.from_iterable(self._owned)) == list(range(PARTITIONS))
 
         wait_until(settled, lambda: self._owned, timeout_s)
@@ -282,7 +282,7 @@ def test_group_of_twelve_failing_members_settles_and_loses_no_row(
     members: list[Member] = [*processes, *queries]
     with ExitStack() as stack:
         watch = Watch(kafka1, stack.enter_context(client_of(kafka1)), group)
-        look, source = Look(watch), Source(kafka1, name)
+        look, source = GroupPoller(watch), Source(kafka1, name)
         for each in (look, source):
             stack.enter_context(background(each.run))
             stack.callback(each.ended.set)
@@ -292,7 +292,7 @@ def test_group_of_twelve_failing_members_settles_and_loses_no_row(
         ends_s = time.monotonic() + STORM_S
         while time.monotonic() < ends_s:
             time.sleep(rng.uniform(1, 1.6))
-            one_change(members, rng, counts)
+            change_one_member(members, rng, counts)
         all_come(members)
         look.wait_until_settled(members, 120)
         members.pop(0).signal(signal.SIGKILL)
@@ -303,7 +303,7 @@ def test_group_of_twelve_failing_members_settles_and_loses_no_row(
         for member in members:
             member.leave()
     owners = owned_by_generation(processes)
-    rows = handled(processes, queries)
+    rows = count_handled(processes, queries)
     generations = [generation for generation, _ in owners]
     rebalances = max(generations) - min(generations)
     print(f"{kind}: {rebalances} rebalances, {rows.total()} rows handled of {len(rows)}")

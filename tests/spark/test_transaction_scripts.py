@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SCRIPTS = scaled("SCRIPTS", 12, 1_000)
 SCRIPTS_AT_ONCE = 100
 # Share of the partitions that are not compacted.
-PLAIN_SHARE = 0.75
+UNCOMPACTED_SHARE = 0.75
 
 VALUE_BYTES = (0, 1, 12, 300, 3_000)
 HEADERS = (None, [("trace", b"abc")], [("a", None), ("a", b""), ("b", b"\xff")])
@@ -62,28 +62,28 @@ def writers(kafka1: LocalKafka) -> list[Producer]:
 
 
 @pytest.fixture(scope="module")
-def plain(kafka1: LocalKafka) -> Producer:
+def non_transactional(kafka1: LocalKafka) -> Producer:
     return Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
 
 
 @pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
 @pytest.mark.timeout(3_600)
 def test_random_transaction_scripts_give_rows_of_librdkafka_and_java(
-    kafka1: LocalKafka, topic1: TopicFactory, spark: SparkSession, writers: list[Producer], plain: Producer
+    kafka1: LocalKafka, topic1: TopicFactory, spark: SparkSession, writers: list[Producer], non_transactional: Producer
 ) -> None:
     settings = {"retention.ms": "-1"}
     for first in range(0, SCRIPTS, SCRIPTS_AT_ONCE):
         scripts = range(first, min(first + SCRIPTS_AT_ONCE, SCRIPTS))
-        kept = max(1, int(len(scripts) * PLAIN_SHARE))
+        kept = max(1, int(len(scripts) * UNCOMPACTED_SHARE))
         topics = {topic1(kept, config=settings): kept}
         if kept < len(scripts):
             topics[topic1(len(scripts) - kept, config=settings | _COMPACTED)] = len(scripts) - kept
         partitions = [(name, number) for name, count in topics.items() for number in range(count)]
         for script, (name, number) in zip(scripts, partitions, strict=True):
-            write_script(random.Random(script), name, number, writers, plain)
+            write_script(random.Random(script), name, number, writers, non_transactional)
         wait_until_decided(kafka1, partitions)
         for compacted in list(topics)[1:]:
-            compact_for_once(kafka1, compacted, topics[compacted], plain)
+            compact_for_once(kafka1, compacted, topics[compacted], non_transactional)
         read = {level: compare(kafka1, spark, partitions, level) for level in ("read_uncommitted", "read_committed")}
         assert 0 < read["read_committed"] < read["read_uncommitted"]
         print(f"scripts {scripts.start} to {scripts.stop - 1}: {read} rows")
@@ -92,12 +92,12 @@ def test_random_transaction_scripts_give_rows_of_librdkafka_and_java(
 def compare(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partition], isolation_level: str) -> int:
     """Read with all three clients and compare; return the number of rows."""
     ours = rows_of_ours(kafka, partitions, isolation_level)
-    for who, expected in (
+    for client, expected in (
         ("librdkafka", rows_of_librdkafka(kafka, partitions, isolation_level)),
         ("Java", rows_of_java(kafka, spark, partitions, isolation_level)),
     ):
         for number, partition in enumerate(partitions):
-            where = f"{partition}, script {number} of its round, {isolation_level}, against {who}"
+            where = f"{partition}, script {number} of its round, {isolation_level}, against {client}"
             assert ours.get(partition, []) == expected.get(partition, []), where
     return sum(map(len, ours.values()))
 
@@ -105,21 +105,23 @@ def compare(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partiti
 # -- writing --------------------------------------------------------------------------------------
 
 
-def write_script(rng: random.Random, topic: str, partition: int, writers: Sequence[Producer], plain: Producer) -> None:
+def write_script(
+    rng: random.Random, topic: str, partition: int, writers: Sequence[Producer], non_transactional: Producer
+) -> None:
     chosen = rng.sample(writers, rng.randint(1, 4))
-    under_way: list[Producer] = []
+    in_transaction: list[Producer] = []
     for _ in range(rng.randint(6, 16)):
-        writer = rng.choice([*chosen, plain])
-        if writer in under_way and rng.random() < 0.5:
-            under_way.remove(writer)
-            end(rng, writer)
+        writer = rng.choice([*chosen, non_transactional])
+        if writer in in_transaction and rng.random() < 0.5:
+            in_transaction.remove(writer)
+            end_transaction(rng, writer)
             continue
-        if writer is not plain and writer not in under_way:
+        if writer is not non_transactional and writer not in in_transaction:
             writer.begin_transaction()
-            under_way.append(writer)
+            in_transaction.append(writer)
         write_some(rng, writer, topic, partition)
-    for writer in under_way:
-        end(rng, writer)
+    for writer in in_transaction:
+        end_transaction(rng, writer)
 
 
 def write_some(rng: random.Random, writer: Producer, topic: str, partition: int) -> None:
@@ -134,21 +136,21 @@ def write_some(rng: random.Random, writer: Producer, topic: str, partition: int)
     assert writer.flush(30) == 0
 
 
-def end(rng: random.Random, writer: Producer) -> None:
+def end_transaction(rng: random.Random, writer: Producer) -> None:
     if rng.random() < 0.5:
         writer.abort_transaction(30)
     else:
         writer.commit_transaction(30)
 
 
-def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Producer) -> None:
+def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, non_transactional: Producer) -> None:
     """Wait until every partition is compacted, then stop the cleaner: all readers must see the same log."""
     folder = kafka.data_folder(1)
     now_ms = time.time_ns() // 1_000_000
     # This record begins a new segment in each partition; the cleaner compacts the segments before it.
     last: dict[Partition, int] = {}
     for number in range(partitions):
-        plain.produce(
+        non_transactional.produce(
             topic,
             b"",
             b"last",
@@ -156,7 +158,7 @@ def compact_for_once(kafka: LocalKafka, topic: str, partitions: int, plain: Prod
             timestamp=now_ms + _ROLL_MS,
             on_delivery=lambda _, sent: last.update({(topic, sent.partition()): sent.offset()}),
         )
-    assert plain.flush(30) == 0
+    assert non_transactional.flush(30) == 0
     cleaned = partial(cleaned_to, folder)
     wait_until(lambda: all(cleaned().get(key, 0) >= offset for key, offset in last.items()), cleaned, 120, 0.2)
     # Offsets include those of removed records and of markers.
@@ -179,11 +181,11 @@ def cleaned_to(folder: Path) -> dict[Partition, int]:
     return {(topic, int(partition)): int(offset) for topic, partition, offset in fields}
 
 
-def wait_until_still(look: Callable[[], object]) -> None:
-    """Wait until `look` returns the same for 1.5 s, which is longer than the cleaner's pause between rounds."""
-    seen, since_s = look(), time.monotonic()
+def wait_until_still(observe: Callable[[], object]) -> None:
+    """Wait until `observe` returns the same for 1.5 s, which is longer than the cleaner's pause between rounds."""
+    seen, since_s = observe(), time.monotonic()
     while time.monotonic() - since_s < 1.5:
         time.sleep(0.2)
-        now = look()
+        now = observe()
         if now != seen:
             seen, since_s = now, time.monotonic()

@@ -1,4 +1,4 @@
-"""Shared by the tests of hostile bytes: how much memory a reader may take, how bytes are spoilt, and how often.
+"""Shared by the tests of hostile bytes: how much memory a reader may take, how bytes are corrupted, and how often.
 
 The cases are the same in every run, unless `SPARK_KAFKA_SOURCE_FUZZ_S` is set: then each random test runs that many
 seconds, with new cases. A failing case is printed in hexadecimal digits.
@@ -72,7 +72,7 @@ def cases(name: str, count: int) -> Iterator[random.Random]:
         nth += 1
 
 
-def spoilt(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+def corrupted(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
     """Return `data` with random corruptions: changed bits, numbers and varints; removed, repeated or moved bytes."""
     spoiling = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 3, 8])):

@@ -63,8 +63,8 @@ def test_partial_batch_counts_with_the_size_in_its_header() -> None:
 
 def test_partial_batch_with_invalid_header_does_not_count() -> None:
     small, large = records(0, 10), records(10, 30, size=10_000)
-    for spoilt in (records(3, 5, size=10_000), large[:16] + b"\1" + large[17:]):
-        assert bytes_per_offset(fetched(small + spoilt[:100])) == len(small) / 10
+    for corrupted in (records(3, 5, size=10_000), large[:16] + b"\1" + large[17:]):
+        assert bytes_per_offset(fetched(small + corrupted[:100])) == len(small) / 10
 
 
 def test_compressed_legacy_messages_have_no_start_offset() -> None:

@@ -19,7 +19,7 @@ from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import Record
 from tests.protocol.records import test_hostile_bytes, test_legacy
-from tests.support.hostile import LARGEST_RATIO, SPARE_BYTES, cases, provoke, spoilt, tracing
+from tests.support.hostile import LARGEST_RATIO, SPARE_BYTES, cases, corrupted, provoke, tracing
 
 pytestmark = pytest.mark.soak
 
@@ -113,14 +113,14 @@ def test_randomly_corrupted_logs_raise_only_protocol_errors(check_crc: bool) -> 
 def corrupted_outside(rng: random.Random) -> bytes:
     """Mutate a log as a transport could: outside of compression."""
     if rng.randrange(8) == 0:
-        return spoilt(rng.choice(BOMBS), rng, SEEDS) if rng.randrange(2) else rng.choice(BOMBS)
-    return spoilt(cut_out(rng.choice(SEEDS), rng), rng, SEEDS)
+        return corrupted(rng.choice(BOMBS), rng, SEEDS) if rng.randrange(2) else rng.choice(BOMBS)
+    return corrupted(cut_out(rng.choice(SEEDS), rng), rng, SEEDS)
 
 
 def corrupted_records(rng: random.Random) -> bytes:
     """Mutate records inside compression, which other mutations do not reach."""
     records = RECORDS[rng.randrange(len(RECORDS)) :]
-    section = spoilt(b"".join(map(reference.write_record, records)), rng, SEEDS)
+    section = corrupted(b"".join(map(reference.write_record, records)), rng, SEEDS)
     count = rng.choice([None, None, None, 0, len(records) + 1, 2**31 - 1])
     batch = reference.Batch(records, 2, rng.choice(list(reference.CODECS)), count=count)
     return reference.write_batch(batch, section) + rng.choice(SEEDS[:5])
@@ -128,7 +128,7 @@ def corrupted_records(rng: random.Random) -> bytes:
 
 def corrupted_messages(rng: random.Random) -> bytes:
     messages, codec = rng.choice(MESSAGES), rng.choice(test_legacy.PACKED)
-    inner = spoilt(test_legacy.written(messages), rng, SEEDS)
+    inner = corrupted(test_legacy.written(messages), rng, SEEDS)
     packed = test_legacy.pack(codec, inner, messages[0].magic)
     return test_legacy.write(test_legacy.wrap(messages, codec, value=packed))
 

@@ -20,7 +20,7 @@ from protocol.secret import Secret
 from protocol.testing.fake_broker import FakeBroker
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
-from tests.support.hostile import cases, provoke, spoilt, tracing
+from tests.support.hostile import cases, corrupted, provoke, tracing
 
 pytestmark = pytest.mark.soak
 
@@ -150,4 +150,4 @@ def test_randomly_corrupted_challenges_are_refused() -> None:
 
     with tracing():
         for rng in cases("challenges", 60):
-            provoke(read, spoilt(rng.choice(others), rng, others))
+            provoke(read, corrupted(rng.choice(others), rng, others))

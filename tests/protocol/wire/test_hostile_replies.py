@@ -19,7 +19,7 @@ from protocol.wire.frame import decode_response
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import KafkaField, case_id, fields_of, sample_of
-from tests.support.hostile import cases, provoke, spoilt, tracing
+from tests.support.hostile import cases, corrupted, provoke, tracing
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -193,4 +193,4 @@ def test_randomly_corrupted_replies_raise_only_protocol_errors() -> None:
     with tracing():
         for rng in cases("replies", 2_000):
             api, version, _, frame = rng.choice(REPLIES)
-            provoke(partial(decode_response, api, version), spoilt(frame, rng, frames))
+            provoke(partial(decode_response, api, version), corrupted(frame, rng, frames))

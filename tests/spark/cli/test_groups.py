@@ -26,7 +26,7 @@ TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 APART_MINUTES = 10
 APART_MS = APART_MINUTES * 60_000
 # Nothing polls the members while commands run.
-AT_REST = {"max.poll.interval.ms": 3_600_000}
+LONG_POLL_INTERVAL = {"max.poll.interval.ms": 3_600_000}
 Row = dict[str, Any]
 
 
@@ -79,7 +79,7 @@ def join(kafka: LocalKafka, group: str, topic: str, protocol: str, client_id: st
     where = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "client.id": client_id}
     strategy = {"partition.assignment.strategy": "roundrobin"} if protocol == "classic" else {}
     consumer = Consumer(
-        {**where, "group.protocol": protocol, "enable.auto.commit": False, **AT_REST, **strategy, **settings}
+        {**where, "group.protocol": protocol, "enable.auto.commit": False, **LONG_POLL_INTERVAL, **strategy, **settings}
     )
     consumer.subscribe([topic])
     return consumer

@@ -34,10 +34,10 @@ class Stream:
         self.checkpoint: JsonDict | None = None
         self._planned: JsonDict | None = None
 
-    def run(self, spoil: Callable[[], None] | None = None, **options: str) -> list[Row]:
+    def run(self, before_tasks: Callable[[], None] | None = None, **options: str) -> list[Row]:
         """Return the rows of partition 0 until nothing is new, starting with the planned batch.
 
-        `spoil` is called between the plan of the first batch and its tasks.
+        `before_tasks` is called between the plan of the first batch and its tasks.
         """
         found: list[Row] = []
         with self._reader(options) as reader:
@@ -45,9 +45,9 @@ class Stream:
                 self._planned = end
                 assert self.checkpoint is not None
                 tasks = reader.partitions(self.checkpoint, end)
-                if spoil is not None:
-                    spoil()
-                    spoil = None
+                if before_tasks is not None:
+                    before_tasks()
+                    before_tasks = None
                 for task in tasks:
                     for batch in reader.read(task):
                         found += [

@@ -55,15 +55,15 @@ UNREADABLE = "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE"
 class Loss:
     """A way to lose records, and the expected results.
 
-    `spoil` removes records and writes others. Then the query fails with an error that matches `error_pattern`. With
-    failOnDataLoss=false it reads `left` (offset, value), logs a warning that matches `logged`, and counts `skipped`
+    `damage` removes records and writes others. Then the query fails with an error that matches `error_pattern`. With
+    failOnDataLoss=false it reads `remaining` (offset, value), logs a warning matching `logged`, and counts `skipped`
     offsets.
     """
 
-    spoil: Callable[[LocalKafka, str], None]
+    damage: Callable[[LocalKafka, str], None]
     error_class: str
     error_pattern: str
-    left: list[Row]
+    remaining: list[Row]
     logged: str
     skipped: int = 0
 
@@ -103,7 +103,7 @@ def rows(value: str, offsets: range) -> list[Row]:
 
 
 HOLE = "offsets 10 to {} are not in the log any more; wanted.*retention or DeleteRecords"
-ANEW = "was deleted and created again: its id was .*, now it is .*"
+RECREATED_MESSAGE = "was deleted and created again: its id was .*, now it is .*"
 LOSSES = {
     "some records are deleted": Loss(
         delete_some, UNREADABLE, HOLE.format(15), rows("old", range(10, 20))[5:], "5 offsets are skipped", 5
@@ -113,10 +113,18 @@ LOSSES = {
         let_retention_take_some, UNREADABLE, HOLE.format(20), rows("new", range(20, 25)), "10 offsets are skipped", 10
     ),
     "recreated, shorter": Loss(
-        recreate_shorter, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(4)), "offsets up to 10 of .*-0"
+        recreate_shorter,
+        CHANGED,
+        RECREATED_MESSAGE + "; offsets up to 10 of",
+        rows("new", range(4)),
+        "offsets up to 10 of .*-0",
     ),
     "recreated, longer": Loss(
-        recreate_longer, CHANGED, ANEW + "; offsets up to 10 of", rows("new", range(15)), "offsets up to 10 of .*-0"
+        recreate_longer,
+        CHANGED,
+        RECREATED_MESSAGE + "; offsets up to 10 of",
+        rows("new", range(15)),
+        "offsets up to 10 of .*-0",
     ),
     "deleted": Loss(delete_topics, DELETED, "-0 no longer exists: .* up to offset 10", [], "up to offset 10"),
 }
@@ -131,12 +139,12 @@ def check_loss(stream: Stream | SparkStream, loss: Loss) -> None:
     assert stream.topic in message
     assert "failOnDataLoss=false" in message
     # The broker deletes a topic's committed offsets with the topic; the query commits none for a recreated topic.
-    left = NOTHING if loss.error_pattern.startswith(ANEW) or loss.error_class == DELETED else READ
-    wait_for(lambda: committed(stream.kafka, stream.group, stream.topic) == left)
-    assert stream.run(failOnDataLoss="false") == loss.left
+    remaining = NOTHING if loss.error_pattern.startswith(RECREATED_MESSAGE) or loss.error_class == DELETED else READ
+    wait_for(lambda: committed(stream.kafka, stream.group, stream.topic) == remaining)
+    assert stream.run(failOnDataLoss="false") == loss.remaining
     assert stream.skipped == loss.skipped
-    if loss.left:
-        last, _ = loss.left[-1]
+    if loss.remaining:
+        last, _ = loss.remaining[-1]
         wait_for(lambda: committed(stream.kafka, stream.group, stream.topic) == last + 1)
         produce(stream.kafka, stream.topic, "on", 3)
         assert stream.run() == rows("on", range(last + 1, last + 4))
@@ -163,7 +171,7 @@ def test_data_loss_is_logged_and_skips_only_missing_offsets(
         stream = Stream(kafka, topic(1))
         produce(kafka, stream.topic, "first", READ)
         assert stream.run() == rows("first", range(READ))
-        loss.spoil(kafka, stream.topic)
+        loss.damage(kafka, stream.topic)
         check_loss(stream, loss)
         check_logged(loss, stream, caplog)
 
@@ -231,7 +239,7 @@ class Truncation:
     """The log first grows to its former end, unnoticed by a batch of another partition, then by three records."""
 
     @property
-    def left(self) -> list[Row]:
+    def remaining(self) -> list[Row]:
         end = READ // 2 + self.new
         return rows("new", range(READ // 2, end)) + (rows("next", range(end, end + 3)) if self.grows_unnoticed else [])
 
@@ -275,7 +283,9 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
                 produce(kafka, stream.topic, "other", 3, partition=1)
                 assert stream.run() == []
                 produce(kafka, stream.topic, "next", 3)
-            loss = Loss(lambda *_: None, case.error_class, case.error_pattern, case.left, "Offsets 5 to 10 were read")
+            loss = Loss(
+                lambda *_: None, case.error_class, case.error_pattern, case.remaining, "Offsets 5 to 10 were read"
+            )
             check_loss(stream, loss)
             if isinstance(stream, Stream):
                 check_logged(loss, stream, caplog)
@@ -290,7 +300,7 @@ def test_data_loss_fails_query(
     stream = SparkStream(spark, kafka, topic(1), tmp_path)
     produce(kafka, stream.topic, "first", READ)
     assert stream.run() == rows("first", range(READ))
-    LOSSES[what].spoil(kafka, stream.topic)
+    LOSSES[what].damage(kafka, stream.topic)
     check_loss(stream, LOSSES[what])
 
 

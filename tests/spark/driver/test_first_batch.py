@@ -27,7 +27,7 @@ from tests.support.consumer_groups import move_group
 from tests.support.wait_for_brokers import wait_until_known
 
 # The records' timestamps are in 1970.
-FOR_EVER = {"retention.ms": "-1"}
+NO_RETENTION = {"retention.ms": "-1"}
 Rows = list[tuple[int, int]]
 
 
@@ -144,7 +144,7 @@ STARTS = {
 def test_failed_first_batch_is_replayed_from_its_start(
     kafka1: LocalKafka, topic1: TopicFactory, start: Start, newest_spark: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = Query(kafka1, topic1(config=FOR_EVER), start.options, newest_spark)
+    query = Query(kafka1, topic1(config=NO_RETENTION), start.options, newest_spark)
     query.produce(range(10))
     if start.group:
         query.commit(4)
@@ -165,7 +165,7 @@ def test_checkpoint_without_start_of_first_batch_begins_at_starting_offsets(
     kafka1: LocalKafka, topic1: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such checkpoints come from older versions and from Spark's own connector."""
-    query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": '{"TOPIC": {"0": 4}}'})
+    query = Query(kafka1, topic1(config=NO_RETENTION), {"startingOffsets": '{"TOPIC": {"0": 4}}'})
     query.produce(range(15))
     assert query.resume({query.topic: {"0": 10}}) == rows(4, 15)
     assert "the checkpoint lacks the start of the first batch" in caplog.text
@@ -175,7 +175,7 @@ def test_checkpoint_without_start_fails_if_starting_offsets_exceed_its_end(
     kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     """The error does not report a truncated log, whose remedies differ."""
-    query = Query(kafka1, topic1(config=FOR_EVER), {"startingOffsets": "latest"})
+    query = Query(kafka1, topic1(config=NO_RETENTION), {"startingOffsets": "latest"})
     query.produce(range(15))
     end = {query.topic: {"0": 10}}
     with pytest.raises(DataLoss, match=r"lacks the start .*: \S+ starts at 15 and ends at 10\.") as raised:
@@ -190,7 +190,7 @@ def test_available_now_starting_after_its_prepared_end_is_empty(
     kafka1: LocalKafka, topic1: TopicFactory, options: dict[str, str]
 ) -> None:
     """`prepareForTriggerAvailableNow` fixes the end first; a busy topic has grown when the start is resolved."""
-    query = Query(kafka1, topic1(config=FOR_EVER), options)
+    query = Query(kafka1, topic1(config=NO_RETENTION), options)
     query.produce(range(10))
     reader = query.reader()
     reader.prepareForTriggerAvailableNow()

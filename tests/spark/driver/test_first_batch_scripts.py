@@ -144,7 +144,7 @@ def end_of(query: StreamingQuery) -> str | None:
 
 
 @dataclass
-class Script:
+class RandomScript:
     """One script: the events on one topic, drawn with the seed `number`."""
 
     number: int
@@ -201,7 +201,7 @@ class Script:
             if untouched:
                 for partition, begin in sides[0].begins().items():
                     assert self.committed()[partition] in (None, begin), f"{self}: more is committed than is complete"
-            untouched = not self.happen() and untouched
+            untouched = not self.change_something() and untouched
 
     def compare(self, sides: list[Side], ends: Ends) -> int:
         """Compare the rows up to `ends`. On a busy topic each side has its own `latest`, so start at the later one."""
@@ -269,7 +269,7 @@ class Script:
     def as_json(self, numbers: Ends) -> str:
         return json.dumps({self.topic: {str(partition): number for partition, number in numbers.items()}})
 
-    def happen(self) -> bool:
+    def change_something(self) -> bool:
         """Do random things between two runs; return True if the group was moved."""
         moved = False
         for what in self.rng.sample(("records", "partition", "group"), 2):
@@ -337,9 +337,9 @@ def test_random_failures_of_first_batch_give_rows_of_jvm_connector(
     for number in range(SCRIPTS):
         partitions = 1 + number % 3
         topic = topic1(partitions, config={"retention.ms": "-1"})
-        scripts.append(Script(number, kafka1, topic, partitions, tmp_path / str(number)))
+        scripts.append(RandomScript(number, kafka1, topic, partitions, tmp_path / str(number)))
 
-    def play(script: Script) -> str:
+    def play(script: RandomScript) -> str:
         # Concurrent first queries need a registration each (docs/decisions/0019-python-workers.md).
         session = spark.newSession()
         register(session)

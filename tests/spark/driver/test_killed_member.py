@@ -35,7 +35,7 @@ PARTITIONS = 4
 
 @contextmanager
 def job_of(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.jobs.be_member", *arguments]
+    command = [sys.executable, "-m", "tests.jobs.member_query", *arguments]
     # A new session: the JVM and the Python workers are killed with it.
     job = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

@@ -27,7 +27,7 @@ from tests.support.wait_until import wait_until
 
 OURS, JVM = "pykafka-group", "kafka"
 # Timestamps are in the past.
-FOR_EVER = {"retention.ms": "-1"}
+NO_RETENTION = {"retention.ms": "-1"}
 T0_MS = 1_700_000_000_000
 T0 = "2023-11-14T22:13:20"
 
@@ -108,7 +108,7 @@ def read_again(kafka: LocalKafka, start_json: Any, end_json: Any, **options: obj
 @pytest.fixture
 def timed(kafka1: LocalKafka, topic1: TopicFactory) -> str:
     """Create a topic with rising, unordered and equal timestamps, and an empty partition."""
-    name = topic1(4, config=FOR_EVER)
+    name = topic1(4, config=NO_RETENTION)
     produce(kafka1, name, 0, [T0_MS + 10 * n for n in range(100)])
     produce(kafka1, name, 1, [T0_MS + ms for ms in (500, 100, 700, 300, 900, 200)])
     produce(kafka1, name, 2, [T0_MS + 400] * 5)
@@ -186,7 +186,7 @@ def rows_of_batches(query: StreamingQuery) -> list[int]:
 def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name = topic1(2, config=FOR_EVER)
+    name = topic1(2, config=NO_RETENTION)
     produce(kafka1, name, 0, [T0_MS] * 3)
     options = {"subscribe": name, "startingOffsets": "earliest", "minOffsetsPerTrigger": 5}
 
@@ -219,7 +219,7 @@ def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
 def test_available_now_reads_rest_below_min_offsets(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    name = topic1(1, config=FOR_EVER)
+    name = topic1(1, config=NO_RETENTION)
     produce(kafka1, name, 0, [T0_MS] * 23)
     limits = {"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 10}
     query = start(
@@ -271,7 +271,7 @@ def test_recreated_topic_is_read_from_beginning_with_earliest(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    name = topic1(1, config=FOR_EVER)
+    name = topic1(1, config=NO_RETENTION)
     options: dict[str, object] = {"subscribe": name, "startingOffsets": "earliest"}
     produce(kafka1, name, 0, [T0_MS] * 5)
     assert run_once(stream(spark, kafka1, **options), tmp_path) == 5

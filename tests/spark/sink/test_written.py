@@ -22,7 +22,7 @@ pytestmark = pytest.mark.soak
 
 HEADERS = "array<struct<key:string,value:binary>>"
 # Without this, retention deletes records with timestamps of past years.
-KEEP_OLD = {"retention.ms": "-1"}
+NO_RETENTION = {"retention.ms": "-1"}
 
 
 def write(rows: DataFrame, kafka: LocalKafka, **options: str) -> None:
@@ -52,7 +52,7 @@ class TestBatch:
     def test_nulls_empty_values_and_all_columns_are_written_unchanged(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
-        name = topic1(4, config=KEEP_OLD)
+        name = topic1(4, config=NO_RETENTION)
         moment = datetime(2024, 2, 29, 12, 30, 15, 123_000, tzinfo=timezone.utc)
         rows: list[tuple[Any, ...]] = [
             (b"k", b"v", [("a", b"1"), ("a", None), ("ü", b"")], 3, moment),
@@ -179,7 +179,7 @@ class TestStream:
         sink: str,
     ) -> None:
         spark.dataSource.register(RowSink)
-        name = topic1(3, config=KEEP_OLD)
+        name = topic1(3, config=NO_RETENTION)
         rows = lines.selectExpr(
             "value AS key",
             "encode(concat('value of ', value), 'utf-8') AS value",

@@ -18,7 +18,7 @@ from protocol.group.assignors.subscription_codec import (
     encode_assignment,
     encode_subscription,
 )
-from tests.support.hostile import cases, provoke, spoilt, tracing
+from tests.support.hostile import cases, corrupted, provoke, tracing
 
 pytestmark = pytest.mark.soak
 
@@ -62,7 +62,7 @@ def test_corrupt_bytes_are_protocol_errors_with_little_memory(
 ) -> None:
     with tracing():
         for rng in cases("consumer protocol", 200):
-            provoke(decode, spoilt(written, rng, [written]))
+            provoke(decode, corrupted(written, rng, [written]))
         assert [cut for cut in range(1, len(written)) if provoke(decode, written[:cut])] == []
 
 
@@ -87,7 +87,7 @@ def test_unreadable_user_data_is_ignored(assignor: Assignor) -> None:
     """User data of a custom assignor with the same name must not prevent the assignment."""
     data = assignor.user_data([("t", 0)], 5)
     assert data is not None
-    for bad in [b"", data[:3], b"\x7f" * 9, *(spoilt(data, rng, [data]) for rng in cases("user data", 50))]:
+    for bad in [b"", data[:3], b"\x7f" * 9, *(corrupted(data, rng, [data]) for rng in cases("user data", 50))]:
         member = Subscription(frozenset({"t"}), user_data=bad)
 
         assert assignor.assign({"a": member}, {"t": [frozenset()] * 2}) == {"a": [("t", 0), ("t", 1)]}

@@ -54,16 +54,16 @@ class Once:
         return Fate.PASS if fate is None else fate
 
 
-def lost(_: Exchange) -> Fate:
+def drop_reply(_: Exchange) -> Fate:
     return Fate.CUT
 
 
-def late(_: Exchange) -> float:
+def delay_reply(_: Exchange) -> float:
     """Delay the reply beyond the request timeout."""
     return REQUEST_TIMEOUT_S * 1.5
 
 
-NOTHING_KNOWN = {
+FIELDS_OF_FAILED_ROWS = {
     "topics": [],
     "partitions": [],
     "records": b"",
@@ -74,7 +74,7 @@ NOTHING_KNOWN = {
 }
 
 
-def refused(code: ErrorCode, *path: str) -> Callable[[Exchange], bytes | None]:
+def replace_by_error(code: ErrorCode, *path: str) -> Callable[[Exchange], bytes | None]:
     """Return a rule that replaces the rows at `path` of a reply by an error code. No fate for replies without rows."""
 
     def rule(exchange: Exchange) -> bytes | None:
@@ -83,58 +83,58 @@ def refused(code: ErrorCode, *path: str) -> Callable[[Exchange], bytes | None]:
         for key in path:
             found = [row for each in found for row in each[key]]
         for row in found:
-            row.update({key: nothing for key, nothing in NOTHING_KNOWN.items() if key in row}, error_code=code)
+            row.update({key: nothing for key, nothing in FIELDS_OF_FAILED_ROWS.items() if key in row}, error_code=code)
         return exchange.reply_with(body) if found else None
 
     return rule
 
 
-FETCHED = ("responses", "partitions")
-LISTED = ("topics", "partitions")
-Trouble = Mapping[Api, Callable[[Exchange], "Fate | float | bytes | None"]]
+FETCH_ROWS = ("responses", "partitions")
+TOPIC_ROWS = ("topics", "partitions")
+Faults = Mapping[Api, Callable[[Exchange], "Fate | float | bytes | None"]]
 
-RUNNING: dict[str, Trouble] = {
-    "Metadata: unknown topic": {METADATA: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topics")},
-    "Metadata: no leader": {METADATA: refused(ErrorCode.LEADER_NOT_AVAILABLE, "topics", "partitions")},
-    "Metadata lost": {METADATA: lost},
-    "Metadata late": {METADATA: late},
-    "ListOffsets: unknown topic": {LIST_OFFSETS: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *LISTED)},
-    "ListOffsets: not the leader": {LIST_OFFSETS: refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, *LISTED)},
-    "ListOffsets: not yet": {LIST_OFFSETS: refused(ErrorCode.OFFSET_NOT_AVAILABLE, *LISTED)},
-    "ListOffsets lost": {LIST_OFFSETS: lost},
-    "ListOffsets late": {LIST_OFFSETS: late},
-    "Fetch: unknown topic": {FETCH: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *FETCHED)},
-    "Fetch: unknown topic id": {FETCH: refused(ErrorCode.UNKNOWN_TOPIC_ID, *FETCHED)},
-    "Fetch: not the leader": {FETCH: refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, *FETCHED)},
-    "Fetch: old epoch": {FETCH: refused(ErrorCode.FENCED_LEADER_EPOCH, *FETCHED)},
-    "Fetch: out of range": {FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED)},
+RUNNING_QUERY_FAULTS: dict[str, Faults] = {
+    "Metadata: unknown topic": {METADATA: replace_by_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topics")},
+    "Metadata: no leader": {METADATA: replace_by_error(ErrorCode.LEADER_NOT_AVAILABLE, "topics", "partitions")},
+    "Metadata lost": {METADATA: drop_reply},
+    "Metadata late": {METADATA: delay_reply},
+    "ListOffsets: unknown topic": {LIST_OFFSETS: replace_by_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *TOPIC_ROWS)},
+    "ListOffsets: not the leader": {LIST_OFFSETS: replace_by_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, *TOPIC_ROWS)},
+    "ListOffsets: not yet": {LIST_OFFSETS: replace_by_error(ErrorCode.OFFSET_NOT_AVAILABLE, *TOPIC_ROWS)},
+    "ListOffsets lost": {LIST_OFFSETS: drop_reply},
+    "ListOffsets late": {LIST_OFFSETS: delay_reply},
+    "Fetch: unknown topic": {FETCH: replace_by_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *FETCH_ROWS)},
+    "Fetch: unknown topic id": {FETCH: replace_by_error(ErrorCode.UNKNOWN_TOPIC_ID, *FETCH_ROWS)},
+    "Fetch: not the leader": {FETCH: replace_by_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, *FETCH_ROWS)},
+    "Fetch: old epoch": {FETCH: replace_by_error(ErrorCode.FENCED_LEADER_EPOCH, *FETCH_ROWS)},
+    "Fetch: out of range": {FETCH: replace_by_error(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCH_ROWS)},
     "Fetch: out of range, epoch lost": {
-        FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED),
-        OFFSET_FOR_LEADER_EPOCH: lost,
+        FETCH: replace_by_error(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCH_ROWS),
+        OFFSET_FOR_LEADER_EPOCH: drop_reply,
     },
     "Fetch: out of range, epoch late": {
-        FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED),
-        OFFSET_FOR_LEADER_EPOCH: late,
+        FETCH: replace_by_error(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCH_ROWS),
+        OFFSET_FOR_LEADER_EPOCH: delay_reply,
     },
     "Fetch: out of range, epoch refused": {
-        FETCH: refused(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCHED),
-        OFFSET_FOR_LEADER_EPOCH: refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, *LISTED),
+        FETCH: replace_by_error(ErrorCode.OFFSET_OUT_OF_RANGE, *FETCH_ROWS),
+        OFFSET_FOR_LEADER_EPOCH: replace_by_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, *TOPIC_ROWS),
     },
-    "Fetch lost": {FETCH: lost},
-    "Fetch late": {FETCH: late},
-    "OffsetCommit: loading": {OFFSET_COMMIT: refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *LISTED)},
-    "OffsetCommit lost": {OFFSET_COMMIT: lost},
+    "Fetch lost": {FETCH: drop_reply},
+    "Fetch late": {FETCH: delay_reply},
+    "OffsetCommit: loading": {OFFSET_COMMIT: replace_by_error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, *TOPIC_ROWS)},
+    "OffsetCommit lost": {OFFSET_COMMIT: drop_reply},
 }
-STARTING: dict[str, Trouble] = {
-    "OffsetFetch: loading": {OFFSET_FETCH: refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "groups")},
-    "OffsetFetch: moved": {OFFSET_FETCH: refused(ErrorCode.NOT_COORDINATOR, "groups")},
+STARTING_QUERY_FAULTS: dict[str, Faults] = {
+    "OffsetFetch: loading": {OFFSET_FETCH: replace_by_error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "groups")},
+    "OffsetFetch: moved": {OFFSET_FETCH: replace_by_error(ErrorCode.NOT_COORDINATOR, "groups")},
     "OffsetFetch: open transaction": {
-        OFFSET_FETCH: refused(ErrorCode.UNSTABLE_OFFSET_COMMIT, "groups", "topics", "partitions")
+        OFFSET_FETCH: replace_by_error(ErrorCode.UNSTABLE_OFFSET_COMMIT, "groups", "topics", "partitions")
     },
-    "OffsetFetch lost": {OFFSET_FETCH: lost},
-    "OffsetFetch late": {OFFSET_FETCH: late},
-    "ListOffsets lost": {LIST_OFFSETS: lost},
-    "Metadata: unknown topic": {METADATA: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topics")},
+    "OffsetFetch lost": {OFFSET_FETCH: drop_reply},
+    "OffsetFetch late": {OFFSET_FETCH: delay_reply},
+    "ListOffsets lost": {LIST_OFFSETS: drop_reply},
+    "Metadata: unknown topic": {METADATA: replace_by_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "topics")},
 }
 
 
@@ -150,7 +150,7 @@ class Commits:
                 self.of.setdefault(row["partition_index"], []).append(row["committed_offset"])
         return Fate.PASS
 
-    def never_go_back(self) -> bool:
+    def never_decrease(self) -> bool:
         return all(offsets == sorted(offsets) for offsets in self.of.values())
 
 
@@ -176,30 +176,30 @@ def test_transient_errors_never_move_position_of_running_query(
             for partition in range(2):
                 produce(kafka, name, f"{written}-", 2, partition=partition)
             written += 2
-            wait_for_query(query, lambda: len(batches.all()) >= 2 * written and all(rule.fired for rule in armed))
+            wait_for_query(query, lambda: len(batches.all()) >= 2 * written and all(rule.fired for rule in rules_left))
 
-        armed: list[Once] = []
+        rules_left: list[Once] = []
         produce_and_wait()
         for seed in range(REPEATS):
             print(f"in the order of seed {seed}")  # pytest shows it with a failure
-            for what in random.Random(seed).sample(sorted(RUNNING), len(RUNNING)):
-                rules = {api: Once(rule) for api, rule in RUNNING[what].items()}
-                armed = list(rules.values())
+            for case in random.Random(seed).sample(sorted(RUNNING_QUERY_FAULTS), len(RUNNING_QUERY_FAULTS)):
+                rules = {api: Once(rule) for api, rule in RUNNING_QUERY_FAULTS[case].items()}
+                rules_left = list(rules.values())
                 proxy.replies.update(rules)
                 produce_and_wait()
                 proxy.replies.clear()
         wait_for_query(query, lambda: all(committed(kafka, group, name, each) == written for each in range(2)))
         query.stop()
-    assert commits.never_go_back()
+    assert commits.never_decrease()
     found = batches.all()
     for partition in range(2):
         offsets = [offset for number, offset, _ in found if number == partition]
         assert offsets == list(range(written))
 
 
-@pytest.mark.parametrize("what", STARTING)
+@pytest.mark.parametrize("case", STARTING_QUERY_FAULTS)
 def test_transient_errors_never_move_position_of_starting_query(
-    what: str, kafka: LocalKafka, topic: TopicFactory
+    case: str, kafka: LocalKafka, topic: TopicFactory
 ) -> None:
     """The query starts at the group's offset 4, not at the start or end of the log; the restart resumes."""
     for _ in range(REPEATS):
@@ -211,12 +211,12 @@ def test_transient_errors_never_move_position_of_starting_query(
             proxy.requests[OFFSET_COMMIT] = commits
             options = {**group_options(name, stream.group), "kafka.bootstrap.servers": proxy.servers}
             for begins in (4, READ):
-                rules = {api: Once(rule) for api, rule in STARTING[what].items()}
+                rules = {api: Once(rule) for api, rule in STARTING_QUERY_FAULTS[case].items()}
                 proxy.replies.update(rules)
                 assert [offset for offset, _ in stream.run(**options)] == list(range(begins, begins + 6))
                 assert all(rule.fired for rule in rules.values())
                 produce(kafka, name, "more", 6)
-        assert commits.never_go_back()
+        assert commits.never_decrease()
         wait_for(lambda: committed(kafka, stream.group, name) == READ + 6)  # noqa: B023
 
 

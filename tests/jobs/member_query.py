@@ -1,6 +1,6 @@
 """Query in a separate process that is a group member, for tests that kill it in the middle of a micro-batch.
 
-    python -m tests.jobs.be_member BOOTSTRAP TOPIC GROUP PROTOCOL CHECKPOINT
+    python -m tests.jobs.member_query BOOTSTRAP TOPIC GROUP PROTOCOL CHECKPOINT
 
 For each micro-batch with rows it prints the batch id and the rows (partition, offset) as JSON, and completes the batch
 when it reads a line from standard input.

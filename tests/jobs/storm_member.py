@@ -1,6 +1,6 @@
 """Group member in a separate process, for tests that stop and kill it; it runs until standard input ends.
 
-    python -m tests.jobs.be_in_storm ConsumerGroup|KafkaConsumer|librdkafka BOOTSTRAP TOPIC PROPERTIES
+    python -m tests.jobs.storm_member ConsumerGroup|KafkaConsumer|librdkafka BOOTSTRAP TOPIC PROPERTIES
 
 PROPERTIES is JSON, and so is each line of output: `[PARTITION, FIRST, LAST]` for offsets that it has handled and
 commits next, or `{"generation": …, "member": …, "owned": [PARTITION, …]}`. librdkafka does not print the latter.
