@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -308,8 +309,11 @@ def test_delete_asks_for_confirmation_and_continues_after_unknown_group(kafka1: 
     assert not {first, second} & {row["group"] for row in rows(kafka1, "list")}
 
 
-def test_groups_commands_of_help_succeed(kafka1: LocalKafka, names: Names) -> None:
+def test_groups_commands_of_help_succeed(
+    kafka1: LocalKafka, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands of cli.md are run by tests/cli/test_group_commands.py."""
+    monkeypatch.chdir(tmp_path)  # an example writes a file
     helps = [CliRunner().invoke(pykafka, ["groups", each, "--help"]).stdout for each in ("list", "describe", "reset")]
     examples = [line.strip() for text in helps for line in text.splitlines() if "  pykafka groups" in line]
     assert len(examples) >= 5
