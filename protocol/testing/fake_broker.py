@@ -39,6 +39,7 @@ class FakeBroker:
 
     `handlers[api]` gets (body, version) and returns a body, raw bytes to send as they are, `CUT`, or None for silence.
     `greeting`: bytes sent in place of any reply (a peer that is no Kafka broker). `tls`: the context of a TLS server.
+    `record_requests`: keep all in `requests`, and their client ids in `client_ids`.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class FakeBroker:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        record_requests: bool = True,
     ) -> None:
+        self.record_requests = record_requests
         self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
         self.greeting = greeting
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
@@ -96,23 +99,25 @@ class FakeBroker:
         try:
             if self._tls is not None:
                 connection = self._secured(connection, self._tls)
-            stream = connection.makefile("rb")
-            while len(size := _read(stream, 4)) == 4:
-                request = _read(stream, int.from_bytes(size, "big"))
-                if len(request) < int.from_bytes(size, "big"):
-                    return  # connection closed within a frame
-                self._answer(connection, request)
+            with connection.makefile("rb") as stream:
+                while len(size := _read(stream, 4)) == 4:
+                    request = _read(stream, int.from_bytes(size, "big"))
+                    if len(request) < int.from_bytes(size, "big"):
+                        return  # connection closed within a frame
+                    self._answer(connection, request)
         except OSError:
             pass
+        finally:
+            with contextlib.suppress(ValueError):  # `cut` has removed it
+                self.connections.remove(connection)
+            connection.close()
 
     def _secured(self, connection: socket.socket, tls: ssl.SSLContext) -> socket.socket:
         """Run the TLS handshake of a server; its failure closes the connection."""
-        try:
-            secured = tls.wrap_socket(connection, server_side=True)
-        except OSError:
-            connection.close()
-            raise
+        secured = tls.wrap_socket(connection, server_side=True)
         self.connections.append(secured)
+        with contextlib.suppress(ValueError):
+            self.connections.remove(connection)
         return secured
 
     def _answer(self, connection: socket.socket, request: bytes) -> None:
@@ -127,8 +132,9 @@ class FakeBroker:
         except ProtocolError:
             _reset(connection)
             return
-        self.client_ids.append(client_id)
-        self.requests.append((api.name, version, body))
+        if self.record_requests:
+            self.client_ids.append(client_id)
+            self.requests.append((api.name, version, body))
         reply = self.answer(api, version, client_id, body)
         if reply is CUT:
             _reset(connection)

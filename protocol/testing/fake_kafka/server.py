@@ -320,7 +320,7 @@ class _Listener(FakeBroker):
         self._broker_id = broker_id
         # Each connection has a thread.
         self._local = threading.local()
-        super().__init__(host=kafka.host, port=port, tls=kafka.tls)
+        super().__init__(host=kafka.host, port=port, tls=kafka.tls, record_requests=kafka.record_requests)
 
     def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
         kafka = self._kafka

@@ -233,3 +233,16 @@ def test_unknown_topic_config_is_refused(kafka: FakeKafka) -> None:
     admin = protocol.Admin(bootstrap_servers=kafka.bootstrap_servers)
     with admin, pytest.raises(KafkaError, match="INVALID_CONFIG"):
         admin.create_topics([protocol.admin.NewTopic("new", 1, configs={"no.such.config": "1"})])
+
+
+def test_closed_connections_are_forgotten(kafka: FakeKafka) -> None:
+    for _ in range(3):
+        with protocol.Admin(bootstrap_servers=kafka.bootstrap_servers) as admin:
+            admin.list_topics()
+    wait_until(lambda: not any(each.connections for each in kafka.listeners.values()))
+
+
+def test_requests_are_not_kept_unless_wanted() -> None:
+    with FakeKafka(record_requests=False) as kafka, protocol.Admin(bootstrap_servers=kafka.bootstrap_servers) as admin:
+        admin.list_topics()
+        assert kafka.requests == kafka.listeners[1].requests == []

@@ -1,0 +1,45 @@
+"""Every version of every request is handled, and its reply has the layout of that version."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.errors import UnsupportedVersion
+from protocol.testing.fake_kafka.cluster import Cluster
+from protocol.testing.fake_kafka.handlers import VERSIONS
+from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
+from protocol.testing.fake_kafka.requests import Request
+from protocol.wire import frame
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.schema import Api
+
+EACH = [(api, version) for api, (first, last) in VERSIONS.items() for version in range(first, last + 1)]
+
+
+@pytest.mark.parametrize(("api", "version"), EACH, ids=lambda each: getattr(each, "name", each))
+def test_empty_request_gets_a_reply_of_its_version(api: Api, version: int) -> None:
+    cluster = Cluster(settings={"authorizer.class.name": "StandardAuthorizer", "super.users": "User:ANONYMOUS"})
+    cluster.create_topic("orders")
+    sent = b"".join(frame.encode_request(api, version, 7, "client", {}))[4:]
+    _, _, _, client_id, body = frame.decode_request(sent)
+    given = cluster.handle(1, Request(api, version, newest_request(api, version, body), client_id or ""))
+    reply = cluster.look(given) if callable(given) else given
+    if reply is None:
+        pytest.skip("the reply is not due yet")
+    data = b"".join(frame.encode_response(api, version, 7, reply_in(api, version, reply)))[4:]
+    assert frame.decode_response(api, version, data).keys() == {field.name for field in api.response.fields}
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "code"), [(INIT_PRODUCER_ID, 3, 47), (INIT_PRODUCER_ID, 4, 90), (END_TXN, 1, 47)]
+)
+def test_fenced_producer_has_the_code_that_the_version_knows(api: Api, version: int, code: int) -> None:
+    assert reply_in(api, version, {"error_code": ErrorCode.PRODUCER_FENCED})["error_code"] == code
+
+
+def test_unknown_version_is_refused_by_the_frame() -> None:
+    request = b"".join(frame.encode_request(END_TXN, 5, 7, "client", {}))[4:]
+    with pytest.raises(UnsupportedVersion):
+        frame.decode_request(request[:2] + (99).to_bytes(2, "big") + request[4:])
