@@ -57,15 +57,15 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
     def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:
         options = self._options
         found = discover(client, options, deadline)
-        begins = starting_offsets(client, options, found, deadline)
+        starts = starting_offsets(client, options, found, deadline)
         ends = ending_offsets(client, options, found, deadline)
         if options.end == "latest":
             # With an open transaction, the last stable offset may be before a group's offset.
-            ends = {key: max(end, begins[key]) for key, end in ends.items()}
-        _require_order(begins, ends)
+            ends = {key: max(end, starts[key]) for key, end in ends.items()}
+        _require_order(starts, ends)
         ids = topic_ids(found)
         ranges = offset_ranges(
-            Offsets(begins, ids=ids),
+            Offsets(starts, ids=ids),
             Offsets(ends, ids=ids),
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
@@ -81,14 +81,14 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
         return read_range(self._options, partition.ranges)
 
 
-def _require_order(begins: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
-    reversed_ranges = [key for key in begins if begins[key] > ends[key]]
+def _require_order(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
+    reversed_ranges = [key for key in starts if starts[key] > ends[key]]
     if reversed_ranges:
         key = sorted(reversed_ranges)[0]
         raise ConfigurationError(
             with_error_class(
                 RESOLVED_START_AFTER_END,
-                f"{partition_name(key)} would be read from offset {begins[key]}, which is after its end, offset "
+                f"{partition_name(key)} would be read from offset {starts[key]}, which is after its end, offset "
                 f"{ends[key]}: correct the starting or the ending option",
             )
         )

@@ -216,9 +216,9 @@ class QueryMembership:
         client, options = PROCESS.client(self._options.client), self._options
         offsets = group_offsets(client, options, new, deadline, after=read.ends)
         unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
-        begins = {key: self._starting[key].offset for key, _ in unread if key not in read.ends}
-        begins.update(offsets)
-        self._assigned.update({key: _AssignedPartition(topic_id, begins.get(key)) for key, topic_id in new.items()})
+        starts = {key: self._starting[key].offset for key, _ in unread if key not in read.ends}
+        starts.update(offsets)
+        self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})
         if ahead := [key for key in new if key in read.ends and key in offsets]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "

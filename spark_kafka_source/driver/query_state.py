@@ -96,8 +96,8 @@ class QueryState:
 
             def find() -> Offsets:
                 partitions = discover(self.client, self.options, deadline)
-                begins = starting_offsets(self.client, self.options, partitions, deadline)
-                return Offsets(begins, ids=topic_ids(partitions))
+                starts = starting_offsets(self.client, self.options, partitions, deadline)
+                return Offsets(starts, ids=topic_ids(partitions))
 
             self._starting = retry_unknown_topics(self.client, find, deadline)
         return self._starting

@@ -35,10 +35,10 @@ def first_batch_start(query: QueryState, end: Offsets) -> Offsets:
         log.warning(
             "the checkpoint lacks the start of the first batch: it starts at startingOffsets as they resolve now"
         )
-        begin = query.starting_offsets(query.deadline())
-        late = data_loss.starts_after_end(begin, end)
+        start = query.starting_offsets(query.deadline())
+        late = data_loss.starts_after_end(start, end)
         data_loss.raise_or_warn(late.values(), fail=query.options.fail_on_data_loss)
-        return replace(begin, ends={**begin.ends, **{key: end.ends[key] for key in late}})
+        return replace(start, ends={**start.ends, **{key: end.ends[key] for key in late}})
     if not query.running:
         log.warning("the first batch is incomplete: it is read again from its recorded start, not from startingOffsets")
     return Offsets({})

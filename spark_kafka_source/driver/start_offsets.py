@@ -93,9 +93,9 @@ def _group_start_reason(
 
 def _log_start_positions(offsets: Mapping[TopicPartition, int], reason: str, unread: int) -> None:
     """Log the start; `unread` is the number of existing offsets that the query does not read."""
-    begins = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition"
+    listing = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition"
     more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
-    line = f"no batch of this query is complete yet: it starts at {reason}: {begins}{more}"
+    line = f"no batch of this query is complete yet: it starts at {reason}: {listing}{more}"
     if unread:
         log.warning(
             "%s. The %d offsets before that are not read. To read them, set startingOffsets=earliest and use a new "
@@ -206,30 +206,32 @@ def _resolve(
     if spec == "latest":
         return ends
     assert not isinstance(spec, str)
-    wanted = _flatten(spec)
-    _require_same_partitions(option, wanted, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
+    requested = _flatten(spec)
+    _require_same_partitions(option, requested, partitions, OFFSETS_DO_NOT_MATCH_ASSIGNED)
     starts = log_start_offsets(client, partitions, deadline)
     # A start may be after the last stable offset; an end must be readable.
-    waits = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
-    watermarks = high_watermarks(client, partitions, deadline) if waits else ends
-    resolved = {key: {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset) for key, offset in wanted.items()}
+    may_exceed_stable_offset = option == "startingOffsets" and options.consumer.isolation_level == "read_committed"
+    watermarks = high_watermarks(client, partitions, deadline) if may_exceed_stable_offset else ends
+    resolved = {
+        key: {LATEST: ends[key], EARLIEST: starts[key]}.get(offset, offset) for key, offset in requested.items()
+    }
     _require_in_log(option, resolved, starts, watermarks, options.fail_on_data_loss)
     return resolved
 
 
 def _require_same_partitions(
-    option: str, wanted: Collection[TopicPartition], partitions: Collection[TopicPartition], error_class: str
+    option: str, requested: Collection[TopicPartition], partitions: Collection[TopicPartition], error_class: str
 ) -> None:
-    unknown, missing = sorted(set(wanted) - set(partitions)), sorted(set(partitions) - set(wanted))
+    unknown, missing = sorted(set(requested) - set(partitions)), sorted(set(partitions) - set(requested))
     if unknown:
-        what = f"names {partition_names(unknown)}, which the query does not subscribe to or which do not exist"
+        problem = f"names {partition_names(unknown)}, which the query does not subscribe to or which do not exist"
         raise ConfigurationError(
-            with_error_class(error_class, f"{option} {what}; subscribed: {partition_names(sorted(partitions))}")
+            with_error_class(error_class, f"{option} {problem}; subscribed: {partition_names(sorted(partitions))}")
         )
     if missing:
-        what = f"lacks {partition_names(missing)}: as JSON it must name every partition of the subscription"
-        also = " (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""
-        raise ConfigurationError(with_error_class(error_class, f"{option} {what}{also}"))
+        problem = f"lacks {partition_names(missing)}: as JSON it must name every partition of the subscription"
+        hint = " (-2 means earliest, -1 latest)" if error_class == OFFSETS_DO_NOT_MATCH_ASSIGNED else ""
+        raise ConfigurationError(with_error_class(error_class, f"{option} {problem}{hint}"))
 
 
 def _require_in_log(
@@ -278,8 +280,8 @@ def group_offsets(
     """
     group, after = options.consumer.group_id, after or {}
     assert group is not None
-    found = fetch_offsets(client, group, partitions, deadline)
-    committed = {key: entry for key, entry in found.items() if entry.offset > after.get(key, -1)}
+    fetched = fetch_offsets(client, group, partitions, deadline)
+    committed = {key: entry for key, entry in fetched.items() if entry.offset > after.get(key, -1)}
     if not committed:
         return {}
     starts = log_start_offsets(client, committed, deadline)
@@ -331,7 +333,7 @@ def _replace_out_of_range(
         if offset < start
         else "the log was truncated (unclean leader election), or the topic was deleted and created again"
     )
-    what = (
+    message = (
         f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: "
         f"the log holds [{start}, {end}). Likely cause: {cause}"
     )
@@ -339,11 +341,11 @@ def _replace_out_of_range(
     if options.start == "group":
         remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log"
     spec = options.group_out_of_range
-    begin = {"earliest": start, "latest": latest}.get(spec, start if offset < start else end)
+    replacement = {"earliest": start, "latest": latest}.get(spec, start if offset < start else end)
     reset = "failOnDataLoss=false" if spec == "nearest" else f"kafka.auto.offset.reset={spec}"
-    skipped = f"Starts at {begin}: {begin - min(offset, start)} offsets are skipped"
-    raise_or_warn([Loss(START_OFFSET_RESET, what, key, remedy, f"{reset}. {skipped}")], fail=spec == "fail")
-    return begin
+    skipped = f"Starts at {replacement}: {replacement - min(offset, start)} offsets are skipped"
+    raise_or_warn([Loss(START_OFFSET_RESET, message, key, remedy, f"{reset}. {skipped}")], fail=spec == "fail")
+    return replacement
 
 
 def _newest_high_watermarks(
@@ -358,8 +360,8 @@ def _newest_high_watermarks(
     accepted: the group's offsets may be those of a deleted topic with the same name.
     """
     try:
-        patience = deadline.at_most_ms(_STALE_LEADER_MS)
-        return high_watermarks(client, partitions, patience, known_epochs=known_epochs)
+        retry_deadline = deadline.at_most_ms(_STALE_LEADER_MS)
+        return high_watermarks(client, partitions, retry_deadline, known_epochs=known_epochs)
     except DeadlineExceeded as error:
         log.info("%s; the leaders' replies are accepted as they are", with_option_names(error))
         return high_watermarks(client, partitions, deadline)

@@ -122,9 +122,9 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
 
             require_same_versions(self._options, read.schemas)
         if is_new or (is_member and not read.ends):
-            begin = query.starting_offsets(deadline)
-            start = (Offsets({}) if is_member else begin).to_json_dict()
-            starting, read = begin.ends, replace(begin, ends={})
+            resolved_start = query.starting_offsets(deadline)
+            start = (Offsets({}) if is_member else resolved_start).to_json_dict()
+            starting, read = resolved_start.ends, replace(resolved_start, ends={})
         elif not query.running and not is_member:
             warn_if_offsets_differ(query.client, self._options, read, deadline)
         query.running = True
@@ -157,20 +157,24 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         """
         query, options = self._query, self._options
         query.planned_end = end
-        until = Offsets.from_json_dict(end)
-        begin = replay.first_batch_start(query, until) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
-        missing = unresolved(begin, until)
+        batch_end = Offsets.from_json_dict(end)
+        batch_start = (
+            replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
+        )
+        missing = unresolved(batch_start, batch_end)
         ranges = offset_ranges(
-            begin,
-            until,
+            batch_start,
+            batch_end,
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
             fail_on_data_loss=options.fail_on_data_loss,
-            earliest=replay.new_partition_starts(query, missing, until) if missing else None,
+            earliest=replay.new_partition_starts(query, missing, batch_end) if missing else None,
         )
         if ranges and not query.running and not options.fail_on_data_loss:
             query.replay_lost = replay.count_lost(query, ranges)
-        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, until.leaders)]
+        return [
+            RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, batch_end.leaders)
+        ]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Yield the rows of one task, as `read_range`. Runs on an executor."""

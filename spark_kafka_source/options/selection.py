@@ -54,10 +54,10 @@ def columns(text: str) -> tuple[str, ...]:
     """Parse `value, offset` into column names in the source's spelling, in the given order."""
     known = {column.lower(): column for column in (*COLUMNS, HEADERS, RAW, ERROR)}
     names = [part.strip() for part in text.split(",")]
-    for place, column in enumerate(names):
+    for index, column in enumerate(names):
         if column.lower() not in known:
             raise ValueError(f"{column!r} is no column")
-        if column.lower() in [other.lower() for other in names[:place]]:
+        if column.lower() in [earlier.lower() for earlier in names[:index]]:
             raise ValueError(f"{column} is there twice")
     return tuple(known[column.lower()] for column in names)
 

@@ -45,8 +45,8 @@ OffsetSpec = Literal["earliest", "latest", "group"] | ByPartition | AtTime
 
 def starting_offsets(text: str) -> OffsetSpec:
     """Parse `earliest`, `latest` or `group` in any case, or JSON."""
-    words: dict[str, OffsetSpec] = {"earliest": "earliest", "latest": "latest", "group": "group"}
-    return words.get(text.lower()) or _offsets(text, words)
+    keywords: dict[str, OffsetSpec] = {"earliest": "earliest", "latest": "latest", "group": "group"}
+    return keywords.get(text.lower()) or _offsets(text, keywords)
 
 
 def ending_offsets(text: str) -> OffsetSpec:
@@ -77,23 +77,23 @@ def _offset(item: object) -> int:
     return whole_number(item, EARLIEST)
 
 
-def _offsets(text: str, words: Iterable[str]) -> ByPartition:
+def _offsets(text: str, keywords: Iterable[str]) -> ByPartition:
     """Parse JSON, which may be a copy of this source's offsets in a checkpoint or in a query's progress."""
     if not text.startswith("{"):
-        like = meant(text, words)
+        like = meant(text, keywords)
         raise ValueError(f"did you mean {like}?" if like else "")
     # A topic name has no @. The values of these keys are for replays only.
     return _by_partition({key: value for key, value in json_object(text).items() if not key.startswith("@")}, _offset)
 
 
-def _by_partition(rows: Mapping[str, object], number: Callable[[object], int]) -> ByPartition:
-    if not rows:
+def _by_partition(document: Mapping[str, object], number: Callable[[object], int]) -> ByPartition:
+    if not document:
         raise ValueError("names no topic")
-    empty = [topic for topic, partitions in rows.items() if partitions == {}]
+    empty = [topic for topic, partitions in document.items() if partitions == {}]
     if empty:
         raise ValueError(f"{empty[0]} names no partition")
     spec: dict[str, dict[int, int]] = {}
-    for (topic, partition), value in by_partition(rows, number).items():
+    for (topic, partition), value in by_partition(document, number).items():
         spec.setdefault(topic, {})[partition] = value
     return spec
 
@@ -116,7 +116,7 @@ def check_fits(
     assign: Assignment | None,
 ) -> None:
     """Require that offsets or times by partition name exactly what the query reads, as far as the options tell."""
-    given = _each(spec)
+    given = _numbers_by_partition(spec)
     if given is None:
         return
     remedy = "" if isinstance(spec, AtTime) else "; -1 means latest, -2 earliest"
@@ -132,9 +132,9 @@ def check_fits(
 
 def check_same_partitions(start: OffsetSpec, end: OffsetSpec, start_option: str) -> None:
     """Require that start and end, if both are offsets or both are times, name the same partitions."""
-    begins, ends = _each(start), _each(end)
-    if begins is not None and ends is not None and isinstance(start, AtTime) == isinstance(end, AtTime):
-        _require_same(_partitions(ends), _partitions(begins), start_option)
+    starts, ends = _numbers_by_partition(start), _numbers_by_partition(end)
+    if starts is not None and ends is not None and isinstance(start, AtTime) == isinstance(end, AtTime):
+        _require_same(_partitions(ends), _partitions(starts), start_option)
 
 
 def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
@@ -142,40 +142,40 @@ def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
     if isinstance(start, AtTime) != isinstance(end, AtTime):
         return
     if isinstance(start, AtTime) and isinstance(end, AtTime):
-        begin, until = start.times_ms, end.times_ms
-        if isinstance(begin, int) and isinstance(until, int):
-            if until < begin:
-                raise ValueError(f"the end {until} is before the start {begin}")
+        first, last = start.times_ms, end.times_ms
+        if isinstance(first, int) and isinstance(last, int):
+            if last < first:
+                raise ValueError(f"the end {last} is before the start {first}")
             return
-    begins, ends = _each(start), _each(end)
-    if begins is None or ends is None:
+    starts, ends = _numbers_by_partition(start), _numbers_by_partition(end)
+    if starts is None or ends is None:
         return
-    for topic, partition in _pairs(begins):
-        begin, until = begins[topic][partition], ends[topic][partition]
-        if 0 <= until < begin:
-            raise ValueError(f"{topic}-{partition} ends at {until}, before its start {begin}")
+    for topic, partition in _pairs(starts):
+        first, last = starts[topic][partition], ends[topic][partition]
+        if 0 <= last < first:
+            raise ValueError(f"{topic}-{partition} ends at {last}, before its start {first}")
 
 
-def _each(spec: OffsetSpec) -> ByPartition | None:
+def _numbers_by_partition(spec: OffsetSpec) -> ByPartition | None:
     """Return the numbers by partition; None if all partitions have the same position."""
     numbers = spec.times_ms if isinstance(spec, AtTime) else spec
     return None if isinstance(numbers, (str, int)) else numbers
 
 
-def _pairs(rows: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
-    return [(topic, partition) for topic, partitions in rows.items() for partition in partitions]
+def _pairs(by_topic: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
+    return [(topic, partition) for topic, partitions in by_topic.items() for partition in partitions]
 
 
-def _partitions(rows: Mapping[str, Iterable[int]]) -> list[str]:
-    return [partition_name(tp) for tp in _pairs(rows)]
+def _partitions(by_topic: Mapping[str, Iterable[int]]) -> list[str]:
+    return [partition_name(tp) for tp in _pairs(by_topic)]
 
 
-def _require_same(given: Collection[str], wanted: Collection[str], option: str, remedy: str = "") -> None:
-    for item in wanted:
+def _require_same(given: Collection[str], expected: Collection[str], option: str, remedy: str = "") -> None:
+    for item in expected:
         if item not in given:
             raise ValueError(f"{item} is missing, which {option} has{remedy}")
     for item in given:
-        if item not in wanted:
+        if item not in expected:
             raise ValueError(f"{item} is there, which {option} does not have")
 
 

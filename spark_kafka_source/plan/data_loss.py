@@ -84,12 +84,12 @@ def _deleted(keys: list[TopicPartition], context: str) -> list[Loss]:
     return [Loss(PARTITIONS_DELETED, message, key) for key in keys[:1]]
 
 
-def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
+def starts_after_end(start: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
     """Return the losses of a first batch whose start, resolved again for a replay, is after its end.
 
     Parameters
     ----------
-    begin : Offsets
+    start : Offsets
         The start as resolved now; no checkpoint has it.
     end : Offsets
     """
@@ -97,16 +97,16 @@ def starts_after_end(begin: Offsets, end: Offsets) -> dict[TopicPartition, Loss]
         key: Loss(
             PARTITION_OFFSET_CHANGED,
             "the checkpoint lacks the start of the first batch, and startingOffsets are after its end: "
-            f"{partition_name(key)} starts at {begin.ends[key]} and ends at {end.ends[key]}. The records of the batch "
+            f"{partition_name(key)} starts at {start.ends[key]} and ends at {end.ends[key]}. The records of the batch "
             "in this partition are unknown",
             key,
             "Set startingOffsets to the original start as JSON, for this batch only. Or set failOnDataLoss=false to "
             "start at the batch's end",
             "failOnDataLoss=false: starting at the batch's end",
         )
-        for key in sorted(begin.ends.keys() & end.ends.keys())
-        if begin.ends[key] > end.ends[key]
-        and not is_another_topic(begin.ids.get(key[0], NO_TOPIC_ID), end.ids.get(key[0], NO_TOPIC_ID))
+        for key in sorted(start.ends.keys() & end.ends.keys())
+        if start.ends[key] > end.ends[key]
+        and not is_another_topic(start.ids.get(key[0], NO_TOPIC_ID), end.ids.get(key[0], NO_TOPIC_ID))
     }
 
 
@@ -136,11 +136,11 @@ def truncated(key: TopicPartition, read: int, end: int, divergent: int) -> Loss:
     )
 
 
-def ends_before_start(key: TopicPartition, begin: int, until: int) -> Loss:
+def ends_before_start(key: TopicPartition, from_offset: int, until_offset: int) -> Loss:
     """Return the loss of a planned batch that ends before its start."""
     message = (
-        f"{partition_name(key)}: the batch ends at offset {until}, before it begins ({begin}). The log was truncated, "
-        "or the topic was deleted and created again, and records may be missing"
+        f"{partition_name(key)}: the batch ends at offset {until_offset}, before it begins ({from_offset}). The log "
+        "was truncated, or the topic was deleted and created again, and records may be missing"
     )
     return Loss(
         PARTITION_OFFSET_CHANGED, message, key, note="failOnDataLoss=false: this batch reads none of its records"

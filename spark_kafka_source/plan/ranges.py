@@ -52,17 +52,21 @@ def offset_ranges(
         An end is before its start.
     """
     ranges = []
-    for tp, until in sorted(end.ends.items()):
-        begin = _start_offset(start, end, tp)
-        if begin is None and (begin := (earliest or {}).get(tp)) is None:
+    for tp, until_offset in sorted(end.ends.items()):
+        from_offset = _start_offset(start, end, tp)
+        if from_offset is None and (from_offset := (earliest or {}).get(tp)) is None:
             raise UsageError(f"{partition_name(tp)} is new and has no start offset.")
-        if until < begin:
-            data_loss.raise_or_warn([data_loss.ends_before_start(tp, begin, until)], fail=fail_on_data_loss)
-        elif until > begin:
-            continues = begin == start.ends.get(tp) and not _recreated(start, end, tp[0])
+        if until_offset < from_offset:
+            data_loss.raise_or_warn(
+                [data_loss.ends_before_start(tp, from_offset, until_offset)], fail=fail_on_data_loss
+            )
+        elif until_offset > from_offset:
+            continues = from_offset == start.ends.get(tp) and not _recreated(start, end, tp[0])
             from_epoch = start.epochs.get(tp, NO_LEADER_EPOCH) if continues else NO_LEADER_EPOCH
             until_epoch = end.epochs.get(tp, NO_LEADER_EPOCH)
-            ranges.append(Range(*tp, begin, until, end.ids.get(tp[0], NO_TOPIC_ID), from_epoch, until_epoch))
+            ranges.append(
+                Range(*tp, from_offset, until_offset, end.ids.get(tp[0], NO_TOPIC_ID), from_epoch, until_epoch)
+            )
     return split(ranges, max_records, min_partitions)
 
 
@@ -102,14 +106,14 @@ def _piece_count(size: int, total: int, total_pieces: int) -> int:
 
 def _split_range(whole: Range, pieces: int) -> list[Range]:
     parts = []
-    begin = whole.from_offset
+    from_offset = whole.from_offset
     for remaining in range(pieces, 0, -1):
-        until = begin + (whole.until_offset - begin) // remaining
-        if until > begin:
+        until_offset = from_offset + (whole.until_offset - from_offset) // remaining
+        if until_offset > from_offset:
             # The epoch of the records before a later piece is unknown.
-            epoch = whole.from_epoch if begin == whole.from_offset else NO_LEADER_EPOCH
-            parts.append(replace(whole, from_offset=begin, until_offset=until, from_epoch=epoch))
-        begin = until
+            epoch = whole.from_epoch if from_offset == whole.from_offset else NO_LEADER_EPOCH
+            parts.append(replace(whole, from_offset=from_offset, until_offset=until_offset, from_epoch=epoch))
+        from_offset = until_offset
     return parts
 
 

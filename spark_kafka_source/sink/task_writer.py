@@ -74,9 +74,9 @@ class TaskWriter:
                 producer.flush()
             except KafkaError as error:
                 if producer.acknowledged:
-                    before = _listed(written_topics(producer.acknowledged))
+                    acknowledged = _listed(written_topics(producer.acknowledged))
                     error.message = (
-                        f"{error.message.rstrip('.')}. Rows that this task wrote before stay in Kafka: {before}"
+                        f"{error.message.rstrip('.')}. Rows that this task wrote before stay in Kafka: {acknowledged}"
                     )
                 raise
             written = TaskWritten(written_topics(producer.acknowledged))
@@ -111,11 +111,11 @@ def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
 
 
 def _listed(topics: Mapping[str, TopicWritten]) -> str:
-    most = sorted(topics, key=lambda topic: -topics[topic].rows)[:_MAX_LISTED]
-    words = [
+    largest = sorted(topics, key=lambda topic: -topics[topic].rows)[:_MAX_LISTED]
+    parts = [
         f"{topics[topic].rows} rows to {topic} ({topics[topic].partitions.bit_count()} partitions)"
-        for topic in sorted(most)
+        for topic in sorted(largest)
     ]
-    if others := topics.keys() - most:
-        words.append(f"{sum(topics[topic].rows for topic in others)} rows to {len(others)} other topics")
-    return ", ".join(words) or "no rows"
+    if others := topics.keys() - largest:
+        parts.append(f"{sum(topics[topic].rows for topic in others)} rows to {len(others)} other topics")
+    return ", ".join(parts) or "no rows"

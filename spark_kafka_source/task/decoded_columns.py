@@ -42,7 +42,9 @@ class DecodedColumns:
         self._headers = options.schema_id_location == "header"
         self._wants_errors = bool({RAW, ERROR} & set(options.row_columns))
 
-    def of(self, batch: pa.RecordBatch, wanted: Range) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
+    def of(
+        self, batch: pa.RecordBatch, source_range: Range
+    ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
         """Return the decoded columns of a batch, and `_raw` and `_error` if the query wants them.
 
         Returns
@@ -64,7 +66,7 @@ class DecodedColumns:
         for part, decoder in self._decoders.items():
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             if invalid:
-                self._report(part, batch, wanted, invalid)
+                self._report(part, batch, source_range, invalid)
                 errors.update({each.row: f"{part}: {each}" for each in invalid if each.row not in errors})
         if self._wants_errors:
             texts = [None if (text := errors.get(row)) is None else text.encode() for row in range(batch.num_rows)]
@@ -72,23 +74,23 @@ class DecodedColumns:
             columns[RAW] = take_rows(batch.column("value"), _positions(errors, batch.num_rows))
         if not errors or self._on_error != "dead-letter":
             return columns, None
-        self._dead_letters.send(batch, wanted, errors)
+        self._dead_letters.send(batch, source_range, errors)
         return columns, np.setdiff1d(np.arange(batch.num_rows), list(errors))
 
     def close(self) -> None:
         """Wait until the dead letters are acknowledged. Raises `KafkaError` if one is not."""
         self._dead_letters.close()
 
-    def _report(self, part: str, batch: pa.RecordBatch, wanted: Range, invalid: list[InvalidValue]) -> None:
+    def _report(self, part: str, batch: pa.RecordBatch, source_range: Range, invalid: list[InvalidValue]) -> None:
         first = min(invalid, key=lambda each: each.row)
         offset = int(to_numpy(batch.column("offset"))[first.row])
-        place = f"{wanted.topic}-{wanted.partition}, offset {offset}"
+        place = f"{source_range.topic}-{source_range.partition}, offset {offset}"
         if self._on_error == "fail":
             raise DecodeFailed(
                 f"{place}: the {part} does not decode: {first}. To read on with null for such a {part}, set "
                 "onDecodeError=null; to write such records to another topic, onDecodeError=dead-letter",
-                topic=wanted.topic,
-                partition=wanted.partition,
+                topic=source_range.topic,
+                partition=source_range.partition,
                 offset=offset,
             )
         then = "null" if self._on_error == "null" else "dead letters"
@@ -107,7 +109,7 @@ class DeadLetters:
         self._options = options
         self._producer: Producer | None = None
 
-    def send(self, batch: pa.RecordBatch, wanted: Range, errors: Mapping[int, str]) -> None:
+    def send(self, batch: pa.RecordBatch, source_range: Range, errors: Mapping[int, str]) -> None:
         """Send the records of these rows; returns before they are acknowledged."""
         from protocol.consumer.partition_consumer import messages_of
         from protocol.processing.failures import dead_letter_headers
@@ -119,7 +121,7 @@ class DeadLetters:
         assert topic is not None
         rows = sorted(errors)
         letters = batch.take(to_arrow(np.array(rows, np.int64)))
-        for row, message in zip(rows, messages_of(wanted.topic, wanted.partition, letters), strict=True):
+        for row, message in zip(rows, messages_of(source_range.topic, source_range.partition, letters), strict=True):
             time_ms = message.timestamp_ms
             self._producer.send(
                 topic,
