@@ -173,10 +173,10 @@ def _partitions(by_topic: Mapping[str, Iterable[int]]) -> list[str]:
 def _require_same(given: Collection[str], expected: Collection[str], option: str, remedy: str = "") -> None:
     for item in expected:
         if item not in given:
-            raise ValueError(f"{item} is missing, which {option} has{remedy}")
+            raise ValueError(f"{item} is missing, although {option} names it{remedy}")
     for item in given:
         if item not in expected:
-            raise ValueError(f"{item} is there, which {option} does not have")
+            raise ValueError(f"{item} is not in {option}")
 
 
 def _refuse_offset(spec: ByPartition, offset: int, why: str) -> None:

@@ -90,8 +90,8 @@ def test_json_has_an_offset_per_partition() -> None:
         ('{"orders": {"0": null}}', "orders-0 is None"),
         ('{"orders": {"a": 1}}', "orders has the partition 'a'"),
         ('{"orders": {"0": 1, "0": 2}}', "'0' is there twice"),
-        ('{"orders": {"0": 1}, "other": {"0": 1}}', "other is there, which subscribe does not have"),
-        ('{"other": {"0": 1}}', "orders is missing, which subscribe has"),
+        ('{"orders": {"0": 1}, "other": {"0": 1}}', "other is not in subscribe"),
+        ('{"other": {"0": 1}}', "orders is missing, although subscribe names it"),
     ],
 )
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
@@ -114,11 +114,11 @@ def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, m
         ),
         (
             {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 9, "1": 9}}'},
-            "orders-1 is there, which startingOffsets does not have",
+            "orders-1 is not in startingOffsets",
         ),
         (
             {"startingOffsets": '{"orders": {"0": 5, "1": 5}}', "endingOffsets": '{"orders": {"0": 9}}'},
-            "orders-1 is missing, which startingOffsets has",
+            "orders-1 is missing, although startingOffsets names it",
         ),
     ],
 )
@@ -134,9 +134,9 @@ def test_unresolved_ends_are_not_compared() -> None:
 def test_offsets_must_match_the_assigned_partitions() -> None:
     assigned = {"assign": '{"orders": [0, 1]}'}
     missing = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1}}'})
-    assert "orders-1 is missing, which assign has; -1 means latest, -2 earliest" in missing
+    assert "orders-1 is missing, although assign names it; -1 means latest, -2 earliest" in missing
     strange = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'})
-    assert "orders-2 is there, which assign does not have" in strange
+    assert "orders-2 is not in assign" in strange
 
 
 def test_offsets_must_match_the_pattern() -> None:
@@ -233,7 +233,7 @@ def test_timestamp_precedes_group_offsets() -> None:
         (
             {"startingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
             "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] startingOffsetsByTimestamp is "
-            '\'{"bills": {"0": 1}}\', which does not fit: orders is missing, which subscribe has.',
+            '\'{"bills": {"0": 1}}\', which does not fit: orders is missing, although subscribe names it.',
         ),
         (
             {"endingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
