@@ -141,10 +141,10 @@ def _show_window(start_s: int, sums: Mapping[SumKey, Sum], screen: Screen) -> No
     table = Table(screen, {"window": -8, "country": -7, "orders": 7, "revenue": 12, "": -_BAR_WIDTH})
     table.header()
     rows = {key: value for key, value in sums.items() if key.start_s == start_s}
-    most = max(value.cents for value in rows.values())
+    largest_cents = max(value.cents for value in rows.values())
     window = f"{datetime.fromtimestamp(start_s, timezone.utc):%H:%M:%S}"
     for key, value in sorted(rows.items(), key=lambda row: -row[1].cents):
-        bar = "=" * round(_BAR_WIDTH * value.cents / most)
+        bar = "=" * round(_BAR_WIDTH * value.cents / largest_cents)
         table.row(window, key.country, value.orders, f"{value.cents / 100:,.2f}", bar)
     screen.print_line()
 
@@ -238,9 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KafkaError as error:
             screen.print_timed(f"error: {error}")
         except Exception as error:  # raised by Spark
-            kept = shutil.copy(log, Path(tempfile.gettempdir()) / f"spark-kafka-source-demo-{os.getpid()}.log")
+            log_copy = shutil.copy(log, Path(tempfile.gettempdir()) / f"spark-kafka-source-demo-{os.getpid()}.log")
             screen.print_timed(f"error: {str(error).partition('=== Streaming Query')[0].rstrip()}")
-            screen.print_line(f"Spark's log: {kept}")
+            screen.print_line(f"Spark's log: {log_copy}")
     return 1
 
 

@@ -396,7 +396,7 @@ class LocalKafka:
                 if deadline.passed:
                     raise DeadlineExceeded(
                         f"broker {id} of the local Kafka {self.version} at {self.address(id)} does not serve after "
-                        f"{self._start_timeout_s:g} s; its log ends:\n{self._processes[id].last_words()}"
+                        f"{self._start_timeout_s:g} s; its log ends:\n{self._processes[id].log_excerpt()}"
                     )
                 time.sleep(_POLL_S)
 
@@ -406,7 +406,7 @@ class LocalKafka:
             if not process.running:
                 raise ConfigurationError(
                     f"{process.name} of the local Kafka {self.version} ended while it started; its log says:\n"
-                    f"{process.last_words()}"
+                    f"{process.log_excerpt()}"
                 )
 
     def _sees(self, broker_id: int, others: set[int]) -> bool:

@@ -81,13 +81,13 @@ def find_java() -> str:
     if java is None:
         raise ConfigurationError(f"No java on PATH, and JAVA_HOME is not set. {remedy}")
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
+        result = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         where = "JAVA_HOME" if home else "PATH"
         raise ConfigurationError(f"The java of {where}, {java}, does not run ({error}). {remedy}") from error
-    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if found is None or int(found.group(1)) < JAVA_AT_LEAST:
-        line = (answer.stderr.splitlines() or ["no version"])[0]
+    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
+    if match is None or int(match.group(1)) < JAVA_AT_LEAST:
+        line = (result.stderr.splitlines() or ["no version"])[0]
         raise ConfigurationError(f"{java} is too old ({line}). {remedy}")
     return java
 
@@ -193,7 +193,7 @@ def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
     """Run Ivy with reports of progress; return its exit code and output."""
     output_lines: list[str] = []
     fetched = 0
-    told_s = time.monotonic()
+    reported_s = time.monotonic()
     # In this process group, so that Ctrl-C also ends Ivy.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -203,8 +203,8 @@ def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
         for line in process.stdout:
             output_lines.append(line.rstrip())
             fetched += "[SUCCESSFUL ]" in line
-            if time.monotonic() - told_s >= _SECONDS_BETWEEN_PROGRESS_LINES:
-                told_s = time.monotonic()
+            if time.monotonic() - reported_s >= _SECONDS_BETWEEN_PROGRESS_LINES:
+                reported_s = time.monotonic()
                 report(f"  {fetched} files fetched" if fetched else "  looking up what Kafka needs")
         return process.wait(), output_lines
     finally:
@@ -243,5 +243,5 @@ def _failure(title: str, folder: Path, output_lines: list[str]) -> KafkaError:
 
 def _problems(output_lines: list[str]) -> str:
     """Return the last twelve lines of Ivy's output with an error, or the last twelve lines."""
-    wrong = [line.strip() for line in output_lines if re.search(r"error|exception|not found\.", line, re.IGNORECASE)]
-    return "\n".join((wrong or [line for line in output_lines if line.strip()])[-12:])
+    problems = [line.strip() for line in output_lines if re.search(r"error|exception|not found\.", line, re.IGNORECASE)]
+    return "\n".join((problems or [line for line in output_lines if line.strip()])[-12:])

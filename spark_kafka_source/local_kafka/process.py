@@ -43,11 +43,11 @@ class Watchdog:
 
     def watch(self, pid: int) -> None:
         """Add the process group that `pid` leads."""
-        self._tell(f"+{pid}\n")
+        self._send(f"+{pid}\n")
 
     def forget(self, pid: int) -> None:
         """Remove a process group, whose leader has ended."""
-        self._tell(f"-{pid}\n")
+        self._send(f"-{pid}\n")
 
     def close(self) -> None:
         """End the watchdog, which first kills the processes that it still watches."""
@@ -56,7 +56,7 @@ class Watchdog:
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):  # the watchdog was killed; `close` of the cluster still ends the processes
@@ -119,7 +119,7 @@ class JavaProcess:
             return False
         return True
 
-    def last_words(self, lines: int = 15) -> str:
+    def log_excerpt(self, lines: int = 15) -> str:
         """Return log lines since the last start, for messages: from the first error on, else the last ones."""
         try:
             log_lines = self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace").splitlines()

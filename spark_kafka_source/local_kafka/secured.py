@@ -22,8 +22,8 @@ _WITH_SASL = ("SASL_PLAINTEXT", "SASL_SSL")
 def listeners_of(security: str | Iterable[str]) -> dict[str, str]:
     """Return additional listeners, named by their protocols: `{"SSL": "SSL"}` for `"ssl"`. Raises `UsageError`."""
     names = [name.upper() for name in ([security] if isinstance(security, str) else security)]
-    if wrong := [name for name in names if name not in ("PLAINTEXT", *PROTOCOLS)]:
-        raise UsageError(f"security={wrong[0]} is not among plaintext, {', '.join(PROTOCOLS).lower()}")
+    if unknown := [name for name in names if name not in ("PLAINTEXT", *PROTOCOLS)]:
+        raise UsageError(f"security={unknown[0]} is not among plaintext, {', '.join(PROTOCOLS).lower()}")
     return {name: name for name in names if name in PROTOCOLS}
 
 

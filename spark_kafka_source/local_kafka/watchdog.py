@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 
-_LOOK_AT_PARENT_EVERY_S = 1.0
-_WAIT_FOR_DEATH_S = 5.0
+_PARENT_CHECK_INTERVAL_S = 1.0
+_KILL_TIMEOUT_S = 5.0
 
 
 def main(folder: str) -> None:
@@ -26,7 +26,7 @@ def main(folder: str) -> None:
     watched = _watch(os.getppid())
     for pid in watched:
         _signal(pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + _WAIT_FOR_DEATH_S
+    deadline_s = time.monotonic() + _KILL_TIMEOUT_S
     while any(_signal(pid, 0) for pid in watched) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
@@ -35,14 +35,14 @@ def main(folder: str) -> None:
 def _watch(parent: int) -> set[int]:
     """Read the pipe until the parent is gone; return the process ids to end."""
     watched: set[int] = set()
-    rest = b""
+    partial_line = b""
     while os.getppid() == parent:
-        if not select.select([0], [], [], _LOOK_AT_PARENT_EVERY_S)[0]:
+        if not select.select([0], [], [], _PARENT_CHECK_INTERVAL_S)[0]:
             continue
-        read = os.read(0, 4096)
-        if not read:
+        data = os.read(0, 4096)
+        if not data:
             break
-        *lines, rest = (rest + read).split(b"\n")
+        *lines, partial_line = (partial_line + data).split(b"\n")
         for line in lines:
             change = watched.add if line[:1] == b"+" else watched.discard
             change(int(line[1:]))
