@@ -200,8 +200,8 @@ def parse_client(properties: Mapping[str, object]) -> ClientConfig:
             "bootstrap.servers is missing; give host:port[,host:port...].", settings=("bootstrap.servers",)
         )
     # As in Java's client: setting only the first wait never makes it longer than the maximum.
-    least_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
-    values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, least_ms))
+    initial_ms = values.get("reconnect_backoff_ms", ClientConfig.reconnect_backoff_ms)
+    values.setdefault("reconnect_backoff_max_ms", max(ClientConfig.reconnect_backoff_max_ms, initial_ms))
     _resolve_tls(values)
     _resolve_sasl(values)
     return ClientConfig(**values)

@@ -38,7 +38,7 @@ from protocol.property_kinds import (
 )
 from protocol.sasl.config import SASL_PROPERTIES
 from protocol.security.tls_config import TLS_PROPERTIES
-from protocol.spelling import meant
+from protocol.spelling import closest_match
 
 # -- the table ------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ def find(name: str) -> Property | None:
 
 def _refuse_or_warn(name: str, role: Role) -> None:
     """Treat a misspelled property as the one that it resembles, and any other unknown property as foreign."""
-    like = meant(name, BY_NAME)
+    like = closest_match(name, BY_NAME)
     row = find(like) if like else None
     if row is None:
         warn_once(f"{name} has no effect: it is not a known Kafka property", name)

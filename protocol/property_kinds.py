@@ -17,7 +17,7 @@ from typing import Any
 
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret
-from protocol.spelling import meant
+from protocol.spelling import closest_match
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -98,8 +98,8 @@ def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: st
 
     def parse(text: str) -> Any:
         if text.lower() not in by_lower:
-            like = meant(text, known)
-            raise ValueError(f"did you mean {like}?" if like else otherwise)
+            suggestion = closest_match(text, known)
+            raise ValueError(f"did you mean {suggestion}?" if suggestion else otherwise)
         return by_lower[text.lower()]
 
     return Kind(", ".join(known), parse)
@@ -112,13 +112,13 @@ def _nonempty(text: str) -> str:
 
 
 def _secret(text: str) -> Secret:
-    if _HALF_A_CHARACTER.search(text):
+    if _SURROGATE.search(text):
         # A later encoding error would contain the whole secret.
         raise ValueError("not valid UTF-8 text")
     return Secret(_nonempty(text))
 
 
-_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ADDRESS = re.compile(r"(?:[\w.%-]+://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<host>[\w.%-]+)):(?P<port>\d+)")
 
 

@@ -8,7 +8,7 @@ _SHORTEST = 3
 _SHORT = 8
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
+def closest_match(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is closest to `name`, or None if no name is close.
 
     Two letters may be swapped, missing, added or wrong; one in names shorter than eight letters. Case and separators

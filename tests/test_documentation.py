@@ -16,7 +16,7 @@ from protocol.group.membership.member_state import (
     MemberState,
     Transitions,
 )
-from protocol.transaction.states import MOVES
+from protocol.transaction.states import TRANSITIONS
 from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
@@ -158,5 +158,5 @@ def test_diagram_of_group_member_matches_transitions(title: str, transitions: Tr
 
 
 def test_diagram_of_transaction_matches_transitions() -> None:
-    edges = {(state.name, to.name) for state, next_states in MOVES.items() for to in next_states}
+    edges = {(state.name, to.name) for state, next_states in TRANSITIONS.items() for to in next_states}
     assert _diagram("States of a transactional producer") == edges

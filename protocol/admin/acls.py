@@ -141,12 +141,12 @@ class AclOperations(Operations):
         reply = self._ask(DESCRIBE_ACLS, body, self._deadline(timeout_ms))
         return [
             AclBinding(
-                _known(ResourceType, resource["resource_type"]),
+                _enum_member(ResourceType, resource["resource_type"]),
                 resource["resource_name"],
                 acl["principal"],
-                _known(AclOperation, acl["operation"]),
-                _known(AclPermission, acl["permission_type"]),
-                _known(PatternType, resource["pattern_type"]),
+                _enum_member(AclOperation, acl["operation"]),
+                _enum_member(AclPermission, acl["permission_type"]),
+                _enum_member(PatternType, resource["pattern_type"]),
                 acl["host"],
             )
             for resource in reply["resources"]
@@ -208,12 +208,12 @@ def _filter(selected: AclFilter, suffix: str) -> dict[str, Any]:
 
 def _binding(row: Row) -> AclBinding:
     return AclBinding(
-        _known(ResourceType, row["resource_type"]),
+        _enum_member(ResourceType, row["resource_type"]),
         row["resource_name"],
         row["principal"],
-        _known(AclOperation, row["operation"]),
-        _known(AclPermission, row["permission_type"]),
-        _known(PatternType, row["pattern_type"]),
+        _enum_member(AclOperation, row["operation"]),
+        _enum_member(AclPermission, row["permission_type"]),
+        _enum_member(PatternType, row["pattern_type"]),
         row["host"],
     )
 
@@ -223,7 +223,7 @@ def _not_deleted(row: Row) -> KafkaError:
     return broker_error(row["error_code"], what, api="DeleteAcls", resource=row["resource_name"])
 
 
-def _known(kind: Any, number: int) -> Any:
+def _enum_member(kind: Any, number: int) -> Any:
     """Return the member of an enumeration; UNKNOWN for a number newer than this client."""
     try:
         return kind(number)

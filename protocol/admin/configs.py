@@ -192,7 +192,7 @@ class ConfigOperations(Operations):
             }
             return lambda version: {**fields, "include_documentation": documentation} if version >= 3 else fields
 
-        return self._each(DESCRIBE_CONFIGS, "results", resources, body, _entries, deadline)
+        return self._request_by_broker(DESCRIBE_CONFIGS, "results", resources, body, _entries, deadline)
 
     def incremental_alter_configs(
         self,
@@ -224,7 +224,7 @@ class ConfigOperations(Operations):
             return {"resources": rows, "validate_only": validate_only}
 
         deadline = self._deadline(timeout_ms)
-        self._each(INCREMENTAL_ALTER_CONFIGS, "responses", wanted, body, lambda key, row: None, deadline)
+        self._request_by_broker(INCREMENTAL_ALTER_CONFIGS, "responses", wanted, body, lambda key, row: None, deadline)
 
     def alter_configs(
         self,
@@ -259,7 +259,9 @@ class ConfigOperations(Operations):
             ]
             return {"resources": rows, "validate_only": validate_only}
 
-        self._each(ALTER_CONFIGS, "responses", configs, body, lambda key, row: None, self._deadline(timeout_ms))
+        self._request_by_broker(
+            ALTER_CONFIGS, "responses", configs, body, lambda key, row: None, self._deadline(timeout_ms)
+        )
 
     def list_config_resources(
         self, types: Iterable[ConfigResourceType] = (), *, timeout_ms: float | None = None
@@ -286,7 +288,7 @@ class ConfigOperations(Operations):
         ]
         return sorted(found, key=lambda each: (each.type, each.name))
 
-    def _each(
+    def _request_by_broker(
         self,
         api: Api,
         rows: str,
@@ -303,7 +305,7 @@ class ConfigOperations(Operations):
         errors: dict[ConfigResource, KafkaError] = {}
         for node_id, each in by_broker.items():
             to = None if node_id is None else self._node(node_id, deadline)
-            batch: RowsByResource[ConfigResource] = ask_each(
+            done: RowsByResource[ConfigResource] = ask_each(
                 self._client,
                 api,
                 each,
@@ -311,10 +313,10 @@ class ConfigOperations(Operations):
                 lambda reply, _: ((_resource_of(row), row) for row in reply[rows]),
                 deadline,
                 to=to,
-                error_context=_about,
+                error_context=_error_context,
             )
-            results.update({key: result(key, row) for key, row in batch.items()})
-            errors.update(batch.errors)
+            results.update({key: result(key, row) for key, row in done.items()})
+            errors.update(done.errors)
         return results_or_raise(api.name, results, errors)
 
     def _node(self, node_id: int, deadline: Deadline) -> Broker:
@@ -329,7 +331,7 @@ def _resource_of(row: Row) -> ConfigResource:
     return ConfigResource(ConfigResourceType(row["resource_type"]), row["resource_name"])
 
 
-def _about(resource: ConfigResource) -> dict[str, Any]:
+def _error_context(resource: ConfigResource) -> dict[str, Any]:
     return {"topic" if resource.type is ConfigResourceType.TOPIC else "resource": resource.name}
 
 

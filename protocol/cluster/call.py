@@ -78,27 +78,27 @@ def call(
         Time or attempts ran out; `TopicUnknown` as in `Client.retrying`.
     """
     to = to or _coordinator(api, body)
-    words = _Words(api, to, listed(sorted(topics)) if topics else "")
-    dated = _dated(api, body, deadline)
+    name = _CallName(api, to, listed(sorted(topics)) if topics else "")
+    timed_body = with_timeout(api, body, deadline)
     max_attempts = options.pop("max_attempts", None)
 
     def attempt() -> dict[str, Any]:
-        broker = _locate(client, api, to, deadline)
+        broker = _destination(client, api, to, deadline)
         if broker is None:
-            reply = client.ask_any(api, dated, deadline, **options)
+            reply = client.ask_any(api, timed_body, deadline, **options)
         else:
-            reply = client.ask(broker, api, dated, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options)
-        left = set(complete)
+            reply = client.ask(broker, api, timed_body, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options)
+        missing = set(complete)
         for part in error_parts(api, reply):
             if part.code != ErrorCode.NONE and part.code not in accept:
-                raise words.error(part, broker)
-            left.discard(part.partition)
-        if left:
-            raise words.left_out(left, broker)
+                raise name.error(part, broker)
+            missing.discard(part.partition)
+        if missing:
+            raise name.omitted(missing, broker)
         return reply
 
     key = to if isinstance(to, CoordinatorKey) else None
-    return client.retrying(words.of(), attempt, deadline, topics=topics, coordinator_of=key, max_attempts=max_attempts)
+    return client.retrying(name.text(), attempt, deadline, topics=topics, coordinator_of=key, max_attempts=max_attempts)
 
 
 def call_partitions(
@@ -108,7 +108,7 @@ def call_partitions(
     partitions: Mapping[TopicPartition, Row],
     deadline: Deadline,
     *,
-    fenced: bool = False,
+    check_leader_epoch: bool = False,
     handle: Handle | None = None,
     **options: Any,
 ) -> dict[TopicPartition, Row]:
@@ -123,7 +123,7 @@ def call_partitions(
         The message without its topics.
     partitions : mapping of TopicPartition to dict
         Fields of each partition, except its number.
-    fenced : bool
+    check_leader_epoch : bool
         Send the leader epochs of the metadata, so that brokers refuse outdated ones (KIP-320).
     handle : callable, optional
         Receives (topic, partition), its row, the broker and the row's error or None. Returns an error, which counts as
@@ -137,7 +137,7 @@ def call_partitions(
     dict of TopicPartition to mapping
     """
     to = _coordinator(api, fields)
-    words = _Words(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))
+    name = _CallName(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))
     found: dict[TopicPartition, Row] = {}
     max_attempts = options.pop("max_attempts", None)
     unknown_topic_s = options.pop("unknown_topic_s", None)
@@ -146,11 +146,12 @@ def call_partitions(
         failures: list[KafkaError] = []
         missing = {key: row for key, row in partitions.items() if key not in found}
         if to is not None:
-            asked = {client.coordinator(to, deadline): missing}
+            rows_by_broker = {client.coordinator(to, deadline): missing}
         else:
-            asked = _by_leader(client, missing, deadline, failures, fenced)
+            rows_by_broker = _by_leader(client, missing, deadline, failures, check_leader_epoch)
         requests = {
-            broker: _dated(api, partition_request(api, fields, rows), deadline) for broker, rows in asked.items()
+            broker: with_timeout(api, partition_request(api, fields, rows), deadline)
+            for broker, rows in rows_by_broker.items()
         }
         replies, failure = client.ask_many(
             requests, api, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options
@@ -158,14 +159,14 @@ def call_partitions(
         if failure is not None:
             failures.append(failure)
         for broker, reply in replies.items():
-            failures += _handle_reply(words, broker, reply, asked[broker], found, handle)
+            failures += _handle_reply(name, broker, reply, rows_by_broker[broker], found, handle)
         if failures:
             raise next(filter(is_unknown_topic, failures), failures[0])
         return found
 
     topics = {topic for topic, _ in partitions} if to is None else ()
     return client.retrying(
-        words.of(),
+        name.text(),
         attempt,
         deadline,
         topics=topics,
@@ -187,7 +188,7 @@ def _coordinator(api: Api, body: Body) -> CoordinatorKey | None:
     return None if key is None else _COORDINATORS[api.route](key)
 
 
-def _locate(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadline: Deadline) -> Broker | None:
+def _destination(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadline: Deadline) -> Broker | None:
     """Return the destination. None means any broker, as for a transaction API without a transactional id."""
     if isinstance(to, CoordinatorKey):
         return client.coordinator(to, deadline)
@@ -203,18 +204,22 @@ def _by_leader(
     partitions: Mapping[TopicPartition, Row],
     deadline: Deadline,
     failures: list[KafkaError],
-    fenced: bool,
+    check_leader_epoch: bool,
 ) -> dict[Broker, dict[TopicPartition, Row]]:
-    found, without = client.leaders(partitions, deadline)
-    failures += without.values()
+    found, failed = client.leaders(partitions, deadline)
+    failures += failed.values()
     by_broker: dict[Broker, dict[TopicPartition, Row]] = {}
-    for key, (broker, known) in found.items():
-        row = {**partitions[key], "current_leader_epoch": known.leader_epoch} if fenced else partitions[key]
+    for key, (broker, metadata) in found.items():
+        row = (
+            {**partitions[key], "current_leader_epoch": metadata.leader_epoch}
+            if check_leader_epoch
+            else partitions[key]
+        )
         by_broker.setdefault(broker, {})[key] = row
     return by_broker
 
 
-def _dated(api: Api, body: Body, deadline: Deadline) -> Body:
+def with_timeout(api: Api, body: Body, deadline: Deadline) -> Body:
     """Add the time that the broker may take, if the message has a field for it."""
     if all(field.name != "timeout_ms" for field in api.request.fields):
         return body
@@ -225,7 +230,7 @@ def _dated(api: Api, body: Body, deadline: Deadline) -> Body:
 
 
 def _handle_reply(
-    words: _Words,
+    name: _CallName,
     broker: Broker,
     reply: Row,
     asked: Mapping[TopicPartition, Row],
@@ -234,32 +239,32 @@ def _handle_reply(
 ) -> list[KafkaError]:
     """Add the valid rows of a reply to `found` and return the errors of the others; ignore unrequested partitions."""
     failures: list[KafkaError] = []
-    left = set(asked)
-    for part in error_parts(words.api, reply):
+    missing = set(asked)
+    for part in error_parts(name.api, reply):
         key = part.partition
-        if key is not None and key not in left:
+        if key is not None and key not in missing:
             continue
-        left.discard(key)
-        refused = words.error(part, broker) if part.code != ErrorCode.NONE else None
+        missing.discard(key)
+        refused = name.error(part, broker) if part.code != ErrorCode.NONE else None
         error = handle(key, part.fields, broker, refused) if key is not None and handle is not None else refused
         if error is not None:
             failures.append(error)
         elif key is not None:
             found[key] = part.fields
-    if left and not failures:
-        failures.append(words.left_out(left, broker))
+    if missing and not failures:
+        failures.append(name.omitted(missing, broker))
     return failures
 
 
 @dataclass(frozen=True)
-class _Words:
+class _CallName:
     """Name of a call in messages: "ListOffsets of orders-3 at broker:9092", "OffsetCommit for group etl"."""
 
     api: Api
     to: Broker | CoordinatorKey | None
     about: str
 
-    def of(self, part: Part | None = None, broker: Broker | None = None) -> str:
+    def text(self, part: Part | None = None, broker: Broker | None = None) -> str:
         about = (part.name if part is not None else "") or self.about
         to = f" for {self.to}" if isinstance(self.to, CoordinatorKey) else ""
         return f"{self.api.name}{f' of {about}' if about else ''}{to}{f' at {broker}' if broker is not None else ''}"
@@ -267,9 +272,9 @@ class _Words:
     def error(self, part: Part, broker: Broker | None) -> BrokerError:
         own = f": {part.message}" if part.message else ""
         context = {**(self.to.context if isinstance(self.to, CoordinatorKey) else {}), **part.context}
-        return broker_error(part.code, f"{self.of(part, broker)}{own}", api=self.api.name, **context)
+        return broker_error(part.code, f"{self.text(part, broker)}{own}", api=self.api.name, **context)
 
-    def left_out(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:
+    def omitted(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:
         topic, partition = min(partitions)
-        what = f"{replace(self, about='').of(None, broker)}: the reply omits {topic}-{partition}"
+        what = f"{replace(self, about='').text(None, broker)}: the reply omits {topic}-{partition}"
         return Corrupt(what, topic=topic, partition=partition)

@@ -127,7 +127,7 @@ class Consumer:
         buffer = FetchBuffer(
             FetchPosition(*key, offset, self._config, last_epoch=last_epoch, backoff=backoff),
             clock,
-            patience_s=settings.default_api_timeout_ms / 1000,
+            failure_timeout_s=settings.default_api_timeout_ms / 1000,
             decode=lambda fetched, name: fetched.decode(self._config, self._columns, name),
         )
         return PartitionConsumer(
@@ -143,7 +143,7 @@ class Consumer:
     @property
     def streams(self) -> Mapping[TopicPartition, PartitionConsumer]:
         """Open streams by (topic, partition)."""
-        return self._fetcher.streams
+        return self._fetcher.consumers
 
     @property
     def fetches(self) -> int:

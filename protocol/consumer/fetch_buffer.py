@@ -69,7 +69,7 @@ class FetchBuffer:
         Raised to the reader behind the replies; until then, or until a seek, the partition is not fetched.
     """
 
-    def __init__(self, source: FetchPosition, clock: Clock, *, patience_s: float, decode: Decode) -> None:
+    def __init__(self, source: FetchPosition, clock: Clock, *, failure_timeout_s: float, decode: Decode) -> None:
         self.source = source
         self.position = source.position
         self.last_epoch = source.last_epoch
@@ -85,7 +85,7 @@ class FetchBuffer:
         # Paused while the reader is away, since the partition is not fetched then.
         self._user_clock = PausableClock(clock)
         self._failing_since_s = 0.0
-        self._patience_s = patience_s
+        self._failure_timeout_s = failure_timeout_s
         self._decode = decode
         # The reply of `batches`; both or neither is None.
         self._reading: CompletedFetch | None = None
@@ -117,7 +117,7 @@ class FetchBuffer:
     def overdue(self) -> bool:
         """True if brokers have failed for too long and nothing is left to read."""
         failing = self.source.failure is not None and not (self.unread or self.error or self.paused or self.closed)
-        return failing and self._user_clock.now_s() - self._failing_since_s > self._patience_s
+        return failing and self._user_clock.now_s() - self._failing_since_s > self._failure_timeout_s
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class FetchBuffer:
         self._reading, self.batches = fetched, ReplyBatches(self._decode(fetched, self.name))
         return self.batches
 
-    def reads(self, batches: ReplyBatches) -> bool:
+    def is_reading(self, batches: ReplyBatches) -> bool:
         """Return True if `batches` is the reply being read: no seek or close came meanwhile."""
         return self.batches is batches and self._reading is not None
 
     def advance(self, batches: ReplyBatches, batch: pa.RecordBatch | None) -> bool:
-        """Move behind a batch, or with None behind the reply. Return False if the batch must be dropped (`reads`)."""
+        """Move behind a batch, or with None behind the reply. Return False if a seek or close came meanwhile."""
         fetched = self._reading
         if self.batches is not batches or fetched is None:
             return False
@@ -157,7 +157,7 @@ class FetchBuffer:
         assert self._reading is not None
         self._begin(replace(self._reading, position=position))
 
-    def refuse(self, error: KafkaError) -> None:
+    def stop_at_undecodable(self, error: KafkaError) -> None:
         """Stop at records that cannot be decoded, and drop everything behind them."""
         self._reading = self.batches = None
         self.ahead.clear()
@@ -180,7 +180,7 @@ class FetchBuffer:
             return None
         self._failing_since_s = self._user_clock.now_s()
         late = DeadlineExceeded(
-            f"{self.name}: nothing could be read at offset {self.position} for {self._patience_s:.0f} s and "
+            f"{self.name}: nothing could be read at offset {self.position} for {self._failure_timeout_s:.0f} s and "
             f"{self.source.attempts} attempt(s); the last one: {self.source.failure}",
             topic=self.source.topic,
             partition=self.source.partition,
@@ -192,7 +192,7 @@ class FetchBuffer:
         """Stop until `resume`; buffered replies are kept. Return False if paused already."""
         if self.paused:
             return False
-        self._leave()
+        self._detach()
         self.paused = True
         return True
 
@@ -235,7 +235,7 @@ class FetchBuffer:
         """Queue a reply."""
         if not self.unread:
             self.unread_since_s = now_s
-        self.ahead.append(_on_its_own(fetched) if self.paused or self.expired else fetched)
+        self.ahead.append(_detached(fetched) if self.paused or self.expired else fetched)
         self.wanted = False
 
     def postpone(self, error: KafkaError, now_s: float) -> None:
@@ -250,21 +250,21 @@ class FetchBuffer:
 
     def expire(self) -> bool:
         """Handle a slow reader: return True if replies are queued, and no more are fetched for it."""
-        self._leave()
+        self._detach()
         self.expired = bool(self.ahead)
         if not self.expired:
             self._user_clock.resume()
         return self.expired
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         """Copy the bytes of queued replies: a view would keep the whole reply, with other partitions, in memory."""
         self._user_clock.pause()
         self.wanted = False
-        self.ahead = deque(map(_on_its_own, self.ahead))
+        self.ahead = deque(map(_detached, self.ahead))
         if self._reading is not None:
-            own = _on_its_own(self._reading)
-            if own is not self._reading:
-                self._begin(replace(own, position=self.position))
+            detached = _detached(self._reading)
+            if detached is not self._reading:
+                self._begin(replace(detached, position=self.position))
 
     def leave_broker(self) -> None:
         """Resolve the broker again."""
@@ -281,7 +281,7 @@ class FetchBuffer:
         return True
 
 
-def _on_its_own(fetched: CompletedFetch) -> CompletedFetch:
+def _detached(fetched: CompletedFetch) -> CompletedFetch:
     view = fetched.records.buffer
     if view.nbytes == memoryview(view.obj).nbytes:
         return fetched

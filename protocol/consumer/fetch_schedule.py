@@ -19,14 +19,14 @@ from protocol.kafka_terms import NO_REPLICA
 _LINGER_S = 5.0
 
 # Buffers by the position in the request; a `seek` replaces the position of a buffer.
-Asked = Mapping[FetchPosition, FetchBuffer]
+RequestedBuffers = Mapping[FetchPosition, FetchBuffer]
 
 
 @dataclass(frozen=True)
 class Fetch:
     """A request to a broker."""
 
-    asked: Asked
+    asked: RequestedBuffers
     max_bytes: int
     max_wait_ms: int
 
@@ -65,7 +65,7 @@ class BrokerState:
     unread: int = 0
     lacks_memory: bool = False
     has_answered: bool = False
-    muted_until_s: float = 0.0
+    throttled_until_s: float = 0.0
     idle_since_s: float = float("inf")
 
     def was_read(self, buffer: FetchBuffer) -> bool:
@@ -81,7 +81,7 @@ class BrokerState:
     def answered(self, throttle_ms: int, now_s: float) -> None:
         """Record a reply and its throttle time."""
         self.has_answered = True
-        self.muted_until_s = now_s + throttle_ms / 1000
+        self.throttled_until_s = now_s + throttle_ms / 1000
 
 
 @dataclass
@@ -105,7 +105,7 @@ class FetchSchedule:
     unread: dict[FetchBuffer, None] = field(default_factory=dict)
     _by_broker: dict[Broker, dict[FetchBuffer, None]] = field(default_factory=dict)
 
-    def route(self, buffer: FetchBuffer) -> None:
+    def add_resolved(self, buffer: FetchBuffer) -> None:
         """Handle that the broker of a partition was resolved. The next decision removes it from the one it leaves."""
         if (broker := buffer.source.broker) is not None:
             self._by_broker.setdefault(broker, {})[buffer] = None
@@ -115,7 +115,7 @@ class FetchSchedule:
         buffer.put(fetched, now_s)
         self.unread[buffer] = None
 
-    def routed(self, broker: Broker) -> list[FetchBuffer]:
+    def buffers_of(self, broker: Broker) -> list[FetchBuffer]:
         """Return the buffers of partitions read from a broker."""
         buffers = self._by_broker.get(broker, {})
         for buffer in [each for each in buffers if each.closed or each.source.broker != broker]:
@@ -124,7 +124,7 @@ class FetchSchedule:
             self._by_broker.pop(broker, None)
         return list(buffers)
 
-    def next(self, of: BrokerState, now_s: float) -> Decision:
+    def next(self, state: BrokerState, now_s: float) -> Decision:
         """Decide about the next request of a broker.
 
         Its thread ends if no partition has been read from the broker for `_LINGER_S`.
@@ -132,32 +132,32 @@ class FetchSchedule:
         changed: list[FetchBuffer] = []
         for buffer in [each for each in self.unread if not each.unread]:
             del self.unread[buffer]
-        mine = [each for each in self.routed(of.broker) if self._reads(each, now_s, changed)]
+        buffers = [each for each in self.buffers_of(state.broker) if self._keep_replica(each, now_s, changed)]
         wait_s = min(self._expire_unread(now_s, changed), _LINGER_S)
-        of.idle_since_s = float("inf") if mine else min(of.idle_since_s, now_s)
-        if now_s - of.idle_since_s >= _LINGER_S:
+        state.idle_since_s = float("inf") if buffers else min(state.idle_since_s, now_s)
+        if now_s - state.idle_since_s >= _LINGER_S:
             return Decision(changed=changed)
-        present = [each for each in mine if not (each.paused or each.expired)]
-        of.unread, of.lacks_memory = sum(each.full for each in present), False
-        if of.unread:
+        active = [each for each in buffers if not (each.paused or each.expired)]
+        state.unread, state.lacks_memory = sum(each.full for each in active), False
+        if state.unread:
             return Decision(wait_s=wait_s, changed=changed)
-        if of.muted_until_s > now_s:
-            return Decision(wait_s=min(wait_s, of.muted_until_s - now_s), changed=changed)
-        ready = [each for each in present if not each.error]
-        room_bytes = self._make_room(ready, changed) if ready else 0
-        if room_bytes <= 0:
-            of.lacks_memory = bool(ready)
+        if state.throttled_until_s > now_s:
+            return Decision(wait_s=min(wait_s, state.throttled_until_s - now_s), changed=changed)
+        ready = [each for each in active if not each.error]
+        free_bytes = self._free_memory(ready, changed) if ready else 0
+        if free_bytes <= 0:
+            state.lacks_memory = bool(ready)
             return Decision(wait_s=wait_s, changed=changed)
         longest_ms = self.config.fetch_max_wait_ms
-        if any(each.expired for each in mine):
+        if any(each.expired for each in buffers):
             # The reader may return soon, and its partition must not wait long for the next Fetch.
             longest_ms = min(longest_ms, self.config.max_processing_time_ms)
         # The first request does not wait, so that the session exists and can be closed.
-        max_wait_ms = longest_ms if of.has_answered else 0
+        max_wait_ms = longest_ms if state.has_answered else 0
         asked = {each.source: each for each in ready}
-        return Decision(Fetch(asked, min(room_bytes, self.config.fetch_max_bytes), max_wait_ms), changed=changed)
+        return Decision(Fetch(asked, min(free_bytes, self.config.fetch_max_bytes), max_wait_ms), changed=changed)
 
-    def _reads(self, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]) -> bool:
+    def _keep_replica(self, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]) -> bool:
         partition = buffer.source
         age_ms = (now_s - partition.routed_at_s) * 1000
         if partition.preferred_replica == NO_REPLICA or age_ms <= self.metadata_max_age_ms:
@@ -172,29 +172,29 @@ class FetchSchedule:
 
         Returns the seconds until the next buffer expires; inf if there is none.
         """
-        patience_s = self.config.max_processing_time_ms / 1000
+        timeout_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")
         for buffer in self.unread:
             if buffer.unread and not (buffer.paused or buffer.expired):
-                left_s = buffer.unread_since_s + patience_s - now_s
+                left_s = buffer.unread_since_s + timeout_s - now_s
                 if left_s > 0:
                     next_s = min(next_s, left_s)
                 elif buffer.expire():
                     changed.append(buffer)
         return next_s
 
-    def _make_room(self, ready: Collection[FetchBuffer], changed: list[FetchBuffer]) -> int:
+    def _free_memory(self, ready: Collection[FetchBuffer], changed: list[FetchBuffer]) -> int:
         """Return the free memory. If readers wait, free the memory of paused and expired buffers first."""
-        room_bytes = self.room_bytes
-        if room_bytes <= 0 and (self.wanted or any(buffer.wanted for buffer in ready)):
+        free_bytes = self.free_bytes
+        if free_bytes <= 0 and (self.wanted or any(buffer.wanted for buffer in ready)):
             for buffer in self.unread:
                 if (buffer.expired or buffer.paused) and buffer.drop_ahead():
                     changed.append(buffer)
-            room_bytes = self.room_bytes
-        return room_bytes
+            free_bytes = self.free_bytes
+        return free_bytes
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """Free memory for replies."""
         held = sum(each.records.buffer.nbytes for buffer in self.unread for each in buffer.ahead)
         return self.buffer_memory_bytes - held

@@ -107,6 +107,6 @@ def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadlin
     Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
     """
     asked, fields = {(topic, partition): {"leader_epoch": epoch}}, {"replica_id": _A_CLIENT}
-    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, fenced=True)
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, check_leader_epoch=True)
     end_offset = int(rows[topic, partition]["end_offset"])
     return None if end_offset == _UNKNOWN else end_offset

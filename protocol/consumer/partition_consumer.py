@@ -182,12 +182,12 @@ class PartitionConsumer:
                     return None  # another thread has called seek or close
         except BaseException as error:
             with self._lock:
-                if not buffer.reads(batches):
+                if not buffer.is_reading(batches):
                     if isinstance(error, KafkaError):
                         return None
                 elif isinstance(error, KafkaError):
                     self._on_read(buffer)
-                    buffer.refuse(error)
+                    buffer.stop_at_undecodable(error)
                 else:
                     # For example Ctrl-C: the reader may continue, but a generator cannot after an exception.
                     buffer.restart(before)

@@ -20,7 +20,7 @@ from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_failures import Action, InvalidPosition, Retry, decide, log_retry
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
 from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
-from protocol.consumer.fetch_schedule import Asked, BrokerState, Fetch, FetchSchedule
+from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule, RequestedBuffers
 from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
@@ -33,8 +33,8 @@ from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_SESSIONS
 log = logging.getLogger(__name__)
 
 _CLOSE_SESSION_MS = 1_000
-_LOOK_FOR_LATE_S = 1.0
-_LONGEST_WAIT_S = 60.0
+_OVERDUE_CHECK_S = 1.0
+_MAX_WAIT_S = 60.0
 
 Completed = Iterable[tuple[FetchPosition, CompletedFetch]]
 Failed = Iterable[tuple[FetchPosition, Action]]
@@ -69,9 +69,9 @@ class PartitionFetcher:
         self._arrival = Condition(self.lock)
         # In order of arrival. `Consumer.poll` reads the first one to its end, so that few replies are decompressed.
         self._arrived: dict[FetchBuffer, None] = {}
-        self._looked_for_late_s = 0.0
-        self._streams: dict[FetchBuffer, PartitionConsumer] = {}
-        self._keys: set[TopicPartition] = set()  # of `_streams`
+        self._overdue_checked_at_s = 0.0
+        self._consumers: dict[FetchBuffer, PartitionConsumer] = {}
+        self._keys: set[TopicPartition] = set()  # of `_consumers`
         self._schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
         self._threads: dict[Broker, _BrokerThread] = {}
         # Error of the leader thread, which has ended.
@@ -83,28 +83,28 @@ class PartitionFetcher:
 
     # -- called by the consumer -----------------------------------------------------------------
 
-    def add(self, streams: Mapping[TopicPartition, PartitionConsumer]) -> None:
+    def add(self, consumers: Mapping[TopicPartition, PartitionConsumer]) -> None:
         """Start to fetch partitions. Raises `UsageError` if this is closed, or a partition is being fetched."""
         with self.lock:
             if self.closed:
                 raise UsageError("this consumer is closed")
             if self._fault is not None:
                 raise UsageError(self._fault)
-            for topic, partition in streams.keys() & self._keys:
+            for topic, partition in consumers.keys() & self._keys:
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
-            self._streams.update((stream.buffer, stream) for stream in streams.values())
-            self._keys.update(streams)
+            self._consumers.update((consumer.buffer, consumer) for consumer in consumers.values())
+            self._keys.update(consumers)
             self._leader_work.notify()
 
     @property
-    def streams(self) -> dict[TopicPartition, PartitionConsumer]:
+    def consumers(self) -> dict[TopicPartition, PartitionConsumer]:
         """Open streams by (topic, partition)."""
         with self.lock:
-            return {buffer.source.topic_partition: stream for buffer, stream in self._streams.items()}
+            return {buffer.source.topic_partition: consumer for buffer, consumer in self._consumers.items()}
 
     def _lags(self) -> Iterator[tuple[Tags, float]]:
         """Yield the known lags by the tags of their metric."""
-        for (topic, partition), stream in self.streams.items():
+        for (topic, partition), stream in self.consumers.items():
             if (lag := stream.lag) is not None:
                 yield ((definitions.TOPIC, topic), (definitions.PARTITION, str(partition))), lag
 
@@ -118,12 +118,12 @@ class PartitionFetcher:
         """Return the stream to read next, for the thread that reads all of them; None after the deadline."""
         with self.lock:
             while not self.closed:
-                if (late := self._late()) is not None:
-                    return late
+                if (overdue := self._next_overdue()) is not None:
+                    return overdue
                 while self._arrived:
                     buffer = next(iter(self._arrived))
-                    if buffer.readable and (stream := self._streams.get(buffer)) is not None:
-                        return stream
+                    if buffer.readable and (consumer := self._consumers.get(buffer)) is not None:
+                        return consumer
                     del self._arrived[buffer]
                 # This thread waits for all streams, so none of them is unread.
                 for buffer in list(self._schedule.unread):
@@ -139,18 +139,18 @@ class PartitionFetcher:
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
                     return None
-                self._arrival.wait(min(remaining_s, _LOOK_FOR_LATE_S))
+                self._arrival.wait(min(remaining_s, _OVERDUE_CHECK_S))
         return None
 
-    def _late(self) -> PartitionConsumer | None:
+    def _next_overdue(self) -> PartitionConsumer | None:
         """Return a stream whose brokers have failed for too long. Checked once a second, since there may be many."""
         now_s = self._client.clock.now_s()
-        if now_s - self._looked_for_late_s < _LOOK_FOR_LATE_S:
+        if now_s - self._overdue_checked_at_s < _OVERDUE_CHECK_S:
             return None
-        late = next((stream for buffer, stream in self._streams.items() if buffer.overdue), None)
-        if late is None:
-            self._looked_for_late_s = now_s
-        return late
+        overdue = next((consumer for buffer, consumer in self._consumers.items() if buffer.overdue), None)
+        if overdue is None:
+            self._overdue_checked_at_s = now_s
+        return overdue
 
     def end_turn(self, buffer: FetchBuffer, *, error_delivered: bool = False) -> None:
         """Let other streams fetch after a reply, or after an error (`error_delivered`), which is raised only once."""
@@ -163,13 +163,13 @@ class PartitionFetcher:
         """Close all streams, fetch sessions and connections, and stop the threads."""
         with self.lock:
             self.closed = True
-            threads, streams = list(self._threads.values()), list(self._streams.values())
-            self._streams.clear()
+            threads, consumers = list(self._threads.values()), list(self._consumers.values())
+            self._consumers.clear()
             self._keys.clear()
             self._leader_work.notify_all()
             self._arrival.notify_all()
-        for stream in streams:
-            stream.close()
+        for consumer in consumers:
+            consumer.close()
         for thread in threads:
             thread.end()
         for each in [*threads, self._leader_thread]:
@@ -187,7 +187,7 @@ class PartitionFetcher:
 
     def changed(self, buffer: FetchBuffer) -> None:
         """Handle that a stream was paused, resumed, moved, closed, expired or revived."""
-        if buffer.closed and self._streams.pop(buffer, None) is not None:
+        if buffer.closed and self._consumers.pop(buffer, None) is not None:
             self._keys.discard(buffer.source.topic_partition)
             self._arrived.pop(buffer, None)
         if buffer.readable and not buffer.expired:
@@ -210,8 +210,8 @@ class PartitionFetcher:
         self._wake_reader(buffer)
 
     def _wake_reader(self, buffer: FetchBuffer) -> None:
-        if (stream := self._streams.get(buffer)) is not None:
-            stream.wake()
+        if (consumer := self._consumers.get(buffer)) is not None:
+            consumer.wake()
         self._announce(buffer)
 
     # -- called by the threads ----------------------------------------------------------------
@@ -233,7 +233,7 @@ class PartitionFetcher:
                 thread.work.wait(decision.wait_s)
         return None
 
-    def deliver(self, completed: Completed, failed: Failed, asked: Asked) -> None:
+    def deliver(self, completed: Completed, failed: Failed, asked: RequestedBuffers) -> None:
         """Handle the reply to a request, or its loss."""
         with self.lock:
             for partition, fetched in completed:
@@ -248,33 +248,33 @@ class PartitionFetcher:
         """Handle the end of a broker's thread by an internal error: streams without a thread would wait forever."""
         with self.lock:
             self._threads.pop(thread.state.broker, None)
-            for buffer in self._schedule.routed(thread.state.broker):
+            for buffer in self._schedule.buffers_of(thread.state.broker):
                 buffer.source.broker = None
                 self._stop(buffer, error)
 
-    def next_without_leader(self) -> Asked | None:
+    def next_without_leader(self) -> RequestedBuffers | None:
         """Return the partitions whose brokers must be resolved now; None if the leader thread must end."""
         with self.lock:
             while not self.closed:
                 now_s = self._client.clock.now_s()
-                sources = {each.source: each for each in self._streams if each.error is None}
+                sources = {each.source: each for each in self._consumers if each.error is None}
                 if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}
                 waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
-                self._leader_work.wait(min([_LONGEST_WAIT_S, *waits]))
+                self._leader_work.wait(min([_MAX_WAIT_S, *waits]))
         return None
 
-    def leaders_resolved(self, failures: Mapping[FetchPosition, KafkaError], asked: Asked) -> None:
+    def leaders_resolved(self, failures: Mapping[FetchPosition, KafkaError], asked: RequestedBuffers) -> None:
         """Record failures, and start missing threads."""
         with self.lock:
             self._handle_failures([(each, decide(each, error)) for each, error in failures.items()], asked)
             for buffer in asked.values():
-                self._schedule.route(buffer)
+                self._schedule.add_resolved(buffer)
             for broker in {buffer.source.broker for buffer in asked.values()}:
                 if broker is not None:
                     self._wake_thread(broker)
 
-    def leaders_failed(self, error: Exception, asked: Asked) -> None:
+    def leaders_failed(self, error: Exception, asked: RequestedBuffers) -> None:
         """Handle an internal error of `leaders_resolved` or before it."""
         with self.lock:
             for buffer in asked.values():
@@ -286,10 +286,10 @@ class PartitionFetcher:
         """Handle the end of the leader thread: streams without a broker would wait forever."""
         with self.lock:
             self._fault = f"this consumer cannot continue: resolving brokers has failed: {error!r}"
-            for buffer in self._streams:
+            for buffer in self._consumers:
                 self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
 
-    def _handle_failures(self, failed: Failed, asked: Asked) -> None:
+    def _handle_failures(self, failed: Failed, asked: RequestedBuffers) -> None:
         """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
         for partition, action in failed:
             if (buffer := asked[partition]).source is not partition:
@@ -339,7 +339,7 @@ class _LeaderThread(threading.Thread):
             log.exception("%s: resolving brokers has failed", self.name)
             self._fetcher.fail(error)
 
-    def _resolve(self, asked: Asked) -> None:
+    def _resolve(self, asked: RequestedBuffers) -> None:
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
             self._fetcher.leaders_resolved(resolve_leaders(self._client, asked.keys(), deadline), asked)
@@ -371,7 +371,7 @@ class _BrokerThread(threading.Thread):
             log.exception("%s: reading from %s has failed", self.name, self.state.broker)
             self._fetcher.abandon(self, UsageError(f"reading from {self.state.broker} has failed: {error!r}"))
         finally:
-            self._hang_up()
+            self._close_session()
 
     def end(self) -> None:
         """Wake the thread from any wait; it then sees that the fetcher is closed."""
@@ -404,7 +404,7 @@ class _BrokerThread(threading.Thread):
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
         return decide_with_leader(self._client, partition, error, deadline)
 
-    def _hang_up(self) -> None:
+    def _close_session(self) -> None:
         if self._connection is not None:
             self._client.disconnect(self._connection)
         try:

@@ -150,7 +150,7 @@ class Commits:
         return next(in_time, len(self._pending))
 
     @property
-    def auto_commit_due(self) -> bool:
+    def take_auto_commit_due(self) -> bool:
         """Return True once per interval of automatic commits."""
         now_s = self._client.clock.now_s()
         if not self.auto or now_s < self._auto_commit_due_s:

@@ -39,7 +39,7 @@ _CHECK_INTERVAL_MS = _CHECK_INTERVAL_S * 1000
 _CLOSED = EndReason("this ConsumerGroup was closed")
 _STOPPED = EndReason("the stop event of consume was set")
 
-Handles = Callable[[KafkaError], None]
+OnError = Callable[[KafkaError], None]
 
 
 class StopEvent(Protocol):
@@ -105,7 +105,7 @@ class ConsumerGroup:
         config: GroupConsumerConfig | Mapping[str, object] | None = None,
         *,
         columns: Collection[str] = ALL_COLUMNS,
-        on_error: Handles = _log,
+        on_error: OnError = _log,
         **properties: object,
     ) -> None:
         self._client, self._owns_client, settings = open_client(client, config, properties, parse_group_consumer)
@@ -119,8 +119,8 @@ class ConsumerGroup:
         self._membership: Membership | None = None
         self._closed = False
         # Reentrant, since a signal handler may call `close` in the thread of `consume` or of another `close`.
-        self._in_use = threading.RLock()
-        self._acquired = self._releasing = False
+        self._lock = threading.RLock()
+        self._inside = self._releasing = False
         self._thread_local = threading.local()
 
     def __enter__(self) -> ConsumerGroup:
@@ -164,13 +164,13 @@ class ConsumerGroup:
         """
         if self.closed:
             raise UsageError("this ConsumerGroup is closed")
-        with self._acquire(wait=False) as free:
+        with self._exclusive(wait=False) as free:
             if not free:
                 raise UsageError("another call of consume is running")
             try:
                 if stop is not None and stop.is_set():
                     return _STOPPED
-                membership = self._subscribed(topics)
+                membership = self._subscribe(topics)
                 while not (self.closed or (stop is not None and stop.is_set())):
                     self._partitions.drop(self._partitions.assigned)
                     assignment = membership.poll_rebalance(
@@ -204,7 +204,7 @@ class ConsumerGroup:
 
         return reason
 
-    def _subscribed(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
+    def _subscribe(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
         if isinstance(topics, re.Pattern):
             subscription = TopicSubscription(pattern=topics)
         else:
@@ -262,28 +262,28 @@ class ConsumerGroup:
         """
         self._closed = True
         if not getattr(self._thread_local, "is_handler", False):
-            with self._acquire():
+            with self._exclusive():
                 pass
 
     @contextmanager
-    def _acquire(self, *, wait: bool = True) -> Iterator[bool]:
+    def _exclusive(self, *, wait: bool = True) -> Iterator[bool]:
         """Yield True if no other call holds this object. The call that ends after `close` releases all resources."""
-        if not self._in_use.acquire(blocking=wait):
+        if not self._lock.acquire(blocking=wait):
             yield False
             return
         try:
-            if self._acquired:  # by this thread: a signal handler has interrupted a call
+            if self._inside:  # by this thread: a signal handler has interrupted a call
                 yield False
                 return
-            self._acquired = True
+            self._inside = True
             try:
                 yield True
             finally:
-                self._acquired = False  # before `closed` is checked: a later `close` releases resources
+                self._inside = False  # before `closed` is checked: a later `close` releases resources
                 if self.closed and not self._releasing:
                     self._release()
         finally:
-            self._in_use.release()
+            self._lock.release()
 
     def _release(self) -> None:
         self._releasing = True
@@ -298,7 +298,7 @@ class ConsumerGroup:
             self._releasing = False
 
 
-def _report_authorization_error(membership: Membership, on_error: Handles) -> None:
+def _report_authorization_error(membership: Membership, on_error: OnError) -> None:
     if (authorization_error := membership.take_authorization_error()) is not None:
         on_error(authorization_error)
 
@@ -313,7 +313,7 @@ class _Shared:
     partitions: AssignedPartitions
     commits: Commits
     membership: Membership
-    on_error: Handles
+    on_error: OnError
     end_reason: Callable[[], EndReason | None]
     thread_local: threading.local
 
@@ -360,7 +360,7 @@ class _SessionRun:
             assignment = self._membership.poll_rebalance(self._client.deadline(0), self._on_revocation)
             if not self._session.ended.is_set():
                 self._add_assigned(assignment.owned - self._partitions.assigned, assignment.member)
-        elif self._commits.auto_commit_due:
+        elif self._commits.take_auto_commit_due:
             self._commit_in_background()
         if not self._session.ended.is_set():
             self._start_claims()
@@ -416,7 +416,7 @@ class _SessionRun:
         if revocation.lost or revocation.partitions >= self._partitions.assigned:
             self._end(revocation.reason, lost=revocation.lost)
         else:
-            self._stop(revocation.partitions, revocation.reason)
+            self._stop_claims(revocation.partitions, revocation.reason)
             self._commit_marked()
             self._session.remove_claims(revocation.partitions)
         self._commits.retain(self._membership.owned - revocation.partitions)
@@ -427,14 +427,14 @@ class _SessionRun:
             return
         self._cleaned = True
         self._session.end(reason)
-        self._stop(self._partitions.assigned, reason)
+        self._stop_claims(self._partitions.assigned, reason)
         try:
             self._handler.cleanup(self._session)
         finally:
             if not lost:
                 self._commit_marked()
 
-    def _stop(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
+    def _stop_claims(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
         self._session.ignore_marks_in_recreated_topics()
         self._partitions.drop(partitions)
         threads = [self._threads.pop(key) for key in partitions if key in self._threads]
@@ -469,8 +469,8 @@ class _SessionRun:
         except CommitFailed as error:
             return self._on_error(error)
         if marked:
-            self._commits.add_callback(marked, self._answered)
+            self._commits.add_callback(marked, self._on_auto_commit)
 
-    def _answered(self, offsets: Offsets, error: CommitFailed | None) -> None:
+    def _on_auto_commit(self, offsets: Offsets, error: CommitFailed | None) -> None:
         if error is not None:
             self._on_error(error)

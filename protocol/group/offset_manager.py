@@ -53,26 +53,26 @@ class CommitCounts:
 class _Mark:
     """The staged offset of one partition. A response completes the mark that was sent, not one staged after it."""
 
-    to: CommittedOffset
-    answered_at_s: float | None = None
+    offset: CommittedOffset
+    completed_at_s: float | None = None
     refused: BrokerError | None = None
     # The member whose commit was refused for a stale generation, until `set_member` sets the next one.
     stale_generation: GroupMember | None = None
     # The last error of this partition alone, and the time of the first one, also of earlier marks.
-    failed: BrokerError | None = None
+    last_error: BrokerError | None = None
     failing_since_s: float | None = None
     retry_at_s: float = -math.inf
     backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS))
 
     def complete(self, refused: BrokerError | None, now_s: float) -> None:
         """Set the final result; None is success."""
-        self.answered_at_s, self.refused = now_s, refused
+        self.completed_at_s, self.refused = now_s, refused
         if refused is None:
-            self.failed = self.failing_since_s = None
+            self.last_error = self.failing_since_s = None
 
     def fail(self, error: BrokerError, now_s: float) -> float:
         """Record an error of this partition alone; return the time in seconds since the first one."""
-        self.failed = error
+        self.last_error = error
         self.failing_since_s = now_s if self.failing_since_s is None else self.failing_since_s
         self.retry_at_s = now_s + self.backoff.next_s()
         return now_s - self.failing_since_s
@@ -156,26 +156,26 @@ class OffsetManager:
             False if the assignment of `member` has ended; nothing is staged then.
         """
         with self._changed:
-            before = {key: mark.to.offset for key, mark in self._marks.items()}
+            before = {key: mark.offset.offset for key, mark in self._marks.items()}
             return self.reset({key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}, member)
 
     def reset(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
         """Stage offsets as `mark` does, also lower ones."""
         with self._changed:
-            before = {key: mark.to for key, mark in self._marks.items()}
+            before = {key: mark.offset for key, mark in self._marks.items()}
             return self.commit({key: to for key, to in offsets.items() if to != before.get(key)}, member)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
         """Stage offsets as `reset` does, and send also those that were committed or refused before."""
         with self._changed:
-            if taken := member.keeps_assignment_of(self._member):
+            if accepted := member.keeps_assignment_of(self._member):
                 for key, to in offsets.items():
                     before = self._marks.get(key)
                     self._marks[key] = _Mark(to, failing_since_s=before.failing_since_s if before else None)
             if self._thread is None and not self._closed:
                 self._start()
             self._changed.notify_all()
-            return taken
+            return accepted
 
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Return the reason why some of these offsets are not committed; None if all are.
@@ -190,9 +190,9 @@ class OffsetManager:
                     return UsageError(f"{topic}-{partition} is no longer assigned to this member")
                 if mark.refused is not None:
                     return mark.refused
-            waiting = [mark for mark in marks.values() if mark is not None and mark.answered_at_s is None]
+            waiting = [mark for mark in marks.values() if mark is not None and mark.completed_at_s is None]
             if waiting:
-                partition_error = next((str(mark.failed) for mark in waiting if mark.failed is not None), None)
+                partition_error = next((str(mark.last_error) for mark in waiting if mark.last_error is not None), None)
                 text = partition_error or self.counts.last_failure or "no error yet"
                 return DeadlineExceeded(f"not committed yet: {text}")
             return None
@@ -222,8 +222,8 @@ class OffsetManager:
         """
 
         def committing(mark: _Mark) -> bool:
-            if mark.answered_at_s is not None or mark.failed is None or mark.failing_since_s is None:
-                return mark.answered_at_s is None
+            if mark.completed_at_s is not None or mark.last_error is None or mark.failing_since_s is None:
+                return mark.completed_at_s is None
             return self._client.clock.now_s() - mark.failing_since_s < partition_timeout_s
 
         with self._changed:
@@ -231,7 +231,7 @@ class OffsetManager:
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), partition_timeout_s, 0.5))
-            return all(mark.answered_at_s is not None and mark.refused is None for mark in self._marks_of(partitions))
+            return all(mark.completed_at_s is not None and mark.refused is None for mark in self._marks_of(partitions))
 
     def _marks_of(self, partitions: Collection[TopicPartition] | None) -> list[_Mark]:
         keys = self._marks if partitions is None else partitions
@@ -269,12 +269,12 @@ class OffsetManager:
             for key, mark in self._marks.items()
             if mark.stale_generation != self._member
             and mark.retry_at_s <= now_s
-            and (mark.answered_at_s is None or (mark.refused is None and mark.answered_at_s <= long_ago_s))
+            and (mark.completed_at_s is None or (mark.refused is None and mark.completed_at_s <= long_ago_s))
         }
 
     def _idle_s(self) -> float:
         """Return the time until a mark is due."""
-        waiting = (mark for mark in self._marks.values() if mark.answered_at_s is None)
+        waiting = (mark for mark in self._marks.values() if mark.completed_at_s is None)
         retry_s = min((mark.retry_at_s for mark in waiting if mark.stale_generation != self._member), default=math.inf)
         return max(0.0, min(self._refresh_s, 60.0, retry_s - self._client.clock.now_s()))
 
@@ -318,7 +318,7 @@ class OffsetManager:
             answers[key] = error
             return None
 
-        offsets = {key: mark.to for key, mark in due.items()}
+        offsets = {key: mark.offset for key, mark in due.items()}
         try:
             commit_offsets(self._client, self.group, offsets, self._client.deadline(_COMMIT_TIMEOUT_MS), member, handle)
         except Exception as error:  # including bugs: the thread must not end
@@ -332,8 +332,8 @@ class OffsetManager:
         with self._changed:  # `flush` must see marks and counts change together
             now_s, stale_error = self._client.clock.now_s(), None
             is_new = any(due[key].failing_since_s is None for key in partition_errors)
-            for key, of_partition in list(partition_errors.items()):
-                if due[key].fail(of_partition, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
+            for key, partition_error in list(partition_errors.items()):
+                if due[key].fail(partition_error, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
                     answers[key] = partition_errors.pop(key)
             for key, answer in answers.items():
                 if answer is not None and _is_stale_generation(answer, member):
@@ -360,7 +360,7 @@ class OffsetManager:
                 self._record_result(failure)
             self._notify()
         keys, half = list(too_large), len(too_large) // 2
-        halves = [{key: due[key] for key in some} for some in (keys[:half], keys[half:]) if some]
+        halves = [{key: due[key] for key in half_keys} for half_keys in (keys[:half], keys[half:]) if half_keys]
         # If the first half fails for another reason, the second half is not sent.
         return failure is None and all(self._commit(each, member) for each in halves)
 

@@ -16,7 +16,7 @@ from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
 from protocol.security.stores import KeyPair, read_key_pair, read_trust_store, store_fingerprint
-from protocol.security.tls_config import TLS_NAMES, TLSConfig, is_of_tls13, openssl_name
+from protocol.security.tls_config import TLS_NAMES, TLSConfig, is_tls13_suite, openssl_name
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def _choose_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
     """Select cipher suites. Python cannot set those of TLS 1.3; they are used if that version is enabled."""
     if not config.cipher_suites:
         return
-    older = [openssl_name(name) for name in config.cipher_suites if not is_of_tls13(name)]
+    older = [openssl_name(name) for name in config.cipher_suites if not is_tls13_suite(name)]
     if len(older) == len(config.cipher_suites):
         context.maximum_version = ssl.TLSVersion.TLSv1_2
     if not older:

@@ -22,7 +22,7 @@ from protocol.once import warn_once
 from protocol.property_kinds import Effect, Property, parse_url, shown, shown_url
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
-from protocol.sasl.token import is_seconds
+from protocol.sasl.token import is_valid_time_s
 from protocol.secret import HIDDEN, Secret, hide_variables
 from protocol.security.tls_config import TLS_PROPERTIES, parse_tls
 
@@ -129,7 +129,7 @@ def _token(url: urllib.parse.SplitResult, source: TokenEndpoint, status: int, bo
     fields: dict[str, Any] = document if isinstance(document, dict) else {}
     if status in (200, 201) and isinstance(fields.get("access_token"), str):
         lifetime_s = fields.get("expires_in")
-        return fields["access_token"].strip(), float(lifetime_s) if is_seconds(lifetime_s) else None
+        return fields["access_token"].strip(), float(lifetime_s) if is_valid_time_s(lifetime_s) else None
     words = ", ".join(
         # Some endpoints repeat the received secret.
         shown(fields[name].replace(source.client_secret.reveal(), HIDDEN))

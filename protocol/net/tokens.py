@@ -20,7 +20,7 @@ from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import AwsIam, TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
-from protocol.sasl.token import Token, is_seconds, jwt_expiry_s, unsecured_token
+from protocol.sasl.token import Token, is_valid_time_s, jwt_expiry_s, unsecured_token
 from protocol.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _fit(expires_at_s: object, extensions: object) -> bool:
     """Return True if the expiry and the extensions have valid types."""
     named = extensions or {}
     return (
-        (expires_at_s is None or is_seconds(expires_at_s))
+        (expires_at_s is None or is_valid_time_s(expires_at_s))
         and isinstance(named, Mapping)
         and all(isinstance(text, str) for pair in named.items() for text in pair)
     )

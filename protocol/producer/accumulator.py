@@ -29,9 +29,9 @@ from protocol.records.batch_header import HEADER_BYTES
 Sizes = npt.NDArray[np.int64]
 
 # Shorter runs of rows are copied together, which is faster than slicing them.
-_SHORTEST_RUN_ROWS = 16
+_MIN_RUN_ROWS = 16
 # Size of rows output together: enough for NumPy, and small enough for the processor's cache during encoding.
-_TOGETHER_BYTES = 3 << 20
+_OUTPUT_BYTES = 3 << 20
 # A call with rows of this mean size, and at most this total, is copied whole.
 _LONG_ROW_BYTES, _WHOLE_BYTES = 200, 16 << 20
 
@@ -73,7 +73,7 @@ class ReadyBatches:
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _PartitionRows:
     """Rows collected for one partition: less than one full record batch."""
 
     since_s: float
@@ -90,7 +90,7 @@ class Accumulator:
         self._memory = memory or BufferMemory()
         self._limit_bytes = max(1, batch_size_bytes - HEADER_BYTES)
         self._limit_rows = batch_rows
-        self._waiting: dict[TopicPartition, _Waiting] = {}
+        self._waiting: dict[TopicPartition, _PartitionRows] = {}
         self.waiting_bytes = 0
         """Approximate bytes of the rows that wait."""
 
@@ -119,65 +119,67 @@ class Accumulator:
         """
         if not columns.num_rows:
             return []
-        order, groups = _runs_of(partitions, sizes, self._limit_bytes, self._limit_rows) or _by_partition(partitions)
+        order, groups = _group_in_order(partitions, sizes, self._limit_bytes, self._limit_rows) or _group_by_partition(
+            partitions
+        )
         sizes = sizes if order is None else sizes[order]
         batch_slices: list[tuple[int, BatchSlice]] = []
-        due: list[tuple[TopicPartition, _Waiting]] = []
-        taken: dict[int, int] = {}
+        completed: list[tuple[TopicPartition, _PartitionRows]] = []
+        rows_of_call: dict[int, int] = {}
         for partition, first, count in groups:
             key = (topic, partition)
             part = sizes[first : first + count]
             size_bytes = int(part.sum())
-            before = taken.get(partition, 0)
-            taken[partition] = before + count
+            first_of_call = rows_of_call.get(partition, 0)
+            rows_of_call[partition] = first_of_call + count
             waiting = self._waiting.get(key)
-            if waiting is not None and not self._goes_with(waiting, columns, size_bytes, count):
-                due.append((key, self._waiting.pop(key)))
+            if waiting is not None and not self._fits_into(waiting, columns, size_bytes, count):
+                completed.append((key, self._waiting.pop(key)))
                 waiting = None
-            if self._fill(size_bytes, count):
+            if self._is_full(size_bytes, count):
                 batch_slices += self._slice_rows(key, first, part, call)
                 continue
             if waiting is None:
-                waiting = self._waiting[key] = _Waiting(now_s)
-            waiting.slices.append(_rows(columns, order, first, first + count))
+                waiting = self._waiting[key] = _PartitionRows(now_s)
+            waiting.slices.append(_take_rows(columns, order, first, first + count))
             if call is not None:
-                waiting.sent.append(SentRows(call, before, count))
+                waiting.sent.append(SentRows(call, first_of_call, count))
             waiting.count += count
             waiting.size_bytes += size_bytes
             self.waiting_bytes += size_bytes
             self._memory.hold(size_bytes)
-            if self._fill(waiting.size_bytes, waiting.count):
-                due.append((key, self._waiting.pop(key)))
+            if self._is_full(waiting.size_bytes, waiting.count):
+                completed.append((key, self._waiting.pop(key)))
         # Rows that waited came before these.
-        ready = self._let_go(due)
-        if order is not None and _are_sorted_later(batch_slices, sizes):
-            wanted = np.concatenate([order[first : first + batch.count] for first, batch in batch_slices])
-            return [*ready, ReadyBatches(lambda: columns, [batch for _, batch in batch_slices], wanted)]
-        for run in _runs(batch_slices):
+        ready = self._output(completed)
+        if order is not None and _reorder_during_encoding(batch_slices, sizes):
+            row_numbers = np.concatenate([order[first : first + batch.count] for first, batch in batch_slices])
+            return [*ready, ReadyBatches(lambda: columns, [batch for _, batch in batch_slices], row_numbers)]
+        for run in _adjacent_slices(batch_slices):
             first, last = run[0][0], run[-1][0] + run[-1][1].count
-            ready.append(ReadyBatches(partial(_rows, columns, order, first, last), [batch for _, batch in run]))
+            ready.append(ReadyBatches(partial(_take_rows, columns, order, first, last), [batch for _, batch in run]))
         return ready
 
-    def waited_since(self, before_s: float) -> list[ReadyBatches]:
+    def take_lingered(self, before_s: float) -> list[ReadyBatches]:
         """Output batches that have waited since `before_s` or longer, full or not."""
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
         for key, _ in due:
             del self._waiting[key]
-        return self._let_go(due)
+        return self._output(due)
 
     def drain(self) -> list[ReadyBatches]:
         """Output everything."""
-        return self.waited_since(float("inf"))
+        return self.take_lingered(float("inf"))
 
     @property
     def oldest_s(self) -> float | None:
         """Start of the longest wait; None if no row waits."""
         return min((waiting.since_s for waiting in self._waiting.values()), default=None)
 
-    def _fill(self, size_bytes: int, count: int) -> bool:
+    def _is_full(self, size_bytes: int, count: int) -> bool:
         return size_bytes >= self._limit_bytes or count >= self._limit_rows
 
-    def _goes_with(self, waiting: _Waiting, columns: pa.RecordBatch, size_bytes: int, count: int) -> bool:
+    def _fits_into(self, waiting: _PartitionRows, columns: pa.RecordBatch, size_bytes: int, count: int) -> bool:
         """Return True if more rows fit into the waiting batch."""
         fits = waiting.size_bytes + size_bytes <= self._limit_bytes and waiting.count + count <= self._limit_rows
         return fits and waiting.slices[0].schema == columns.schema
@@ -192,37 +194,39 @@ class Accumulator:
             # Equal parts instead of full ones and a small rest; at least one row, however large.
             left_bytes = int(ends[-1]) - taken_bytes
             share_bytes = left_bytes // -(-left_bytes // self._limit_bytes)
-            enough = int(np.searchsorted(ends, taken_bytes + share_bytes)) + 1
-            most = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
-            end = max(min(enough, most, begin + self._limit_rows), begin + 1)
+            share_end = int(np.searchsorted(ends, taken_bytes + share_bytes)) + 1
+            limit_end = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
+            end = max(min(share_end, limit_end, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
             sent = () if call is None else (SentRows(call, begin, end - begin),)
             yield first + begin, BatchSlice(*key, end - begin, size_bytes + HEADER_BYTES, sent)
             begin, taken_bytes = end, taken_bytes + size_bytes
 
-    def _let_go(self, due: list[tuple[TopicPartition, _Waiting]]) -> list[ReadyBatches]:
+    def _output(self, completed: list[tuple[TopicPartition, _PartitionRows]]) -> list[ReadyBatches]:
         """Output one record batch of each partition; those with the same schema together."""
         ready = []
-        for _, alike in groupby(due, key=lambda item: item[1].slices[0].schema):
-            together = list(alike)
+        for _, same_schema in groupby(completed, key=lambda item: item[1].slices[0].schema):
+            group = list(same_schema)
             batch_slices = [
-                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.sent)) for key, each in together
+                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.sent)) for key, each in group
             ]
-            held_bytes = sum(each.size_bytes for _, each in together)
+            held_bytes = sum(each.size_bytes for _, each in group)
             self.waiting_bytes -= held_bytes
-            slices = [rows for _, waiting in together for rows in waiting.slices]
-            ready.append(ReadyBatches(partial(_joined, slices), batch_slices, held_bytes=held_bytes))
+            slices = [rows for _, waiting in group for rows in waiting.slices]
+            ready.append(ReadyBatches(partial(_concatenate, slices), batch_slices, held_bytes=held_bytes))
         return ready
 
 
-def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int) -> _Groups | None:
+def _group_in_order(
+    partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int
+) -> _Groups | None:
     """Group rows without reordering, as rows without a key come; a partition may have several groups. Avoids a copy.
 
     Returns None if the runs are so short that a copy is cheaper, or if one could fill a record batch: such rows would
     not wait for their partition's next group.
     """
     firsts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]])
-    if len(firsts) * _SHORTEST_RUN_ROWS > len(partitions):
+    if len(firsts) * _MIN_RUN_ROWS > len(partitions):
         return None
     counts = np.diff(np.r_[firsts, len(partitions)])
     largest = int(np.add.reduceat(sizes, firsts).max())
@@ -231,7 +235,7 @@ def _runs_of(partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, 
     return None, list(zip(partitions[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
 
 
-def _by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
+def _group_by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
     """Sort rows by partition, stable within each; return one group per partition."""
     low, high = int(partitions.min()), int(partitions.max())
     if low == high:
@@ -245,15 +249,15 @@ def _by_partition(partitions: npt.NDArray[np.int32]) -> _Groups:
     return order, list(zip(ordered[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
 
 
-def _rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: int, end: int) -> pa.RecordBatch:
+def _take_rows(columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, first: int, end: int) -> pa.RecordBatch:
     return columns.slice(first, end - first) if order is None else columns.take(to_arrow(order[first:end]))
 
 
-def _joined(slices: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenate(slices: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return slices[0] if len(slices) == 1 else pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
 
 
-def _are_sorted_later(batch_slices: Sequence[tuple[int, BatchSlice]], sizes: Sizes) -> bool:
+def _reorder_during_encoding(batch_slices: Sequence[tuple[int, BatchSlice]], sizes: Sizes) -> bool:
     """Return True to reorder the rows during encoding, which avoids a copy.
 
     Reordering handles all rows of the call at once, so complete batches must be most of them.
@@ -262,12 +266,12 @@ def _are_sorted_later(batch_slices: Sequence[tuple[int, BatchSlice]], sizes: Siz
     return _LONG_ROW_BYTES * len(sizes) <= all_bytes <= min(2 * sliced_bytes, _WHOLE_BYTES)
 
 
-def _runs(batch_slices: Iterable[tuple[int, BatchSlice]]) -> Iterator[list[tuple[int, BatchSlice]]]:
-    """Join adjacent slices into runs of about `_TOGETHER_BYTES`."""
+def _adjacent_slices(batch_slices: Iterable[tuple[int, BatchSlice]]) -> Iterator[list[tuple[int, BatchSlice]]]:
+    """Join adjacent slices into runs of about `_OUTPUT_BYTES`."""
     run: list[tuple[int, BatchSlice]] = []
     end, size_bytes = 0, 0
     for first, batch in batch_slices:
-        if run and (first != end or size_bytes + batch.size_bytes > _TOGETHER_BYTES):
+        if run and (first != end or size_bytes + batch.size_bytes > _OUTPUT_BYTES):
             yield run
             run, size_bytes = [], 0
         run.append((first, batch))
@@ -276,8 +280,8 @@ def _runs(batch_slices: Iterable[tuple[int, BatchSlice]]) -> Iterator[list[tuple
         yield run
 
 
-def too_large(
-    topic: str, sizes: npt.NDArray[np.int64], max_request_size_bytes: int, *, say_row: bool
+def too_large_errors(
+    topic: str, sizes: npt.NDArray[np.int64], max_request_size_bytes: int, *, with_row_number: bool
 ) -> dict[int, UsageError]:
     """Return the errors of rows that no request can contain, by row number.
 
@@ -285,20 +289,22 @@ def too_large(
     ----------
     sizes : ndarray of int64
         Encoded bytes of each row.
-    say_row : bool
+    with_row_number : bool
         Include the row number in the message.
     """
     rows = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES).tolist()
     return {
-        row: _error(topic, f" (row {row} of its batch)" if say_row else "", int(sizes[row]), max_request_size_bytes)
+        row: _too_large(
+            topic, f" (row {row} of its batch)" if with_row_number else "", int(sizes[row]), max_request_size_bytes
+        )
         for row in rows
     }
 
 
-def _error(topic: str, which: str, size_bytes: int, max_request_size_bytes: int) -> UsageError:
+def _too_large(topic: str, row_text: str, size_bytes: int, max_request_size_bytes: int) -> UsageError:
     size_bytes += HEADER_BYTES
     return UsageError(
-        f"a record for topic {topic}{which} is {size_bytes} bytes, more than max.request.size "
+        f"a record for topic {topic}{row_text} is {size_bytes} bytes, more than max.request.size "
         f"({max_request_size_bytes}). Raise it, and max.message.bytes of the topic if that is lower, or write smaller "
         "records",
         topic=topic,

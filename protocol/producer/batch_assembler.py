@@ -24,7 +24,7 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_PARTITION
-from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large
+from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large_errors
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import MessageBuffer, TopicMessages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
@@ -84,7 +84,7 @@ class BatchAssembler:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
         metadata, given_partitions = self._choice.resolve_topic(topic, rows.num_rows, given)
         sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
-        refused = too_large(topic, sizes, self._config.max_request_size_bytes, say_row=True)
+        refused = too_large_errors(topic, sizes, self._config.max_request_size_bytes, with_row_number=True)
         kept = np.delete(np.arange(rows.num_rows), list(refused))
         partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
         if refused:
@@ -230,7 +230,7 @@ class BatchAssembler:
         """Return batches that have waited for `linger.ms`; all of them if they hold half of the memory."""
         if self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2:
             return self._accumulator.drain()
-        return self._accumulator.waited_since(now_s - self._linger_s)
+        return self._accumulator.take_lingered(now_s - self._linger_s)
 
     def _messages_are_due(self, now_s: float) -> bool:
         oldest_s = self.messages.oldest_s
@@ -263,7 +263,7 @@ class BatchAssembler:
         metadata, futures = self._choice.cached_topic(messages.topic), messages.futures
         with self._user_code():
             chosen, refused = self._choice.choose_each(metadata, rows, sizes, messages.partitions())
-        refused |= too_large(messages.topic, sizes, self._config.max_request_size_bytes, say_row=False)
+        refused |= too_large_errors(messages.topic, sizes, self._config.max_request_size_bytes, with_row_number=False)
         for row, error in refused.items():
             self._on_failure(error)
             futures[row].set_exception(error)
@@ -283,9 +283,9 @@ class BatchAssembler:
         """Encode record batches and pass them to the sender; `wait` allows waiting for memory between them."""
         max_bytes, left = self._config.buffer_memory_bytes, deque(ready)
         while left:
-            together, slices = left[0], left[0].batch_slices
+            rows_of_batches, slices = left[0], left[0].batch_slices
             try:
-                records = self._encode(together.rows(), [batch.count for batch in slices], together.order)
+                records = self._encode(rows_of_batches.rows(), [batch.count for batch in slices], rows_of_batches.order)
                 now_s = self._clock.now_s()
                 batches = [
                     ProducerBatch(
@@ -299,7 +299,7 @@ class BatchAssembler:
                     )
                     for batch, encoded in zip(slices, records, strict=True)
                 ]
-                free_bytes = max_bytes + together.held_bytes - sum(each.size_bytes for each in batches)
+                free_bytes = max_bytes + rows_of_batches.held_bytes - sum(each.size_bytes for each in batches)
                 if wait and not self._holds_at_most(free_bytes):
                     with self._interrupts.allowed():
                         self._incomplete.wait_for_room(
@@ -312,7 +312,7 @@ class BatchAssembler:
                 self._incomplete.failed([cause] if unreported else [])
                 raise
             left.popleft()  # frees its columns
-            self._incomplete.begin(batches, together.held_bytes)
+            self._incomplete.begin(batches, rows_of_batches.held_bytes)
             self._hand_over_batches(batches)
 
     def _holds_at_most(self, size_bytes: int) -> bool:
@@ -321,11 +321,11 @@ class BatchAssembler:
     def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> bool:
         """Fail rows and free their memory; return True if some do not report it, so that `flush` must."""
         unreported = False
-        for together in ready:
-            for batch in together.batch_slices:
+        for rows_of_batches in ready:
+            for batch in rows_of_batches.batch_slices:
                 complete_rows(batch.sent, batch.partition, BatchResult(error=error))
                 unreported |= not reports_failures(batch.sent)
-            self._memory.hold(-together.held_bytes)
+            self._memory.hold(-rows_of_batches.held_bytes)
         return unreported
 
     def _fail_messages(self, messages: TopicMessages, error: KafkaError) -> None:

@@ -60,7 +60,7 @@ class BrokerProducer:
         session: ProducerSession,
         clock: Clock,
         purpose: str,
-        stale: Callable[[str], None],
+        on_stale_metadata: Callable[[str], None],
     ) -> None:
         self.broker = broker
         self._client = client
@@ -68,9 +68,9 @@ class BrokerProducer:
         self._session = session
         self._clock = clock
         self._purpose = purpose
-        self._stale = stale
+        self._on_stale_metadata = on_stale_metadata
         self._in_flight: deque[_Request] = deque()
-        self.muted_until_s = 0.0
+        self.throttled_until_s = 0.0
         self.requests = 0
 
     @property
@@ -79,7 +79,7 @@ class BrokerProducer:
         return len(self._in_flight)
 
     @property
-    def oldest(self) -> Reply | None:
+    def oldest_reply(self) -> Reply | None:
         """The reply that arrives next."""
         return self._in_flight[0].reply if self._in_flight else None
 
@@ -91,12 +91,15 @@ class BrokerProducer:
     def due_s(self, after_s: float) -> float | None:
         """Return the time of the oldest reply's deadline, or of the end of throttling if that is after `after_s`."""
         moments = [request.deadline.at_s for request in islice(self._in_flight, 1)]
-        moments += [self.muted_until_s] if self.muted_until_s > after_s else []
+        moments += [self.throttled_until_s] if self.throttled_until_s > after_s else []
         return min(moments, default=None)
 
     def can_send(self, now_s: float) -> bool:
         """Return True if the broker accepts another request: not throttled, and not too many in flight."""
-        return len(self._in_flight) < self._config.max_in_flight_requests_per_connection and now_s >= self.muted_until_s
+        return (
+            len(self._in_flight) < self._config.max_in_flight_requests_per_connection
+            and now_s >= self.throttled_until_s
+        )
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -106,12 +109,12 @@ class BrokerProducer:
         With acks=0, sent batches count as written.
         """
         now_s = self._client.clock.now_s()
-        parts = self._plan(partitions, now_s)
+        parts = self._next_batches(partitions, now_s)
         if not parts:
             return False
         for partition, batch in parts:
             partition.sending(batch, self.broker.node_id, now_s)
-            self._stamp(partition, batch)
+            self._finalize_header(partition, batch)
         timeout_s = self._client.config.request_timeout_ms / 1000
         delivery_s = min(part.deadline_s(batch) for part, batch in parts) - now_s
         deadline = Deadline.after_ms(min(timeout_s, max(0.05, delivery_s)) * 1000, self._clock)
@@ -123,7 +126,7 @@ class BrokerProducer:
                 deadline,
                 purpose=self._purpose,
                 at_least=_FIRST_WITH_ZSTD if self._config.compression_type == "zstd" else _FIRST_WITH_RECORD_BATCHES,
-                at_most=self._at_most(parts, topic_ids),
+                at_most=self._max_version(parts, topic_ids),
                 replies=self._config.acks != 0,
             )
         except (TransportError, ProtocolError) as error:
@@ -153,7 +156,7 @@ class BrokerProducer:
             if batch.attempts > 1:
                 sensors.retried[batch.topic].record((now_s, batch.record_count))
 
-    def _plan(self, partitions: Iterable[PartitionProducer], now_s: float) -> list[Part]:
+    def _next_batches(self, partitions: Iterable[PartitionProducer], now_s: float) -> list[Part]:
         parts: list[Part] = []
         free_bytes = self._config.max_request_size_bytes
         for partition in partitions:
@@ -166,7 +169,7 @@ class BrokerProducer:
             parts.append((partition, batch))
         return parts
 
-    def _stamp(self, partition: PartitionProducer, batch: ProducerBatch) -> None:
+    def _finalize_header(self, partition: PartitionProducer, batch: ProducerBatch) -> None:
         assert partition.sequences is not None
         identity = partition.sequences.identity
         finalize_header(
@@ -177,7 +180,7 @@ class BrokerProducer:
             transactional=self._session.transactional_id is not None,
         )
 
-    def _at_most(self, parts: Sequence[Part], topic_ids: Mapping[str, bytes]) -> int | None:
+    def _max_version(self, parts: Sequence[Part], topic_ids: Mapping[str, bytes]) -> int | None:
         by_name = any(topic_ids[partition.topic] == NO_TOPIC_ID for partition, _ in parts)
         limits = [self._session.last_produce_version, LAST_WITH_TOPIC_NAMES if by_name else None]
         return min((limit for limit in limits if limit is not None), default=None)
@@ -207,11 +210,11 @@ class BrokerProducer:
         forget_frames(error)  # the pool keeps the error, whose frames reference the record batches
         for partition, batch in parts:
             partition.not_sent(batch, error, now_s)
-            self._stale(partition.topic)
+            self._on_stale_metadata(partition.topic)
 
     # -- replies ------------------------------------------------------------------------------
 
-    def take_reply(self) -> None:
+    def receive_reply(self) -> None:
         """Wait for the oldest reply, at most until its deadline, and pass the results to the partitions."""
         request = self._in_flight.popleft()
         try:
@@ -222,10 +225,10 @@ class BrokerProducer:
             now_s = self._client.clock.now_s()
             for partition, batch in request.parts:
                 partition.lost(batch, error, now_s)
-                self._stale(partition.topic)
+                self._on_stale_metadata(partition.topic)
             return
         now_s = self._client.clock.now_s()
-        self.muted_until_s = max(self.muted_until_s, now_s + body["throttle_time_ms"] / 1000)
+        self.throttled_until_s = max(self.throttled_until_s, now_s + body["throttle_time_ms"] / 1000)
         self._handle_response(request, body, now_s)
 
     def _handle_response(self, request: _Request, body: Mapping[str, Any], now_s: float) -> None:
@@ -251,7 +254,7 @@ class BrokerProducer:
             else:
                 log.debug("%s: Produce to %s: %s", where, partition.name, error_row(code).name)
                 if error_row(code).refresh is Refresh.METADATA:
-                    self._stale(partition.topic)
+                    self._on_stale_metadata(partition.topic)
                 partition.refused(batch, code, where, now_s, _detail(answer))
 
 

@@ -275,7 +275,7 @@ class Sender:
             if partition.next_batch(now_s) is None:
                 continue
             try:
-                broker = leaders.of(partition)
+                broker = leaders.leader(partition)
                 if not self._broker(broker).can_send(now_s):
                     continue
                 if partition.in_flight and partition.leader_id != broker.node_id:
@@ -326,13 +326,13 @@ class Sender:
         """Handle arrived replies, waiting at most `wait_s`. An overdue reply counts as arrived."""
         deadline = self._deadline() if wait_s else None
         while not self._clock.stopped and (waiting := [each for each in self._brokers.values() if each.in_flight]):
-            oldest = [reply for broker in waiting if (reply := broker.oldest) is not None]
+            oldest = [reply for broker in waiting if (reply := broker.oldest_reply) is not None]
             come = {id(reply) for reply in ready(oldest, wait_s, deadline, self_pipe)}
-            due = [broker for broker in waiting if id(broker.oldest) in come or broker.overdue]
+            due = [broker for broker in waiting if id(broker.oldest_reply) in come or broker.overdue]
             if not due:
                 return
             for broker in due:
-                broker.take_reply()
+                broker.receive_reply()
             wait_s, deadline, self_pipe = 0.0, None, None
 
     def _wait(self, due_s: float | None, looked_at_s: float) -> None:

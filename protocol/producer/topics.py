@@ -40,25 +40,25 @@ def topic_to_write(
     deadline = deadline or client.deadline()
     refusal: BrokerError | None = None
 
-    def look() -> Topic:
+    def look_up() -> Topic:
         nonlocal refusal
         try:
-            known = client.topic(name, deadline, create=True)
-            if highest >= len(known.partitions):
+            found = client.topic(name, deadline, create=True)
+            if highest >= len(found.partitions):
                 code, context = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {"topic": name, "partition": highest}
-                raise broker_error(code, f"{name}-{highest}", count=len(known.partitions), **context)
+                raise broker_error(code, f"{name}-{highest}", count=len(found.partitions), **context)
         except BrokerError as error:
             refusal = error
             raise
-        return known
+        return found
 
     try:
-        known = client.retrying(f"Metadata of {name}", look, deadline, topics=[name])
+        found = client.retrying(f"Metadata of {name}", look_up, deadline, topics=[name])
     except DeadlineExceeded as error:
         # The last attempt may have timed out; the replies before it tell the actual problem.
-        raise _not_there(name, error, refusal or error.__cause__) from error.__cause__
-    require_partition(known, lowest)
-    return known
+        raise _missing_topic(name, error, refusal or error.__cause__) from error.__cause__
+    require_partition(found, lowest)
+    return found
 
 
 def require_partition(topic: Topic, partition: int | None) -> None:
@@ -67,7 +67,7 @@ def require_partition(topic: Topic, partition: int | None) -> None:
         raise _no_partition(topic.name, partition, len(topic.partitions))
 
 
-def _not_there(topic: str, error: DeadlineExceeded, cause: BaseException | None) -> KafkaError:
+def _missing_topic(topic: str, error: DeadlineExceeded, cause: BaseException | None) -> KafkaError:
     """Add the remedy to the error of a missing topic or partition; return other errors unchanged."""
     if not isinstance(cause, BrokerError) or not is_unknown_topic(cause):
         return error
@@ -96,17 +96,17 @@ class Leaders:
         self._topics: dict[str, Topic | KafkaError] = {}
         self.topic_ids: dict[str, bytes] = {}
 
-    def of(self, partition: PartitionProducer) -> Broker:
+    def leader(self, partition: PartitionProducer) -> Broker:
         """Return the leader; raise as `Client.topic` (the same error for all partitions), or if there is no leader."""
         topic = self._topics.get(partition.topic) or self._resolve(partition.topic)
         if isinstance(topic, KafkaError):
             raise topic
-        known = topic.partitions.get(partition.partition)
-        broker = self._client.brokers(self._deadline).get(known.leader) if known else None
+        metadata = topic.partitions.get(partition.partition)
+        broker = self._client.brokers(self._deadline).get(metadata.leader) if metadata else None
         if broker is None:
             # The topic may have been recreated with fewer partitions.
             raise broker_error(
-                ErrorCode.LEADER_NOT_AVAILABLE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ErrorCode.LEADER_NOT_AVAILABLE if metadata else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"Produce to {partition.name} (the topic has {len(topic.partitions)} partitions)",
                 topic=partition.topic,
                 partition=partition.partition,

@@ -105,7 +105,7 @@ class TransactionSession:
         effect = TransactionEffect.ABORTABLE if _code(error) == ErrorCode.INVALID_PRODUCER_EPOCH else _effect(error)
         if effect is TransactionEffect.FENCED:
             error = self._fenced(error)
-        self._lifecycle.failed(error, for_good=effect in _FOR_GOOD)
+        self._lifecycle.failed(error, fatal=effect in _FOR_GOOD)
 
     # -- called by the program --------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class TransactionSession:
             # The coordinator aborted the transaction: for a newer producer, or after the transaction timeout.
             error = _caused(ProducerFenced, f"{self.held}: nothing was committed", cause)
             for_good = True
-        self._lifecycle.failed(error, for_good=for_good)
+        self._lifecycle.failed(error, fatal=for_good)
         return error
 
     # -- errors -----------------------------------------------------------------------------------
@@ -237,12 +237,12 @@ class TransactionSession:
             effect = _effect(error)
             if effect is TransactionEffect.FENCED:
                 fenced = self._fenced(error)
-                self._lifecycle.failed(fenced, for_good=True)
+                self._lifecycle.failed(fenced, fatal=True)
                 raise fenced from error
             if for_good and not is_retriable(error):
-                self._lifecycle.failed(error, for_good=True)
+                self._lifecycle.failed(error, fatal=True)
             elif not for_good:
-                self._lifecycle.failed(error, for_good=effect in _FOR_GOOD)
+                self._lifecycle.failed(error, fatal=effect in _FOR_GOOD)
             raise
 
     def _fenced(self, cause: KafkaError) -> KafkaError:

@@ -37,9 +37,9 @@ NO_TIMESTAMP_TYPE = -1
 """Timestamp type of messages of magic 0; the Java client's `TimestampType` has the numbers -1, 0 and 1."""
 _LOG_APPEND_TIME_TYPE = 1
 
-_HEAD = struct.Struct(">qiIbb")
+_MESSAGE_START = struct.Struct(">qiIbb")
 """Offset, size, CRC-32, magic, attributes: the start of a message of either magic."""
-_CHECKED_FROM = 16
+_CRC_DATA_AT = 16
 _ATTRIBUTES_AT = 17
 _INT64, _INT32 = struct.Struct(">q"), struct.Struct(">i")
 _SMALLEST_SIZE = (14, 22)
@@ -166,7 +166,7 @@ def decode_messages(
             for chunk in _chunked(wanted):
                 yield _record_batch(part, chunk, schema)
 
-    yield from _merged(chunks(), schema)
+    yield from _merge_small(chunks(), schema)
 
 
 def _outer_message(view: memoryview, position: int, check_crc: bool, where: str) -> Message:
@@ -174,7 +174,7 @@ def _outer_message(view: memoryview, position: int, check_crc: bool, where: str)
     try:
         return _message(view[: position + LOG_OVERHEAD_BYTES + size], position, check_crc)
     except ProtocolError as error:
-        raise _located(error, offset, where) from error
+        raise _with_offset(error, offset, where) from error
 
 
 def _decompress(data: Bytes, wrapper: Message, scratch: Bytes, cap_bytes: int, where: str) -> Bytes:
@@ -189,7 +189,7 @@ def _decompress(data: Bytes, wrapper: Message, scratch: Bytes, cap_bytes: int, w
             packed = with_lz4_header_checksum(packed)
         return decompress(wrapper.codec, packed, scratch, cap_bytes)
     except ProtocolError as error:
-        raise _located(error, wrapper.offset, where) from error
+        raise _with_offset(error, wrapper.offset, where) from error
 
 
 def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) -> Iterator[Message]:
@@ -213,7 +213,7 @@ def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) 
             yield message
             position = message.end
     except ProtocolError as error:
-        raise _located(error, wrapper.offset, where) from error
+        raise _with_offset(error, wrapper.offset, where) from error
 
 
 def _base_offset(view: memoryview, wrapper: Message) -> int:
@@ -235,19 +235,19 @@ def _base_offset(view: memoryview, wrapper: Message) -> int:
 def _message(view: memoryview, start: int, check_crc: bool) -> Message:
     """Parse the message at `start`; raise `Corrupt` if it is truncated, damaged or not filled by its fields."""
     try:
-        offset, size, crc, magic, attributes = _HEAD.unpack_from(view, start)
+        offset, size, crc, magic, attributes = _MESSAGE_START.unpack_from(view, start)
         end = start + LOG_OVERHEAD_BYTES + size
         if not 0 <= magic < MAGIC:
             raise Corrupt(f"a message has magic {magic}; known are 0 and 1")
         if size < _SMALLEST_SIZE[magic] or end > len(view):
             raise Corrupt(f"a message announces {size} bytes, but {len(view) - start - LOG_OVERHEAD_BYTES} are left")
-        if check_crc and (found := zlib.crc32(view[start + _CHECKED_FROM : end])) != crc:
+        if check_crc and (found := zlib.crc32(view[start + _CRC_DATA_AT : end])) != crc:
             raise Corrupt(
                 f"its CRC-32 is {found:08x}, its header says {crc:08x}. Fetch it again, or from another replica; "
                 "check.crcs=false reads it unverified",
                 settings=("check.crcs",),
             )
-        at = start + _HEAD.size
+        at = start + _MESSAGE_START.size
         timestamp_ms, timestamp_type = NO_TIMESTAMP_MS, NO_TIMESTAMP_TYPE
         if magic == 1:
             (timestamp_ms,), timestamp_type = _INT64.unpack_from(view, at), int(attributes & LOG_APPEND_TIME != 0)
@@ -282,7 +282,7 @@ def _field(view: memoryview, at: int, end: int) -> tuple[int, int]:
     return at, length
 
 
-def _located(error: ProtocolError, offset: int, where: str) -> ProtocolError:
+def _with_offset(error: ProtocolError, offset: int, where: str) -> ProtocolError:
     return type(error)(f"{where}: the message set at offset {offset} cannot be read: {error}", base_offset=offset)
 
 
@@ -298,9 +298,9 @@ def with_lz4_header_checksum(frame: memoryview) -> memoryview:
     at = 6 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
     if at >= len(frame):
         return frame
-    mended = bytearray(frame)
-    mended[at] = _xxh32(frame[4:at]) >> 8 & 0xFF
-    return memoryview(mended)
+    corrected = bytearray(frame)
+    corrected[at] = _xxh32(frame[4:at]) >> 8 & 0xFF
+    return memoryview(corrected)
 
 
 def _xxh32(data: memoryview) -> int:
@@ -308,16 +308,16 @@ def _xxh32(data: memoryview) -> int:
     value = 0x165667B1 + len(data)
     whole = len(data) // 4 * 4
     for (word,) in struct.iter_unpack("<I", data[:whole]):
-        value = _rotated(value + word * 0xC2B2AE3D, 17) * 0x27D4EB2F
+        value = _rotate_left(value + word * 0xC2B2AE3D, 17) * 0x27D4EB2F
     for byte in data[whole:]:
-        value = _rotated(value + byte * 0x165667B1, 11) * 0x9E3779B1
+        value = _rotate_left(value + byte * 0x165667B1, 11) * 0x9E3779B1
     value &= 0xFFFFFFFF
     value = (value ^ value >> 15) * 0x85EBCA77 & 0xFFFFFFFF
     value = (value ^ value >> 13) * 0xC2B2AE3D & 0xFFFFFFFF
     return value ^ value >> 16
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate_left(value: int, bits: int) -> int:
     value &= 0xFFFFFFFF
     return (value << bits | value >> (32 - bits)) & 0xFFFFFFFF
 
@@ -350,22 +350,22 @@ def _record_batch(data: Bytes, messages: list[Message], schema: pa.Schema) -> pa
     return record_batch([array(field) for field in schema], len(messages), schema)
 
 
-def _merged(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _merge_small(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Combine small record batches: a wrapper may hold only a few messages."""
     waiting: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
         if waiting and (rows + batch.num_rows > _CHUNK_ROWS or size_bytes + batch.nbytes > _CHUNK_BYTES):
-            yield _joined(waiting, rows, schema)
+            yield _concatenate(waiting, rows, schema)
             waiting, rows, size_bytes = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
         size_bytes += batch.nbytes
     if waiting:
-        yield _joined(waiting, rows, schema)
+        yield _concatenate(waiting, rows, schema)
 
 
-def _joined(batches: list[pa.RecordBatch], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+def _concatenate(batches: list[pa.RecordBatch], rows: int, schema: pa.Schema) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     columns = range(len(schema))

@@ -25,8 +25,8 @@ HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False),
 
 _ATTRIBUTES_BYTES = 1
 _MAX_ROUNDS = 100
-_MAX_AT_ONCE = 1 << 18
-_MAX_PER_RECORD = 1 << 20
+_MAX_HEADERS_AT_ONCE = 1 << 18
+_MAX_HEADERS_PER_RECORD = 1 << 20
 _SMALLEST_HEADER_BYTES = 2
 
 
@@ -67,8 +67,8 @@ def read_fields(data: Bytes, starts: Positions, ends: Positions) -> RecordFields
     key_length, key_at = read_varints(data, at)
     value_length, value_at = read_varints(data, _end(key_at, key_length, ends, "key"))
     header_count, headers_at = read_varints(data, _end(value_at, value_length, ends, "value"))
-    bare = header_count == 0
-    wrong = (headers_at > ends) | (header_count < 0) | (bare & (headers_at != ends))
+    without_headers = header_count == 0
+    wrong = (headers_at > ends) | (header_count < 0) | (without_headers & (headers_at != ends))
     if wrong.any():
         raise Corrupt(f"the fields of the record at byte {starts[int(wrong.argmax())]} do not fill it exactly")
     return RecordFields(
@@ -111,13 +111,13 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     if impossible.any():
         row = int(impossible.argmax())
         raise Corrupt(f"a record announces {counts[row]} headers, but only {left_bytes[row]} bytes are left for them")
-    if (largest := int(counts.max())) > _MAX_PER_RECORD:
+    if (largest := int(counts.max())) > _MAX_HEADERS_PER_RECORD:
         raise Corrupt(
-            f"a record has {largest} headers; the maximum is {_MAX_PER_RECORD} "
+            f"a record has {largest} headers; the maximum is {_MAX_HEADERS_PER_RECORD} "
             "(leave out the headers column to read the record without them)"
         )
     total = int(counts.sum())
-    if total > _MAX_AT_ONCE and rows > 1:
+    if total > _MAX_HEADERS_AT_ONCE and rows > 1:
         half = rows // 2
         return pa.concat_arrays(
             [record_headers(data, at[s], count[s], ends[s]) for s in (slice(half), slice(half, None))]
@@ -125,9 +125,9 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     bounds = _Bounds(total)
     many = counts > _MAX_ROUNDS
-    _in_rounds(data, np.flatnonzero((counts > 0) & ~many), first, at, counts, ends, bounds)
+    _read_in_rounds(data, np.flatnonzero((counts > 0) & ~many), first, at, counts, ends, bounds)
     for row in np.flatnonzero(many).tolist():
-        _one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)
+        _read_one_by_one(data, int(at[row]), int(ends[row]), range(int(first[row]), int(first[row + 1])), bounds)
     pairs = pa.StructArray.from_arrays(
         [
             text_column(binary_column(data, bounds.key_at, bounds.key_length)),
@@ -139,7 +139,7 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     return pa.Array.from_buffers(HEADERS_TYPE, rows, [validity, pa.py_buffer(first.astype(np.int32))], children=[pairs])
 
 
-def _in_rounds(
+def _read_in_rounds(
     data: Bytes,
     rows: npt.NDArray[np.int64],
     first: Positions,
@@ -167,7 +167,7 @@ def _in_rounds(
         rows, cursor = rows[more], cursor[more]
 
 
-def _one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bounds) -> None:
+def _read_one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bounds) -> None:
     reader = Reader(data[:end].data)
     reader.position = at
     for target in targets:

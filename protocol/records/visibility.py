@@ -47,13 +47,13 @@ def visible_batches(
         Start of error messages, for example "orders-3".
     """
     headers = records.headers
-    seen = headers["last_offset"] >= first_offset
-    seen &= headers["base_offset"] < end_offset
-    seen &= headers["count"] > 0
-    seen &= (headers["attributes"] & CONTROL) == 0
+    visible = headers["last_offset"] >= first_offset
+    visible &= headers["base_offset"] < end_offset
+    visible &= headers["count"] > 0
+    visible &= (headers["attributes"] & CONTROL) == 0
     if aborted_transactions:
-        seen &= ~_aborted(records, aborted_transactions, check_crc, where)
-    return np.flatnonzero(seen)
+        visible &= ~_aborted(records, aborted_transactions, check_crc, where)
+    return np.flatnonzero(visible)
 
 
 def _aborted(

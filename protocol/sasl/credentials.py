@@ -15,7 +15,7 @@ from protocol.errors import ConfigurationError
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.jaas import LoginModule, class_of, parse_jaas
 from protocol.secret import Secret
-from protocol.spelling import meant
+from protocol.spelling import closest_match
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def _incomplete(
     if not options:
         return _missing(name, give, *others)
     lacking = [each for each, value in wanted.items() if value is None]
-    slip = next((each for each in options if each not in wanted and meant(each, lacking)), None)
-    hint = f"is {slip} a misspelling of {meant(slip, lacking)}?" if slip else f"give {give}."
+    slip = next((each for each in options if each not in wanted and closest_match(each, lacking)), None)
+    hint = f"is {slip} a misspelling of {closest_match(slip, lacking)}?" if slip else f"give {give}."
     return ConfigurationError(
         f"{name} is [hidden], which lacks {' and '.join(lacking)}; {hint}", settings=(name, *others)
     )

@@ -15,7 +15,7 @@ from protocol.secret import Secret
 _REFRESH_WINDOW_FACTOR = 0.8
 _UNSECURED = "unsecuredLogin"
 # The year 5138: a later time is most likely in milliseconds instead of seconds.
-_NEVER_S = 1e11
+_MAX_TIME_S = 1e11
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Token:
         return self.expires_at_s is None or now_s >= self.expires_at_s
 
 
-def is_seconds(value: object) -> TypeGuard[float]:
+def is_valid_time_s(value: object) -> TypeGuard[float]:
     """Return True if `value` can be a time in seconds since 1970, or a number of seconds from now."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _NEVER_S
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MAX_TIME_S
 
 
 def jwt_expiry_s(text: str) -> float | None:
@@ -56,7 +56,7 @@ def jwt_expiry_s(text: str) -> float | None:
     except (ValueError, RecursionError):
         return None
     end = claims.get("exp") if isinstance(claims, dict) else None
-    return float(end) if is_seconds(end) else None
+    return float(end) if is_valid_time_s(end) else None
 
 
 def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:
@@ -70,20 +70,21 @@ def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:
     try:
         lifetime_s = int(options.get(f"{_UNSECURED}LifetimeSeconds", "3600"))
         claims: dict[str, Any] = {"iat": now_s, "exp": now_s + lifetime_s}
-        claims |= _named(options, "StringClaim_")
-        claims |= {name: float(value) for name, value in _named(options, "NumberClaim_").items()}
+        claims |= _options_of_kind(options, "StringClaim_")
+        claims |= {name: float(value) for name, value in _options_of_kind(options, "NumberClaim_").items()}
         claims |= {
-            name: value[1:].split(value[0]) if value else [] for name, value in _named(options, "ListClaim_").items()
+            name: value[1:].split(value[0]) if value else []
+            for name, value in _options_of_kind(options, "ListClaim_").items()
         }
     except ValueError as error:
         raise ConfigurationError(
             f"sasl.jaas.config: a setting {_UNSECURED}… is not a number.", settings=("sasl.jaas.config",)
         ) from error
     parts = (_base64(json.dumps(part).encode()) for part in ({"alg": "none"}, claims))
-    return Token(Secret(".".join(parts) + "."), now_s, claims["exp"], _named(options, "Extension_"))
+    return Token(Secret(".".join(parts) + "."), now_s, claims["exp"], _options_of_kind(options, "Extension_"))
 
 
-def _named(options: Mapping[str, str], kind: str) -> dict[str, str]:
+def _options_of_kind(options: Mapping[str, str], kind: str) -> dict[str, str]:
     prefix = _UNSECURED + kind
     return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 

@@ -26,7 +26,7 @@ from protocol.property_kinds import (
 )
 from protocol.secret import Secret, hide_variables, pickled_with_secrets
 from protocol.security.tls_config import DEFAULT_TLS, TLS_PROPERTIES, TLSConfig, parse_tls
-from protocol.spelling import meant
+from protocol.spelling import closest_match
 
 PREFIX = "schema.registry."
 
@@ -133,7 +133,7 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
         name = key.lower().removeprefix(PREFIX)
         row = _BY_NAME.get(name)
         if row is None:
-            like = meant(name, list(_BY_NAME))
+            like = closest_match(name, list(_BY_NAME))
             hint = f"; did you mean {PREFIX}{like}?" if like else ""
             raise ConfigurationError(f"{key} is unknown{hint}", settings=(key,))
         given[row.field] = row.kind.read(PREFIX + name, str(value), PREFIX + name)

@@ -34,12 +34,12 @@ def store_fingerprint(config: TLSConfig) -> list[object]:
     paths = (config.truststore_location, config.keystore_location)
     inline = (config.truststore_certificates, config.keystore_certificate_chain, config.keystore_key)
     return [
-        *(_state_of(resolve_references(path)) for path in paths if path),
-        *(Secret(_revealed(each) or "") for each in inline),
+        *(_file_state(resolve_references(path)) for path in paths if path),
+        *(Secret(_reveal(each) or "") for each in inline),
     ]
 
 
-def _state_of(path: str) -> tuple[int, int, int] | None:
+def _file_state(path: str) -> tuple[int, int, int] | None:
     """Return a file's modification time, size and inode; None if there is no file."""
     try:
         found = os.stat(path)
@@ -65,7 +65,7 @@ def read_trust_store(config: TLSConfig) -> str | None:
     data = _read("ssl.truststore", path, config.truststore_type)
     if _is_pem(data):
         return _certificates("ssl.truststore.location", data.decode("ascii", "replace"))
-    found = java_stores.trusted_certificates(path, data, _revealed(config.truststore_password))
+    found = java_stores.trusted_certificates(path, data, _reveal(config.truststore_password))
     return _certificates("ssl.truststore.location", found)
 
 
@@ -79,7 +79,7 @@ def read_key_pair(config: TLSConfig) -> KeyPair | None:
         The key store cannot be read, or does not have exactly one key and its certificate.
     """
     name, key_name = "ssl.keystore.certificate.chain", "ssl.keystore.key"
-    chain, key = _revealed(config.keystore_certificate_chain), _revealed(config.keystore_key)
+    chain, key = _reveal(config.keystore_certificate_chain), _reveal(config.keystore_key)
     key_password = config.key_password or config.keystore_password
     if config.keystore_location is not None:
         name = key_name = "ssl.keystore.location"
@@ -88,20 +88,20 @@ def read_key_pair(config: TLSConfig) -> KeyPair | None:
         if _is_pem(data):
             chain = key = data.decode("ascii", "replace")
         else:
-            passwords = _revealed(config.keystore_password), _revealed(key_password)
+            passwords = _reveal(config.keystore_password), _reveal(key_password)
             key, chain = java_stores.key_and_chain(path, data, *passwords)
     if key is None or chain is None:
         return None
     keys = pem.blocks(key, PRIVATE_KEY)
     if len(keys) != 1:
-        raise _wrong(key_name, f"has {len(keys) or 'no'} blocks -----BEGIN PRIVATE KEY-----, but must have one")
+        raise _store_error(key_name, f"has {len(keys) or 'no'} blocks -----BEGIN PRIVATE KEY-----, but must have one")
     return KeyPair(_certificates(name, chain), Secret(keys[0]), key_password)
 
 
 def _certificates(name: str, text: str) -> str:
     found = pem.blocks(text, CERTIFICATE)
     if not found:
-        raise _wrong(name, "has no certificate (a block -----BEGIN CERTIFICATE-----)")
+        raise _store_error(name, "has no certificate (a block -----BEGIN CERTIFICATE-----)")
     return "".join(found)
 
 
@@ -109,9 +109,11 @@ def _read(name: str, path: str, kind: str | None) -> bytes:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise _wrong(f"{name}.location", f"is {path}, which cannot be read ({error.strerror})") from error
+        raise _store_error(f"{name}.location", f"is {path}, which cannot be read ({error.strerror})") from error
     if kind is not None and (kind == "PEM") != _is_pem(data):
-        raise _wrong(f"{name}.type", f"is {kind}, but {path} is {'' if _is_pem(data) else 'not '}PEM; omit the type")
+        raise _store_error(
+            f"{name}.type", f"is {kind}, but {path} is {'' if _is_pem(data) else 'not '}PEM; omit the type"
+        )
     return data
 
 
@@ -119,9 +121,9 @@ def _is_pem(data: bytes) -> bool:
     return b"-----BEGIN " in data
 
 
-def _revealed(secret: Secret | None) -> str | None:
+def _reveal(secret: Secret | None) -> str | None:
     return None if secret is None else resolve_references(secret.reveal())
 
 
-def _wrong(name: str, why: str) -> ConfigurationError:
+def _store_error(name: str, why: str) -> ConfigurationError:
     return ConfigurationError(f"{name} {why}.", name=name, settings=TLS_NAMES)

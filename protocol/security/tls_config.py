@@ -17,13 +17,13 @@ from protocol.property_kinds import NONEMPTY, SECRET, Kind, Property, Role, appl
 from protocol.secret import Secret
 
 # Insecure (RFC 8996), so never offered. Jobs that list them beside newer versions still have an old default.
-_OUTDATED = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
+_INSECURE = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _VERSIONS = ("TLSv1.2", "TLSv1.3")
 
 
 def _protocols(text: str) -> tuple[str, ...]:
     given = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in given if name not in _VERSIONS + _OUTDATED]:
+    if unknown := [name for name in given if name not in _VERSIONS + _INSECURE]:
         raise ValueError(f"{unknown[0]} is not a TLS version")
     found = tuple(name for name in _VERSIONS if name in given)
     if not found:
@@ -172,9 +172,9 @@ def parse_tls(values: Mapping[str, Any]) -> TLSConfig:
     if config.keystore_location and config.keystore_certificate_chain:
         raise _both_set("ssl.keystore.location", chain)
     if config.keystore_key and not config.keystore_certificate_chain:
-        raise _one_set(key, chain)
+        raise _only_one_set(key, chain)
     if config.keystore_certificate_chain and not config.keystore_key:
-        raise _one_set(chain, key)
+        raise _only_one_set(chain, key)
     if not config.versions:
         raise ConfigurationError(
             f"ssl.enabled.protocols={','.join(config.enabled_protocols)}: all are newer than "
@@ -194,18 +194,18 @@ def _both_set(name: str, other: str) -> ConfigurationError:
     return ConfigurationError(f"{name} and {other} are both set. Remove one of them.", settings=(name, other))
 
 
-def _one_set(name: str, missing: str) -> ConfigurationError:
+def _only_one_set(name: str, missing: str) -> ConfigurationError:
     return ConfigurationError(f"{name} is set, but {missing} is not. Set both or neither.", settings=(name, missing))
 
 
 # TLS 1.3: OpenSSL offers the three suites that brokers support.
-_TLS13 = re.compile(r"TLS_(AES_\d+_(GCM|CCM|CCM_8)|CHACHA20_POLY1305)_SHA\d+")
-_JAVA = re.compile(r"(?:TLS|SSL)_(?P<exchange>\w+)_WITH_(?P<cipher>\w+)_(?P<digest>SHA\d*|MD5)")
+_TLS13_SUITE = re.compile(r"TLS_(AES_\d+_(GCM|CCM|CCM_8)|CHACHA20_POLY1305)_SHA\d+")
+_JAVA_SUITE = re.compile(r"(?:TLS|SSL)_(?P<exchange>\w+)_WITH_(?P<cipher>\w+)_(?P<digest>SHA\d*|MD5)")
 
 
-def is_of_tls13(name: str) -> bool:
+def is_tls13_suite(name: str) -> bool:
     """Return True if the name is a cipher suite of TLS 1.3."""
-    return bool(_TLS13.fullmatch(name))
+    return bool(_TLS13_SUITE.fullmatch(name))
 
 
 def openssl_name(name: str) -> str:
@@ -213,7 +213,7 @@ def openssl_name(name: str) -> str:
 
     `TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384` becomes `ECDHE-RSA-AES256-GCM-SHA384`.
     """
-    match = _JAVA.fullmatch(name)
+    match = _JAVA_SUITE.fullmatch(name)
     if match is None:
         return name
     # OpenSSL omits the key exchange RSA, the mode CBC and the digest after POLY1305.

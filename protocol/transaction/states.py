@@ -32,9 +32,9 @@ class TransactionState(Enum):
 
 
 _S = TransactionState
-_TELLING = (ProducerFenced, OutcomeUnknown)
+_SPECIFIC_ERRORS = (ProducerFenced, OutcomeUnknown)
 
-MOVES: Mapping[TransactionState, frozenset[TransactionState]] = {
+TRANSITIONS: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.UNINITIALIZED: frozenset({_S.READY}),
     _S.READY: frozenset({_S.READY, _S.IN_TRANSACTION}),
     _S.IN_TRANSACTION: frozenset({_S.FLUSHING, _S.ABORTING_TRANSACTION, _S.ABORTABLE_ERROR}),
@@ -61,14 +61,14 @@ class TransactionLifecycle:
         """Return True if the transition to this state is valid."""
         if to is _S.FATAL_ERROR:
             return self.state is not to
-        return to in MOVES[self.state]
+        return to in TRANSITIONS[self.state]
 
     def require(self, *states: TransactionState) -> None:
         """Raise unless the state is one of `states`: the producer's error, or `UsageError`."""
         if self.state in states:
             return
         if self.error is not None:
-            kind = type(self.error) if isinstance(self.error, _TELLING) else TransactionFailed
+            kind = type(self.error) if isinstance(self.error, _SPECIFIC_ERRORS) else TransactionFailed
             raise kind(f"{self._name} {self.state.value}: {self.error}", **self.error.context) from self.error
         raise UsageError(f"{self._name} {self.state.value}")
 
@@ -82,9 +82,9 @@ class TransactionLifecycle:
                 return
         self.require()
 
-    def failed(self, error: KafkaError, *, for_good: bool) -> None:
+    def failed(self, error: KafkaError, *, fatal: bool) -> None:
         """Record an error of the open transaction, or a fatal one. Only the first error counts."""
-        to = _S.FATAL_ERROR if for_good else _S.ABORTABLE_ERROR
+        to = _S.FATAL_ERROR if fatal else _S.ABORTABLE_ERROR
         with self._lock:
             if self.may(to):
                 log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, error)

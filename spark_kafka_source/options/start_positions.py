@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.spelling import meant
+from protocol.spelling import closest_match
 from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, partition_name, whole_number
 from spark_kafka_source.options.scalars import MAX_TIME_MS, number_ms, timestamp_ms
 from spark_kafka_source.options.selection import Assignment
@@ -80,7 +80,7 @@ def _offset(item: object) -> int:
 def _offsets(text: str, keywords: Iterable[str]) -> ByPartition:
     """Parse JSON, which may be a copy of this source's offsets in a checkpoint or in a query's progress."""
     if not text.startswith("{"):
-        like = meant(text, keywords)
+        like = closest_match(text, keywords)
         raise ValueError(f"did you mean {like}?" if like else "")
     # A topic name has no @. The values of these keys are for replays only.
     return _by_partition({key: value for key, value in json_object(text).items() if not key.startswith("@")}, _offset)

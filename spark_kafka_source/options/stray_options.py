@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES, find
 from protocol.property_kinds import Effect, Property, Role
-from protocol.spelling import meant, same
+from protocol.spelling import closest_match, same
 
 PREFIX = "kafka."
 
@@ -77,7 +77,7 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
         raise _not_ours(name, f"Kafka's properties take a prefix: {PREFIX}{bare}{_instead(bare)}")
     applying = [*options, *property_names(role)]
     refuse_other_name(name, applying)
-    like = meant(lower, applying)
+    like = closest_match(lower, applying)
     if like is not None:
         raise _not_ours(name, f"did you mean {like}?")
     if lower.startswith("schema.registry."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.spelling import meant, same
+from protocol.spelling import closest_match, same
 
 KNOWN = ["subscribe", "topic", "minPartitions", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "kafka.group.id", "acks"]
 
@@ -24,7 +24,7 @@ KNOWN = ["subscribe", "topic", "minPartitions", "maxBytesPerTrigger", "maxOffset
     ],
 )
 def test_one_or_two_typos_are_recognised(name: str, known: str) -> None:
-    assert meant(name, KNOWN) == known
+    assert closest_match(name, KNOWN) == known
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,16 @@ def test_one_or_two_typos_are_recognised(name: str, known: str) -> None:
     ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"],
 )
 def test_other_words_are_not_matched(name: str) -> None:
-    assert meant(name, KNOWN) is None
+    assert closest_match(name, KNOWN) is None
 
 
 def test_names_of_one_or_two_letters_have_no_suggestion() -> None:
-    assert meant("2", ["1", "0", "all"]) is None
-    assert meant("xy", ["xz"]) is None
+    assert closest_match("2", ["1", "0", "all"]) is None
+    assert closest_match("xy", ["xz"]) is None
 
 
 def test_closest_name_is_suggested() -> None:
-    assert meant("abcdefghi", ["abcdefgxx", "abcdefghx", "abcdefxhx"]) == "abcdefghx"
+    assert closest_match("abcdefghi", ["abcdefgxx", "abcdefghx", "abcdefxhx"]) == "abcdefghx"
 
 
 def test_separators_between_words_are_ignored() -> None:

@@ -9,7 +9,7 @@ from enum import Enum
 from protocol.broker_errors import ErrorCode
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.spelling import meant
+from protocol.spelling import closest_match
 from protocol.testing.fake_kafka.requests import Body, Refused
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
@@ -24,7 +24,7 @@ def api_of(kind: Api | str) -> Api:
         return kind
     by_name = {api.name: api for api in API_BY_KEY.values()}
     if kind not in by_name:
-        near = meant(kind, by_name)
+        near = closest_match(kind, by_name)
         raise UsageError(f"{kind} is no kind of request{f'; did you mean {near}?' if near else ''}")
     return by_name[kind]
 
@@ -34,7 +34,7 @@ def code_of(code: ErrorCode | str) -> ErrorCode:
     if isinstance(code, ErrorCode):
         return code
     if code not in ErrorCode.__members__:
-        near = meant(code, ErrorCode.__members__)
+        near = closest_match(code, ErrorCode.__members__)
         raise UsageError(f"{code} is no error code of Kafka{f'; did you mean {near}?' if near else ''}")
     return ErrorCode[code]
 

@@ -311,7 +311,7 @@ def test_fenced_call_sends_the_current_leader_epoch(both: Both) -> None:
 
     cluster.handlers[OFFSET_FOR_LEADER_EPOCH] = ends
     asked = {("orders", 0): {"leader_epoch": 3}}
-    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, asked, client.deadline(), fenced=True)
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, asked, client.deadline(), check_leader_epoch=True)
     assert rows["orders", 0]["end_offset"] == 5
     (row,) = cluster.asked(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
     assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}

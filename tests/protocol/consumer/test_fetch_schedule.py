@@ -54,7 +54,7 @@ class Reading:
     def _add(self, number: int, broker: Broker) -> PartitionConsumer:
         partition = FetchPosition("orders", number, 0, self.config)
         partition.broker = broker
-        buffer = FetchBuffer(partition, self.clock, patience_s=60, decode=one_batch)
+        buffer = FetchBuffer(partition, self.clock, failure_timeout_s=60, decode=one_batch)
         stream = self.streams[buffer] = PartitionConsumer(
             buffer,
             self.lock,
@@ -63,7 +63,7 @@ class Reading:
             on_read=lambda _: None,
             on_change=lambda changed: self.changed_streams.append(self.streams[changed]),
         )
-        self.schedule.route(buffer)
+        self.schedule.add_resolved(buffer)
         return stream
 
     def put(self, stream: PartitionConsumer, replies: int = 1, size: int = 10) -> None:

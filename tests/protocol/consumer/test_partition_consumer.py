@@ -45,7 +45,7 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
     lock.acquire()
     clock = clock or ManualClock()
     return PartitionConsumer(
-        FetchBuffer(FetchPosition("orders", 0, 0, ConsumerConfig()), clock, patience_s=60, decode=decode_),
+        FetchBuffer(FetchPosition("orders", 0, 0, ConsumerConfig()), clock, failure_timeout_s=60, decode=decode_),
         lock,
         clock,
         read_committed=False,

@@ -150,4 +150,4 @@ class TestSlowUsers:
 
 def room_bytes(consumer: Consumer) -> int:
     with consumer._fetcher.lock:
-        return consumer._fetcher._schedule.room_bytes
+        return consumer._fetcher._schedule.free_bytes

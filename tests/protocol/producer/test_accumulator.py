@@ -146,7 +146,7 @@ def test_linger_releases_only_rows_that_waited_long_enough() -> None:
     append(accumulator, 0, [0], now_s=1.0)
     append(accumulator, 1, [1], now_s=2.0)
     assert accumulator.oldest_s == 1.0
-    assert values(accumulator.waited_since(1.5)) == {0: [0]}
+    assert values(accumulator.take_lingered(1.5)) == {0: [0]}
     assert accumulator.oldest_s == 2.0
 
 

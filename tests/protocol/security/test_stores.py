@@ -20,7 +20,7 @@ from protocol.errors import ConfigurationError
 from protocol.net.tls_context import TLSContext, new_context
 from protocol.security import java_stores, pem
 from protocol.security.stores import read_key_pair, read_trust_store
-from protocol.security.tls_config import TLSConfig, is_of_tls13, openssl_name
+from protocol.security.tls_config import TLSConfig, is_tls13_suite, openssl_name
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.jars import find_java
 from tests.support.tls_ends import encrypted_key
@@ -97,8 +97,8 @@ class TestPem:
 )
 def test_cipher_suites_are_translated_to_openssl(java: str, openssl: str) -> None:
     assert openssl_name(java) == openssl
-    assert not is_of_tls13(java)
-    assert is_of_tls13("TLS_AES_256_GCM_SHA384")
+    assert not is_tls13_suite(java)
+    assert is_tls13_suite("TLS_AES_256_GCM_SHA384")
 
 
 class TestJavaStores:
