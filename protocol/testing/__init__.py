@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from protocol.testing.mock_consumer import MockConsumer
     from protocol.testing.mock_producer import MockProducer
     from protocol.testing.real_kafka import RealKafka
+    from protocol.testing.schema_registry import FakeSchemaRegistry
 
 _MODULES = {
     "FakeKafka": "protocol.testing.fake_kafka.server",
+    "FakeSchemaRegistry": "protocol.testing.schema_registry",
     "ManualClock": "protocol.testing.fake_kafka.clock",
     "MockConsumer": "protocol.testing.mock_consumer",
     "MockProducer": "protocol.testing.mock_producer",
@@ -34,6 +36,7 @@ _MODULES = {
 
 __all__ = [
     "FakeKafka",
+    "FakeSchemaRegistry",
     "ManualClock",
     "MockConsumer",
     "MockProducer",
