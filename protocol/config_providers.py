@@ -1,9 +1,9 @@
 """External values: resolve `${env:NAME}`, `${file:PATH:KEY}` and `${dir:PATH:FILE}`, as Kafka's config providers do.
 
-References to secrets are resolved in the process that connects to a broker, when it connects. The secret is therefore
-in no query plan, event log or pickled task, and a changed file takes effect with the next connection.
+A reference is resolved by the process that connects to a broker, each time it connects. The secret is therefore in no
+query plan, event log or pickled task, and a changed file takes effect with the next connection.
 
-Files are parsed as Java's `Properties.load` does: the format of Kafka's tools, too.
+Files have the format of Java's `Properties.load`, which Kafka's tools use.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _lookup(match: re.Match[str]) -> str:
 
 
 def _read_mounted_file(folder: Path, name: str) -> str:
-    """Read a file as orchestrators mount secrets. Line breaks at the end come from editors and are removed."""
+    """Read a secret that an orchestrator has mounted as a file; without line breaks at the end, which editors add."""
     if Path(name).name != name:
         raise OSError(0, "the file name must not contain a path")
     return (folder / name).read_text("utf-8").rstrip("\r\n")

@@ -347,7 +347,7 @@ def find(name: str) -> Property | None:
 
 
 def _refuse_or_warn(name: str, role: Role) -> None:
-    """Treat a misspelled property as the one that it resembles, and any other unknown property as foreign."""
+    """Raise `ConfigurationError` if the name resembles a property that applies to `role`; otherwise warn once."""
     like = closest_match(name, BY_NAME)
     row = find(like) if like else None
     if row is None:

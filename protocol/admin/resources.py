@@ -42,7 +42,7 @@ class Operations:
     Parameters
     ----------
     client
-        Sends the requests. Safe for several threads, as the client is.
+        Sends the requests. Thread-safe.
     """
 
     def __init__(self, client: Client) -> None:
@@ -52,7 +52,7 @@ class Operations:
         return self._client.deadline(timeout_ms)
 
     def _ask(self, api: Api, body: Body, deadline: Deadline, **options: Any) -> dict[str, Any]:
-        """Ask any broker, the controller, or the coordinator that the API demands, about one thing."""
+        """Send one request to the destination that the API names, as `call`."""
         return call(self._client, api, body, deadline, **options)
 
     def _brokers(self, node_ids: Iterable[int] | None, deadline: Deadline) -> list[Broker]:
@@ -68,14 +68,14 @@ class Operations:
 
 
 class RowsByResource(dict[K, Row]):
-    """Reply rows by resource, and `errors` of the resources that failed for good."""
+    """Reply rows of the successful resources, and `errors` of those that failed after all retries."""
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: dict[K, KafkaError] = {}
 
     def results(self, what: str, result: Callable[[K, Row], V]) -> dict[K, V]:
-        """Return `result(key, row)` of each row; raise `AdminFailed` if some resource failed."""
+        """Return `result(key, row)` of each row; raise `AdminFailed` if a resource failed. `what` names the request."""
         return results_or_raise(what, {key: result(key, row) for key, row in self.items()}, self.errors)
 
 
@@ -100,7 +100,10 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 def rows_of_partitions(
     topics: Iterable[Row], topic: str, rows: str = "partitions", partition: str = "partition_index"
 ) -> Iterator[tuple[TopicPartition, Row]]:
-    """Yield the rows of a reply by (topic, partition); the arguments are names of its fields."""
+    """Yield the rows of a reply by (topic, partition).
+
+    `topic`, `rows` and `partition` are the names of the reply's fields with the topic, its rows and their number.
+    """
     for each in topics:
         for row in each[rows]:
             yield (each[topic], row[partition]), row
@@ -135,11 +138,11 @@ def ask_each(
     to
         The broker or coordinator; by default the controller or any broker, as the API demands.
     topics
-        Topics whose metadata an error expires.
+        Topics whose cached metadata is refreshed after an error that calls for it.
     error_context
         The context of an error about a key, such as `{"topic": name}`.
     accept
-        Error codes that are no errors.
+        Error codes to treat as success.
     options
         `at_least` and `at_most`: API versions that the operation needs.
 

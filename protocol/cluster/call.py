@@ -57,7 +57,7 @@ def call(
     to : Broker or CoordinatorKey, optional
         Destination, if the message does not determine it: a broker, or a coordinator if `body` is a function.
     topics : collection of str
-        Topics of the request. Errors that ask for it expire their metadata.
+        Topics of the request, whose cached metadata is refreshed after errors such as NOT_LEADER_OR_FOLLOWER.
     accept : collection of int
         Error codes to return to the caller.
     complete : collection of TopicPartition

@@ -135,7 +135,7 @@ class FetchBuffer:
         return self.batches
 
     def is_reading(self, batches: ReplyBatches) -> bool:
-        """Return True if `batches` is the reply being read: no seek or close came meanwhile."""
+        """Return True if `batches` is still the reply being read: no seek or close has replaced it."""
         return self.batches is batches and self._reading is not None
 
     def advance(self, batches: ReplyBatches, batch: pa.RecordBatch | None) -> bool:
@@ -257,7 +257,7 @@ class FetchBuffer:
         return self.expired
 
     def _detach(self) -> None:
-        """Copy the bytes of queued replies: a view would keep the whole reply, with other partitions, in memory."""
+        """Copy the bytes of queued replies: a view keeps the whole frame, with other partitions, in memory."""
         self._user_clock.pause()
         self.wanted = False
         self.ahead = deque(map(_detached, self.ahead))

@@ -88,7 +88,7 @@ class BrokerState:
 class FetchSchedule:
     """Schedule of the partitions that have a broker.
 
-    A decision costs what the broker's own buffers cost, and those with unread replies; not the number of all buffers.
+    The cost of a decision grows with the broker's own buffers and with the buffers that have unread replies.
 
     Attributes
     ----------

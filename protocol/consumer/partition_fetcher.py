@@ -98,7 +98,7 @@ class PartitionFetcher:
 
     @property
     def consumers(self) -> dict[TopicPartition, PartitionConsumer]:
-        """Open streams by (topic, partition)."""
+        """Open partitions by (topic, partition)."""
         with self.lock:
             return {buffer.source.topic_partition: consumer for buffer, consumer in self._consumers.items()}
 
@@ -115,7 +115,7 @@ class PartitionFetcher:
             return sum(thread.builder.requests for thread in self._threads.values())
 
     def next_arrived(self, deadline: Deadline) -> PartitionConsumer | None:
-        """Return the stream to read next, for the thread that reads all of them; None after the deadline."""
+        """Return the partition to read next, for the thread that reads all of them; None after the deadline."""
         with self.lock:
             while not self.closed:
                 if (overdue := self._next_overdue()) is not None:
@@ -125,7 +125,7 @@ class PartitionFetcher:
                     if buffer.readable and (consumer := self._consumers.get(buffer)) is not None:
                         return consumer
                     del self._arrived[buffer]
-                # This thread waits for all streams, so none of them is unread.
+                # This thread waits for all partitions, so none of them is unread.
                 for buffer in list(self._schedule.unread):
                     if buffer.expired and not buffer.paused:
                         buffer.revive()
@@ -143,7 +143,7 @@ class PartitionFetcher:
         return None
 
     def _next_overdue(self) -> PartitionConsumer | None:
-        """Return a stream whose brokers have failed for too long. Checked once a second, since there may be many."""
+        """Return a consumer whose brokers have failed for too long. Checked once a second, since there may be many."""
         now_s = self._client.clock.now_s()
         if now_s - self._overdue_checked_at_s < _OVERDUE_CHECK_S:
             return None
@@ -153,14 +153,14 @@ class PartitionFetcher:
         return overdue
 
     def end_turn(self, buffer: FetchBuffer, *, error_delivered: bool = False) -> None:
-        """Let other streams fetch after a reply, or after an error (`error_delivered`), which is raised only once."""
+        """Let other partitions be read after a reply, or after an error (`error_delivered`), which is raised once."""
         with self.lock:
             self._arrived.pop(buffer, None)
             if buffer.readable and not (error_delivered and buffer.error):
                 self._announce(buffer)
 
     def close(self, deadline: Deadline) -> None:
-        """Close all streams, fetch sessions and connections, and stop the threads."""
+        """Close all partitions, fetch sessions and connections, and stop the threads."""
         with self.lock:
             self.closed = True
             threads, consumers = list(self._threads.values()), list(self._consumers.values())
@@ -177,7 +177,7 @@ class PartitionFetcher:
             if each.is_alive():
                 log.warning("%s still waits for a broker; it ends with the reply or its timeout", each.name)
 
-    # -- called by streams, under the lock -------------------------------------------------------
+    # -- called by `PartitionConsumer`, under the lock -------------------------------------------
 
     def was_read(self, buffer: FetchBuffer) -> None:
         """Handle that a reply is being read. Wake only threads with work: a decision checks all of their buffers."""
@@ -186,7 +186,7 @@ class PartitionFetcher:
                 thread.work.notify()
 
     def changed(self, buffer: FetchBuffer) -> None:
-        """Handle that a stream was paused, resumed, moved, closed, expired or revived."""
+        """Handle that a partition was paused, resumed, moved, closed, expired or revived."""
         if buffer.closed and self._consumers.pop(buffer, None) is not None:
             self._keys.discard(buffer.source.topic_partition)
             self._arrived.pop(buffer, None)
@@ -245,7 +245,7 @@ class PartitionFetcher:
                 self._leader_work.notify()
 
     def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
-        """Handle the end of a broker's thread by an internal error: streams without a thread would wait forever."""
+        """Handle the end of a broker's thread by an internal error: partitions without a thread would wait forever."""
         with self.lock:
             self._threads.pop(thread.state.broker, None)
             for buffer in self._schedule.buffers_of(thread.state.broker):
@@ -283,14 +283,14 @@ class PartitionFetcher:
                     self._stop(buffer, UsageError(f"resolving the broker of {buffer.name} has failed: {error!r}"))
 
     def fail(self, error: Exception) -> None:
-        """Handle the end of the leader thread: streams without a broker would wait forever."""
+        """Handle the end of the leader thread: partitions without a broker would wait forever."""
         with self.lock:
             self._fault = f"this consumer cannot continue: resolving brokers has failed: {error!r}"
             for buffer in self._consumers:
                 self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
 
     def _handle_failures(self, failed: Failed, asked: RequestedBuffers) -> None:
-        """Back off after retriable errors; stop the streams of other errors, which their readers raise."""
+        """Back off after retriable errors; stop the partitions of other errors, which their readers raise."""
         for partition, action in failed:
             if (buffer := asked[partition]).source is not partition:
                 continue

@@ -221,7 +221,7 @@ class ConsumerGroup:
         assert self._membership is not None
         self._commits.retain(self._membership.owned - revocation.partitions)
 
-    # -- steering -----------------------------------------------------------------------------
+    # -- pause and resume ---------------------------------------------------------------------
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Stop fetching these partitions until `resume` or the next assignment. Thread-safe."""

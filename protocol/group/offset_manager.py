@@ -397,5 +397,8 @@ def _loses_assignment(error: BrokerError) -> bool:
 
 
 def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:
-    """Return True if a later `set_member` decides about the commit. A member without generation has no assignment."""
+    """Return True if the commit waits for the next generation, set by `set_member`.
+
+    A member without a generation owns no partitions, so its commit is refused for good.
+    """
     return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# After this wait for a reply, and again after the same time, the client asks other brokers if this one has left.
+# Interval of silence, while a reply is awaited, after which the client asks other brokers if this one has left.
 _SILENCE_CHECK_S = 2.0
 _SIZE_BYTES = 4
 _TLS_ALERT = 0x15
-# ApiVersions may be sent twice. A listener with SASL closes the connection on the request after it.
+# A SASL listener closes the connection on the first request after ApiVersions, which may be sent twice (ids 0 and 1).
 _LAST_ID_REFUSED_WITHOUT_SASL = 2
 _DESCRIBE_QUORUM = 55
 _SASL_HINT = " (if that listener requires SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
@@ -68,7 +68,7 @@ class Reply:
         return self.frame is not None or self._connection.closed
 
     def poll(self) -> bool:
-        """Read what has come, without waiting; return `done`. Part of a reply has not arrived."""
+        """Read available bytes without waiting; return True if the reply is complete or the connection has failed."""
         return self.done or self._connection.poll(self)
 
     def fileno(self) -> int:
@@ -340,7 +340,7 @@ class Connection:
             self._arrivals.notify_all()
 
     def poll(self, reply: Reply) -> bool:
-        """Read what has come, as `Reply.poll`, unless another thread is reading."""
+        """Read available bytes, as `Reply.poll`, unless another thread is reading."""
         with self._arrivals:
             if self._has_reader or reply.done:
                 return reply.done
@@ -373,7 +373,7 @@ class Connection:
                     self._arrivals.notify_all()
 
     def _no_reply(self, reply: Reply) -> RequestTimedOut:
-        """Make the error that closes the connection: replies are ordered, so a missing one blocks all later ones."""
+        """Return the error of a missing reply, which closes the connection: replies are ordered, so later ones wait."""
         return RequestTimedOut(f"{self.address}: no reply to {reply.api.name} v{reply.version} in time")
 
     def check_silence(self, deadline: Deadline) -> None:
@@ -386,7 +386,7 @@ class Connection:
             self.close(ConnectionLost(f"{self.address}: no reply, and other brokers say that it has left the cluster"))
 
     def _receive_frame(self) -> Reply | None:
-        """Receive what has come, and return the reply that it completes; None if more has to come."""
+        """Read available bytes. Return the reply that they complete; None if its frame is incomplete."""
         while count := self._stream.receive_some(self._incoming[self._received_bytes :]):
             self._received_bytes += count
             if self._received_bytes < len(self._incoming):

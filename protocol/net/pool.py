@@ -29,10 +29,11 @@ from protocol.net.tls_stream import connect_tls
 if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator
 
-# Within this time, a caller that received a connection has sent its request.
+# Connections to former brokers are closed after this time without a request: a caller that has just received one from
+# `get` has sent its request by then.
 _DEPARTED_IDLE_S = 5.0
 
-# `get` may have returned a connection just before its idle limit: its caller sends within this time.
+# Added to `connections.max.idle.ms` when idle connections are closed: `get` may just have returned one.
 _GRACE_S = 1.0
 
 

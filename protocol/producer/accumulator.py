@@ -3,8 +3,8 @@
 Input: columns and a partition per row. Output: `ReadyBatches` rows, in order within each partition.
 Called by `batch_assembler`.
 
-Rows that fill a record batch on their own are output at once. Batches due at the same time are output together, because
-encoding many record batches costs hardly more than encoding one.
+Rows of one call that fill a record batch are output at once. Record batches that become complete in the same call are
+output together, because encoding many costs hardly more than encoding one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Sizes = npt.NDArray[np.int64]
 _MIN_RUN_ROWS = 16
 # Size of rows output together: enough for NumPy, and small enough for the processor's cache during encoding.
 _OUTPUT_BYTES = 3 << 20
-# A call with rows of this mean size, and at most this total, is copied whole.
+# `_reorder_during_encoding`: minimum mean size of the rows of a call, and maximum size of all of them.
 _LONG_ROW_BYTES, _WHOLE_BYTES = 200, 16 << 20
 
 
@@ -74,7 +74,7 @@ class ReadyBatches:
 
 @dataclass(eq=False)
 class _PartitionRows:
-    """Rows collected for one partition: less than one full record batch."""
+    """Rows of one partition that do not fill a record batch yet."""
 
     since_s: float
     slices: list[pa.RecordBatch] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Accumulator:
             self._memory.hold(size_bytes)
             if self._is_full(waiting.size_bytes, waiting.count):
                 completed.append((key, self._waiting.pop(key)))
-        # Rows that waited came before these.
+        # First the rows of earlier calls, to keep the order.
         ready = self._output(completed)
         if order is not None and _reorder_during_encoding(batch_slices, sizes):
             row_numbers = np.concatenate([order[first : first + batch.count] for first, batch in batch_slices])

@@ -1,8 +1,8 @@
 """Turn rows and messages into encoded record batches: choose partitions, accumulate, encode, pass to the sender.
 
 Runs in the callers' threads, and in the `sender` thread for batches that have waited for `linger.ms`. One thread at a
-time, to keep the order of rows within a partition. The sender never blocks on that: a caller that is inside also hands
-over the batches that are due.
+time, to keep the order of rows within a partition. The sender never waits for this lock: a caller that holds it also
+hands over the batches that have lingered.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ class BatchAssembler:
         return sent
 
     def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
-        """Check, once for each, that topic and partition exist. Raises as in `PartitionChoice`."""
+        """Check that topic and partition exist; each pair is checked once. Raises as in `PartitionChoice`.
+
+        `wait` allows waiting for a missing topic.
+        """
         if (topic, partition) not in self._checked_partitions:
             if wait:
                 self._choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))
@@ -151,7 +154,13 @@ class BatchAssembler:
         self._incomplete.wake()
 
     def hand_over_due(self) -> float | None:
-        """Hand over the batches that have waited for `linger.ms`; return the next time to call, None if unknown."""
+        """Hand over the batches that have waited for `linger.ms`.
+
+        Returns
+        -------
+        float or None
+            The clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
+        """
         with self._exclusive(wait=False) as free:
             if not free:
                 return None
@@ -164,14 +173,17 @@ class BatchAssembler:
             return min(waiting_s) + self._linger_s if waiting_s else None
 
     def close(self, error: KafkaError) -> None:
-        """Fail all waiting rows and messages, and refuse further ones; `flush` raises what no result reports."""
+        """Fail all waiting rows and messages, and refuse further ones.
+
+        `flush` raises the error if some rows have no result object that can report it.
+        """
         self._close_error = error
         self.messages.close(error)
         if self.discard(error):
             self._incomplete.failed([error])
 
     def discard(self, error: KafkaError) -> bool:
-        """Fail all waiting rows and messages; return True if some rows do not report it."""
+        """Fail all waiting rows and messages; return True if some rows have no result object that reports `error`."""
         with self._exclusive():
             for messages in self.messages.take():
                 self._fail_messages(messages, error)
@@ -319,7 +331,7 @@ class BatchAssembler:
         return self._memory.held_bytes <= size_bytes or self._incomplete.empty
 
     def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> bool:
-        """Fail rows and free their memory; return True if some do not report it, so that `flush` must."""
+        """Fail rows and free their memory; return True if only `flush` can report the error of some of them."""
         unreported = False
         for rows_of_batches in ready:
             for batch in rows_of_batches.batch_slices:
@@ -349,5 +361,5 @@ def _select_rows(
 
 def _fail_futures(messages: TopicMessages, error: KafkaError) -> None:
     for future in messages.futures:
-        with suppress(InvalidStateError):  # it has failed already
+        with suppress(InvalidStateError):  # completed earlier
             future.set_exception(error)

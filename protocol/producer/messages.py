@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 100
 
 
 class Message:
-    """A validated message. Raises `UsageError` for invalid arguments, before other messages are affected."""
+    """A validated message. Raises `UsageError` for invalid arguments."""
 
     __slots__ = ("headers", "key", "partition", "size_bytes", "timestamp_ms", "value")
 
@@ -155,7 +155,7 @@ class MessageBuffer:
             return min((each.oldest_s for each in self._topics.values()), default=None)
 
     def take(self) -> list[TopicMessages]:
-        """Remove and return all messages by topic. The caller frees their `size_bytes`."""
+        """Remove and return all messages, grouped by topic. The caller releases their `size_bytes` of buffer memory."""
         with self._lock:
             taken = list(self._topics.values())
             self._topics = {}

@@ -140,6 +140,7 @@ def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positio
 
 def _chunk_slices(starts: Positions, ends: Positions) -> Iterator[slice]:
     """Slice the rows: about `_CHUNK_ROWS`, and at most `_CHUNK_BYTES` unless a single record is larger."""
+    # Equal slices instead of full ones and a small rest; -(-a // b) rounds up.
     rows = -(-len(starts) // max(1, round(len(starts) / _CHUNK_ROWS)))
     first = 0
     while first < len(starts):

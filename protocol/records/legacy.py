@@ -1,8 +1,8 @@
 """Decode message sets of magic 0 and 1, which Kafka wrote before 0.11, into the columns of `decode`.
 
-A message is stored in the log alone or, compressed with others, in the value of a wrapper message. These formats are
-rare today, so the code favours clarity: one Python object per message, copied a column at a time. Used by `decode`,
-and by `memory_records`, which treats every message of the log as a batch.
+A message is an entry of the log, or is compressed together with others into the value of a wrapper message. These
+formats are rare today, so the code favours clarity: one Python object per message. Used by `decode`, and by
+`memory_records`, which treats each entry of the log as a record batch.
 
 Sources: KIP-31 (offsets within a wrapper), KIP-32 (timestamps), KAFKA-3160 (checksums of lz4 frames).
 """

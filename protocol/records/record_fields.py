@@ -24,7 +24,9 @@ from protocol.wire.primitives import Reader
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
 
 _ATTRIBUTES_BYTES = 1
+# Records with more headers than this are read one by one: each round reads one header of all remaining records.
 _MAX_ROUNDS = 100
+# Larger inputs are split in halves, to limit the memory of the arrays of positions.
 _MAX_HEADERS_AT_ONCE = 1 << 18
 _MAX_HEADERS_PER_RECORD = 1 << 20
 _SMALLEST_HEADER_BYTES = 2

@@ -199,6 +199,7 @@ def _refusal_details(refusal: bytes) -> str:
     return f" ({words[:_MAX_SHOWN]})" if words else ""
 
 
+# RFC 4752: bit of the security layers that the broker offers.
 _NO_LAYER = 1
 _KRB5_KDC_UNREACH = -1765328228
 
@@ -243,6 +244,7 @@ def kerberos(credentials: Kerberos, host: str) -> Exchange:
             raise AuthenticationFailed("the broker requires a Kerberos security layer, which is not supported; use TLS")
         yield context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
     except gssapi.exceptions.GSSError as error:
+        # Minor codes are 32 bits, signed or not by platform.
         no_kdc = (error.min_code - _KRB5_KDC_UNREACH) % 2**32 == 0  # retriable
         raise (ConnectFailed if no_kdc else AuthenticationFailed)(f"Kerberos error: {error.gen_message()}") from error
 

@@ -14,7 +14,7 @@ from protocol.secret import Secret
 # The default of Java's client (sasl.login.refresh.window.factor).
 _REFRESH_WINDOW_FACTOR = 0.8
 _UNSECURED = "unsecuredLogin"
-# The year 5138: a later time is most likely in milliseconds instead of seconds.
+# In the year 5138: a larger number is most likely in milliseconds.
 _MAX_TIME_S = 1e11
 
 

@@ -1,4 +1,4 @@
-"""Read the certificates and the key of a `TLSConfig` as PEM, from files of the machine that calls this.
+"""Read the certificates and the key of a `TLSConfig` as PEM, from files of this machine.
 
 The format of a file is detected from its content, since Java accepts PKCS12 files for the type JKS. Used by
 `net.tls_context`.

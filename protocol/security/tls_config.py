@@ -16,7 +16,7 @@ from protocol.once import warn_once
 from protocol.property_kinds import NONEMPTY, SECRET, Kind, Property, Role, applies, forbidden, no_effect, one_of
 from protocol.secret import Secret
 
-# Insecure (RFC 8996), so never offered. Jobs that list them beside newer versions still have an old default.
+# Insecure (RFC 8996), so never offered; ignored beside newer versions, since older defaults of Kafka list them.
 _INSECURE = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _VERSIONS = ("TLSv1.2", "TLSv1.3")
 
