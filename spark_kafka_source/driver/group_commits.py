@@ -60,7 +60,7 @@ class GroupCommits:
         if self._manager is not None:
             self._manager.set_member(member)
 
-    def mark(self, complete: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
+    def mark(self, completed: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
         """Mark the positions of owned partitions for the commit.
 
         Partitions of recreated topics are left out: the offsets belong to the old topic. Revoked partitions are
@@ -68,17 +68,17 @@ class GroupCommits:
 
         Parameters
         ----------
-        complete : Offsets
+        completed : Offsets
             End of a complete batch.
         assignment : QueryAssignment
         member : GroupMember
             The member that had the assignment; nothing is committed if it has lost it since.
         """
         if self._manager is not None:
-            ids, owned, epochs = complete.ids, assignment.owned, assignment.epochs(complete)
+            ids, owned, epochs = completed.ids, assignment.owned, assignment.epochs(completed)
             offsets = {
                 key: CommittedOffset(offset, epochs.get(key, NO_LEADER_EPOCH))
-                for key, offset in assignment.positions(complete).items()
+                for key, offset in assignment.positions(completed).items()
                 if key in owned and ids.get(key[0], owned[key]) == owned[key]
             }
             self._manager.retain(offsets)

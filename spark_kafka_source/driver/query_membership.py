@@ -71,7 +71,7 @@ class QueryMembership:
         self.member = NO_MEMBER
 
     def assignment(
-        self, existing: QueryAssignment, read: Offsets, *, available_now: bool, deadline: Deadline
+        self, existing: QueryAssignment, completed: Offsets, *, available_now: bool, deadline: Deadline
     ) -> QueryAssignment:
         """Handle rebalances, and return the assignment of this member.
 
@@ -82,7 +82,7 @@ class QueryMembership:
         ----------
         existing : QueryAssignment
             All existing partitions of the subscribed topics.
-        read : Offsets
+        completed : Offsets
             End of the last complete batch; committed before a partition is revoked.
         available_now : bool
             True for a run that ends with the current backlog: it waits for its assignment until the deadline.
@@ -100,17 +100,17 @@ class QueryMembership:
         membership.progress()
         if membership.rebalance_pending is not None:
             joining = self._poll_rebalance(
-                membership, existing, read, deadline if available_now else self._rebalance_deadline(deadline)
+                membership, existing, completed, deadline if available_now else self._rebalance_deadline(deadline)
             )
             while available_now and (pending := joining or self._pending_reason(membership, existing, deadline)):
                 if deadline.passed:
                     raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {pending}")
                 deadline.clock.sleep_s(_POLL_INTERVAL_S)
-                joining = self._poll_rebalance(membership, existing, read, deadline)
+                joining = self._poll_rebalance(membership, existing, completed, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", with_option_names(refusal))
         owned = {key: topic_id for key, topic_id in existing.owned.items() if key in membership.owned}
-        self._add_assigned(owned, read, deadline)
+        self._add_assigned(owned, completed, deadline)
         added = {
             key: assigned.offset
             for key, assigned in self._assigned.items()
@@ -171,7 +171,7 @@ class QueryMembership:
         return f"other members still have to revoke {partition_names(sorted(due))}" if due else None
 
     def _poll_rebalance(
-        self, membership: Membership, existing: QueryAssignment, read: Offsets, deadline: Deadline
+        self, membership: Membership, existing: QueryAssignment, completed: Offsets, deadline: Deadline
     ) -> EndReason | None:
         """Revoke and accept partitions; return why more will be assigned, None if the assignment is final."""
         group = self._options.consumer.group_id
@@ -180,7 +180,7 @@ class QueryMembership:
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
                 same_topics = dict(self._last.owned.items() & existing.owned.items())
-                self._commits.mark(read, replace(self._last, owned=same_topics), self.member)
+                self._commits.mark(completed, replace(self._last, owned=same_topics), self.member)
                 self._commits.await_last_commit(
                     "the new owner of the partitions reads the last records of this query again"
                 )
@@ -205,21 +205,21 @@ class QueryMembership:
 
     # -- start offsets --------------------------------------------------------------------------
 
-    def _add_assigned(self, owned: Mapping[TopicPartition, bytes], read: Offsets, deadline: Deadline) -> None:
+    def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply until the query has read beyond them."""
         for key, assigned in self._assigned.items():
-            if assigned.offset is not None and assigned.offset <= read.ends.get(key, -1):
+            if assigned.offset is not None and assigned.offset <= completed.ends.get(key, -1):
                 self._assigned[key] = replace(assigned, offset=None)
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
         client, options = PROCESS.client(self._options.client), self._options
-        offsets = group_offsets(client, options, new, deadline, after=read.ends)
+        offsets = group_offsets(client, options, new, deadline, after=completed.ends)
         unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
-        starts = {key: self._starting[key].offset for key, _ in unread if key not in read.ends}
+        starts = {key: self._starting[key].offset for key, _ in unread if key not in completed.ends}
         starts.update(offsets)
         self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})
-        if ahead := [key for key in new if key in read.ends and key in offsets]:
+        if ahead := [key for key in new if key in completed.ends and key in offsets]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "
                 "in %s",

@@ -116,20 +116,20 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
                 log_once(_ONCE_WARNING % query.commits.group)
         starting: Mapping[TopicPartition, int] = {}
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
-        read = Offsets({}) if is_new else Offsets.from_json_dict(start)
-        if not query.running and read.schemas:
+        completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
+        if not query.running and completed.schemas:
             from spark_kafka_source.driver.reader_schemas import require_same_versions
 
-            require_same_versions(self._options, read.schemas)
-        if is_new or (is_member and not read.ends):
+            require_same_versions(self._options, completed.schemas)
+        if is_new or (is_member and not completed.ends):
             resolved_start = query.starting_offsets(deadline)
             start = (Offsets({}) if is_member else resolved_start).to_json_dict()
-            starting, read = resolved_start.ends, replace(resolved_start, ends={})
+            starting, completed = resolved_start.ends, replace(resolved_start, ends={})
         elif not query.running and not is_member:
-            warn_if_offsets_differ(query.client, self._options, read, deadline)
+            warn_if_offsets_differ(query.client, self._options, completed, deadline)
         query.running = True
         try:
-            end = Trigger(query, read, starting, limit, deadline).plan()
+            end = Trigger(query, completed, starting, limit, deadline).plan()
         except KafkaError:
             query.commits.await_commit()
             raise
@@ -137,7 +137,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
             idle=end is None,
             ended_s=query.client.clock.now_s(),
             cpu_s=time.thread_time() - cpu_s,
-            partitions=len(read.ends),
+            partitions=len(completed.ends),
         )
         if end is None and query.target is not None:
             query.commits.await_last_commit("the checkpoint has the offsets, and the next run commits them")

@@ -33,7 +33,7 @@ class Trigger:
     Parameters
     ----------
     query : QueryState
-    read : Offsets
+    completed : Offsets
         End of the last batch; empty before the first one.
     starting : mapping of TopicPartition to int
         Start offsets of a query's first batch.
@@ -42,7 +42,7 @@ class Trigger:
     """
 
     query: QueryState
-    read: Offsets
+    completed: Offsets
     starting: Mapping[TopicPartition, int]
     limit: ReadLimit | None
     deadline: Deadline
@@ -52,7 +52,7 @@ class Trigger:
         self._losses: list[data_loss.Loss] = []
 
     def plan(self) -> Offsets | None:
-        """Return the end of the next batch, None if nothing is new. Commits `read` after the topic ids are checked."""
+        """Return the end of the next batch, None if nothing is new. Commits `completed` once topic ids are checked."""
         backlog = retry_unknown_topics(self._client, self._fetch_backlog, self.deadline)
         if self._waits_for_more(backlog.size):
             return None
@@ -86,18 +86,18 @@ class Trigger:
         return self._backlog(logs)
 
     def _assigned_logs(self) -> LogSnapshot:
-        """Return the logs of the assigned partitions. Marks `read` for the commit before offsets are requested."""
-        known = self.read.ends.keys() | self.starting.keys()
+        """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
+        known = self.completed.ends.keys() | self.starting.keys()
         assignment = assign_all(self._client, self._options, known, self.deadline)
         assignment = replace(assignment, added={**self.starting, **assignment.added})
         if self.query.membership is not None:
             available_now = self.query.target is not None
             assignment = self.query.membership.assignment(
-                assignment, self.read, available_now=available_now, deadline=self.deadline
+                assignment, self.completed, available_now=available_now, deadline=self.deadline
             )
-        self.query.commits.mark(self.read, assignment, self.query.member)
+        self.query.commits.mark(self.completed, assignment, self.query.member)
         return LogSnapshot(
-            self.read, assignment, log_end_offsets(self._client, self._options, assignment.owned, self.deadline)
+            self.completed, assignment, log_end_offsets(self._client, self._options, assignment.owned, self.deadline)
         )
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:

@@ -35,20 +35,23 @@ class QueryAssignment:
     added: Mapping[TopicPartition, int] = field(default_factory=dict)
     revoked: Collection[TopicPartition] = frozenset()
 
-    def positions(self, read: Offsets) -> dict[TopicPartition, int]:
+    def positions(self, completed: Offsets) -> dict[TopicPartition, int]:
         """Return the next offset of each partition that was read or assigned at an offset, owned or not.
 
-        The larger of both: this query has delivered up to `read`, and the previous owner up to the assigned offset.
+        The larger of both: this query has delivered up to `completed`, the previous owner up to the assigned offset.
         """
-        return {**read.ends, **{key: max(offset, read.ends.get(key, 0)) for key, offset in self.added.items()}}
+        return {
+            **completed.ends,
+            **{key: max(offset, completed.ends.get(key, 0)) for key, offset in self.added.items()},
+        }
 
-    def epochs(self, read: Offsets) -> dict[TopicPartition, int]:
+    def epochs(self, completed: Offsets) -> dict[TopicPartition, int]:
         """Return the leader epochs of the last records before `positions`.
 
         Unknown ones are left out, such as those of partitions that another member has read.
         """
-        positions = self.positions(read)
-        return {key: epoch for key, epoch in read.epochs.items() if positions[key] == read.ends[key]}
+        positions = self.positions(completed)
+        return {key: epoch for key, epoch in completed.epochs.items() if positions[key] == completed.ends[key]}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class LogSnapshot:
 
     Attributes
     ----------
-    read : Offsets
+    completed : Offsets
         The end of the last batch; without `ends` before a query's first batch.
     assignment : QueryAssignment
         The partitions that the query may read now.
@@ -67,7 +70,7 @@ class LogSnapshot:
         High watermarks of the partitions in `ends_before_position`.
     """
 
-    read: Offsets
+    completed: Offsets
     assignment: QueryAssignment
     listed: Mapping[TopicPartition, ListedOffset]
     high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -75,17 +78,17 @@ class LogSnapshot:
     @cached_property
     def positions(self) -> dict[TopicPartition, int]:
         """Return `QueryAssignment.positions` after the last batch."""
-        return self.assignment.positions(self.read)
+        return self.assignment.positions(self.completed)
 
     @cached_property
     def epochs(self) -> dict[TopicPartition, int]:
         """Return `QueryAssignment.epochs` after the last batch."""
-        return self.assignment.epochs(self.read)
+        return self.assignment.epochs(self.completed)
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read."""
-        known = self.read.ids
+        known = self.completed.ids
         return {topic: now for topic, now in topic_ids(self.assignment.owned).items() if known.get(topic, now) != now}
 
     def deleted(self) -> list[TopicPartition]:
@@ -166,7 +169,7 @@ class LogSnapshot:
         log_start_offsets : mapping of TopicPartition to int
             Log start offsets of the `new` partitions.
         """
-        moved = {key: at for key, at in self.positions.items() if key in ends and at != self.read.ends.get(key)}
+        moved = {key: at for key, at in self.positions.items() if key in ends and at != self.completed.ends.get(key)}
         return moved | {key: min(log_start_offsets[key], ends[key]) for key in log_start_offsets}
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
@@ -175,8 +178,8 @@ class LogSnapshot:
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
-        same_topic = self.assignment.owned[key] == self.read.ids.get(key[0])
-        return self.read.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
+        same_topic = self.assignment.owned[key] == self.completed.ids.get(key[0])
+        return self.completed.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
 
 
 @dataclass(frozen=True)
@@ -219,8 +222,8 @@ class Backlog:
 
     def continued(self) -> list[TopicPartition]:
         """Return partitions with unread records that start at their position."""
-        read = self.logs.positions
-        return [key for key in read if key in self.ends and read[key] == self.starts[key] < self.ends[key]]
+        positions = self.logs.positions
+        return [key for key in positions if key in self.ends and positions[key] == self.starts[key] < self.ends[key]]
 
     def batch(self, until: Mapping[TopicPartition, int]) -> Offsets | None:
         """Return the end of a batch that reads up to `until`; None if nothing is new.
@@ -230,22 +233,22 @@ class Backlog:
         until : mapping of TopicPartition to int
             Has the partitions of `ends`.
         """
-        logs, read = self.logs, self.logs.read
+        logs, completed = self.logs, self.logs.completed
         # Keep positions of revoked partitions: they may be assigned again.
-        revoked = {key for key in logs.assignment.revoked if key in read.ends and key[0] not in logs.recreated}
-        ends = {**until, **{key: read.ends[key] for key in revoked}}
+        revoked = {key for key in logs.assignment.revoked if key in completed.ends and key[0] not in logs.recreated}
+        ends = {**until, **{key: completed.ends[key] for key in revoked}}
         if ends == logs.positions and not (self.joined or self.advanced or self.skipped):
             return None
-        skipped = Counter(read.skipped)
+        skipped = Counter(completed.skipped)
         skipped.update(self.skipped)
         skipped.update({key: offset - logs.positions[key] for key, offset in self.advanced.items()})
         epochs = {
-            key: read.epochs.get(key, NO_LEADER_EPOCH) if key in revoked else self._epoch(key, ends[key])
+            key: completed.epochs.get(key, NO_LEADER_EPOCH) if key in revoked else self._epoch(key, ends[key])
             for key in ends
         }
         return Offsets(
             ends,
-            ids={topic: read.ids[topic] for topic, _ in revoked if topic in read.ids} | logs.ids_of(until),
+            ids={topic: completed.ids[topic] for topic, _ in revoked if topic in completed.ids} | logs.ids_of(until),
             epochs={key: epoch for key, epoch in epochs.items() if epoch >= 0},
             joined={**self.joined, **self.advanced},
             skipped={key: count for key, count in skipped.items() if count},

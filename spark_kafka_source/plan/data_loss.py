@@ -53,8 +53,8 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
     for topic, now in sorted(logs.recreated.items()):
         key = min(key for key in logs.positions if key[0] == topic)
         message = (
-            f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.read.ids[topic])}, now it "
-            f"is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belong to the "
+            f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.completed.ids[topic])}, now "
+            f"it is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belong to the "
             "old topic"
         )
         remedy = (
@@ -69,8 +69,8 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
 def deleted(logs: LogSnapshot) -> list[Loss]:
     """Return one loss for all deleted partitions."""
     keys = logs.deleted()
-    read = ", ".join(f"{partition_name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
-    return _deleted(keys, f"(or the query subscribes to less than its checkpoint knows); read was {read}")
+    listing = ", ".join(f"{partition_name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
+    return _deleted(keys, f"(or the query subscribes to less than its checkpoint knows); read was {listing}")
 
 
 def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
@@ -125,13 +125,13 @@ def added(logs: LogSnapshot, log_start_offsets: Mapping[TopicPartition, int]) ->
     }
 
 
-def truncated(key: TopicPartition, read: int, end: int, divergent: int) -> Loss:
-    """Return the loss of a log that ends before offset `read`, and is unchanged before offset `divergent`."""
+def truncated(key: TopicPartition, position: int, end: int, divergent: int) -> Loss:
+    """Return the loss of a log that ends before offset `position`, and is unchanged before offset `divergent`."""
     return Loss(
         PARTITION_OFFSET_CHANGED,
-        f"{partition_name(key)} ends at offset {end}, but the query has read up to {read}: the log was truncated "
-        f"(unclean leader election), or the topic was deleted and created again. Offsets {divergent} to {read} were "
-        "read, and now have other records or none",
+        f"{partition_name(key)} ends at offset {end}, but the query has read up to {position}: the log was truncated "
+        f"(unclean leader election), or the topic was deleted and created again. Offsets {divergent} to {position} "
+        "were read, and now have other records or none",
         key,
     )
 

@@ -95,5 +95,5 @@ def test_first_batch_records_its_start_in_its_end() -> None:
     # B0 is deleted by now, C0 is new.
     assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
     assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}
-    logs = replace(logs, read=starting, assignment=QueryAssignment(owned))
+    logs = replace(logs, completed=starting, assignment=QueryAssignment(owned))
     assert logs.joined(logs.ends(None), {C0: 0}) == {C0: 0}
