@@ -191,6 +191,26 @@ class Api:
         return f"<Api {self.key} {self.name} v{self.first} to v{self.last}>"
 
 
+# Releases of Apache Kafka by the newest version of Fetch: a broker does not tell its own version.
+_FETCH = 1
+_RELEASES = {
+    11: "2.3 to 2.6",
+    12: "2.7 to 3.0",
+    13: "3.1 to 3.4",
+    14: "3.5",
+    15: "3.5 to 3.6",
+    16: "3.7 to 3.8",
+    17: "3.9 to 4.0",
+    18: "4.1 or later",
+}
+
+
+def _release(broker: Mapping[int, tuple[int, int]]) -> str:
+    """Return a broker's release as ` (Kafka 2.7 to 3.0)`; nothing if unknown."""
+    release = _RELEASES.get(broker[_FETCH][1]) if _FETCH in broker else None
+    return f" (Kafka {release})" if release else ""
+
+
 def choose_version(
     api: Api, broker: Mapping[int, tuple[int, int]], at_least: int = 0, at_most: int | None = None
 ) -> int:
@@ -211,14 +231,15 @@ def choose_version(
         No version satisfies all; the message names the ranges.
     """
     ours = f"this client supports v{api.first} to v{api.last}"
+    theirs = f"the broker{_release(broker)}"
     needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
     needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
     if api.key not in broker:
-        raise UnsupportedVersion(f"the broker does not support {api.name} (API key {api.key}); {ours}", api=api.name)
+        raise UnsupportedVersion(f"{theirs} does not support {api.name} (API key {api.key}); {ours}", api=api.name)
     lowest, highest = broker[api.key]
     floor = max(api.first, lowest, at_least)
     ceiling = min(api.last, highest, api.last if at_most is None else at_most)
     if floor > ceiling:
-        message = f"no common version of {api.name}: {ours}, the broker v{lowest} to v{highest}"
+        message = f"no common version of {api.name}: {ours}, {theirs} v{lowest} to v{highest}"
         raise UnsupportedVersion(f"{message}; {needs}" if needs else message, api=api.name)
     return ceiling

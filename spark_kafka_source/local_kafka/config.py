@@ -47,7 +47,8 @@ class Node:
     @property
     def meta_properties(self) -> Path:
         """The file with the cluster id; it exists once the data folder is formatted."""
-        return self.data_folder / "meta.properties"
+        first, *_ = self.settings.get("log.dirs", str(self.data_folder)).split(",")
+        return Path(first) / "meta.properties"
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ def test_highest_common_version_is_chosen(broker: tuple[int, int], needs: dict[s
     ("broker", "needs", "parts"),
     [
         ({1: (0, 3)}, {}, ["Fetch", "v4 to v18", "v0 to v3"]),
-        ({1: (19, 20)}, {}, ["v4 to v18", "v19 to v20"]),
-        ({1: (0, 11)}, {"at_least": 13}, ["v0 to v11", "needs v13 or later"]),
+        ({1: (19, 20)}, {}, ["v4 to v18", "the broker v19 to v20"]),
+        ({1: (0, 11)}, {"at_least": 13}, ["the broker (Kafka 2.3 to 2.6) v0 to v11", "needs v13 or later"]),
         ({1: (13, 17)}, {"at_most": 12}, ["v13 to v17", "needs v12 or earlier"]),
         ({1: (0, 17)}, {"at_least": 14, "at_most": 12}, ["needs v14 or later and v12 or earlier"]),
         ({0: (0, 9)}, {}, ["does not support Fetch", "key 1"]),
