@@ -137,21 +137,8 @@ class AclOperations(Operations):
         BrokerError
             SECURITY_DISABLED, CLUSTER_AUTHORIZATION_FAILED, …
         """
-        body = {**_filter(selected, "_filter"), "pattern_type_filter": int(selected.pattern_type)}
-        reply = self._ask(DESCRIBE_ACLS, body, self._deadline(timeout_ms))
-        return [
-            AclBinding(
-                _enum_member(ResourceType, resource["resource_type"]),
-                resource["resource_name"],
-                acl["principal"],
-                _enum_member(AclOperation, acl["operation"]),
-                _enum_member(AclPermission, acl["permission_type"]),
-                _enum_member(PatternType, resource["pattern_type"]),
-                acl["host"],
-            )
-            for resource in reply["resources"]
-            for acl in resource["acls"]
-        ]
+        reply = self._ask(DESCRIBE_ACLS, _filter(selected), self._deadline(timeout_ms))
+        return [_binding({**resource, **acl}) for resource in reply["resources"] for acl in resource["acls"]]
 
     def delete_acls(
         self, filters: Iterable[AclFilter], *, timeout_ms: float | None = None
@@ -167,11 +154,7 @@ class AclOperations(Operations):
             self._client,
             DELETE_ACLS,
             filters,
-            lambda left: {
-                "filters": [
-                    {**_filter(each, "_filter"), "pattern_type_filter": int(each.pattern_type)} for each in left
-                ]
-            },
+            lambda left: {"filters": [_filter(each) for each in left]},
             lambda reply, left: zip(left, reply["filter_results"], strict=False),
             self._deadline(timeout_ms),
         )
@@ -195,12 +178,13 @@ def _creation(acl: AclBinding) -> dict[str, Any]:
     }
 
 
-def _filter(selected: AclFilter, suffix: str) -> dict[str, Any]:
+def _filter(selected: AclFilter) -> dict[str, Any]:
     return {
-        f"resource_type{suffix}": int(selected.resource_type),
-        f"resource_name{suffix}": selected.resource_name,
-        f"principal{suffix}": selected.principal,
-        f"host{suffix}": selected.host,
+        "resource_type_filter": int(selected.resource_type),
+        "resource_name_filter": selected.resource_name,
+        "pattern_type_filter": int(selected.pattern_type),
+        "principal_filter": selected.principal,
+        "host_filter": selected.host,
         "operation": int(selected.operation),
         "permission_type": int(selected.permission),
     }

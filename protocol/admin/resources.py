@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster.call import call
+from protocol.cluster.call import call, with_timeout
 from protocol.cluster.client import CONTROL, COORDINATOR, Client, listed
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.dispatch import is_retriable
@@ -164,7 +164,7 @@ def ask_each(
 
     def attempt() -> None:
         broker = _broker(client, api, to, deadline)
-        request = _with_timeout(api, body(list(pending)), deadline)
+        request = with_timeout(api, body(list(pending)), deadline)
         if broker is None:
             reply: Row = client.ask_any(api, request, deadline, **options)
         else:
@@ -206,12 +206,6 @@ def _broker(client: Client, api: Api, to: Broker | CoordinatorKey | None, deadli
     return client.controller(deadline) if to is None and api.route is Route.CONTROLLER else to
 
 
-def _with_timeout(api: Api, body: Body, deadline: Deadline) -> Body:
-    if all(field.name != "timeout_ms" for field in api.request.fields):
-        return body
-    return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}
-
-
 def key_text(key: Hashable) -> str:
     """Return a partition as "orders-0", an entity of several names as "user alice, client-id None"."""
     if isinstance(key, tuple):
@@ -221,7 +215,11 @@ def key_text(key: Hashable) -> str:
 
 
 def _error(api: Api, of: str, broker: Broker | None, code: int, message: str | None, context: Row) -> KafkaError:
-    what = (
-        f"{api.name}{f' of {of}' if of else ''}{f' at {broker}' if broker else ''}{f': {message}' if message else ''}"
-    )
+    what = api.name
+    if of:
+        what += f" of {of}"
+    if broker:
+        what += f" at {broker}"
+    if message:
+        what += f": {message}"
     return broker_error(code, what, api=api.name, **context)

@@ -220,7 +220,7 @@ def _by_leader(
 
 
 def with_timeout(api: Api, body: Body, deadline: Deadline) -> Body:
-    """Add the time that the broker may take, if the message has a field for it."""
+    """Return a body with `timeout_ms`, the remaining time of `deadline`, if the message has this field."""
     if all(field.name != "timeout_ms" for field in api.request.fields):
         return body
     return lambda version: {"timeout_ms": deadline.remaining_ms(), **(body(version) if callable(body) else body)}

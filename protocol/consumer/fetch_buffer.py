@@ -46,7 +46,7 @@ class FetchBuffer:
     ----------
     source : FetchPosition
     clock : Clock
-    patience_s : float
+    failure_timeout_s : float
         Raise an error to the reader after brokers have failed for this time.
     decode : callable
         Returns the record batches of a reply; the second argument is the partition's name for messages.

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -41,8 +40,9 @@ class Commits:
         self._client = client
         self._group = config.consumer.group_id
         # Each offset is committed once, as in Java: a repeated commit could rewind one of another program.
-        once: dict[str, Any] = {"refresh_ms": math.inf, "retry_refused": False}
-        self._manager = OffsetManager(client, self._group, **once) if self._group else None
+        self._manager = (
+            OffsetManager(client, self._group, refresh_ms=math.inf, retry_refused=False) if self._group else None
+        )
         self._interval_s = config.auto_commit_interval_ms / 1000
         self.auto = config.enable_auto_commit and self._manager is not None
         self._auto_commit_due_s = client.clock.now_s() + self._interval_s
@@ -149,9 +149,8 @@ class Commits:
         in_time = (index for index, commit in enumerate(self._pending) if not commit.deadline.passed)
         return next(in_time, len(self._pending))
 
-    @property
     def take_auto_commit_due(self) -> bool:
-        """Return True once per interval of automatic commits."""
+        """Return True if an automatic commit is due, and start the next interval."""
         now_s = self._client.clock.now_s()
         if not self.auto or now_s < self._auto_commit_due_s:
             return False

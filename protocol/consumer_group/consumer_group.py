@@ -360,7 +360,7 @@ class _SessionRun:
             assignment = self._membership.poll_rebalance(self._client.deadline(0), self._on_revocation)
             if not self._session.ended.is_set():
                 self._add_assigned(assignment.owned - self._partitions.assigned, assignment.member)
-        elif self._commits.take_auto_commit_due:
+        elif self._commits.take_auto_commit_due():
             self._commit_in_background()
         if not self._session.ended.is_set():
             self._start_claims()

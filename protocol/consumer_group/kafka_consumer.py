@@ -315,7 +315,7 @@ class KafkaConsumer:
                     self._member = assignment.member
                 self._add_assigned(assignment.owned - self._partitions.assigned)
                 self._raise_user_error()
-        if self._commits.take_auto_commit_due:
+        if self._commits.take_auto_commit_due():
             self._commit_in_background()
 
     def _call_user_code(self, function: Callable[P, object], *given: P.args, **named: P.kwargs) -> None:

@@ -225,9 +225,11 @@ class Connection:
 
     def close(self, error: KafkaError | None = None) -> None:
         """Close the connection; waiting calls raise `error` (a failure of the broker), by default `ConnectionLost`."""
-        first, self._closed = self._closed is None, self._closed or error or self._closed_by_client()
+        is_first = self._closed is None
+        if is_first:
+            self._closed = error or self._closed_by_client()
         self._stream.close()
-        if first and error is not None:
+        if is_first and error is not None:
             self._on_failure(error)
 
     def _closed_by_client(self) -> KafkaError:

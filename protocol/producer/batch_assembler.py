@@ -266,7 +266,7 @@ class BatchAssembler:
                     self._fail_messages(others, UsageError(f"{others.topic}: not sent because of {error!r}"))
                 raise
             finally:
-                self._memory.hold(-messages.size_bytes)
+                self._memory.free(messages.size_bytes)
 
     def _append_messages(self, messages: TopicMessages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
@@ -337,12 +337,12 @@ class BatchAssembler:
             for batch in rows_of_batches.batch_slices:
                 complete_rows(batch.sent, batch.partition, BatchResult(error=error))
                 unreported |= not reports_failures(batch.sent)
-            self._memory.hold(-rows_of_batches.held_bytes)
+            self._memory.free(rows_of_batches.held_bytes)
         return unreported
 
     def _fail_messages(self, messages: TopicMessages, error: KafkaError) -> None:
         _fail_futures(messages, error)
-        self._memory.hold(-messages.size_bytes)
+        self._memory.free(messages.size_bytes)
 
     def _raise_if_closed(self) -> None:
         if self._close_error is not None:

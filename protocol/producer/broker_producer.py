@@ -47,9 +47,20 @@ class _Request:
 
 
 class BrokerProducer:
-    """The connection to one broker, named by `purpose`, with deadlines on `clock`.
+    """Produce requests to one broker.
 
-    `stale` is called with each topic whose metadata a reply has shown to be outdated.
+    Parameters
+    ----------
+    client : Client
+    broker : Broker
+    config : ProducerConfig
+    session : ProducerSession
+    clock : Clock
+        For the deadlines of requests.
+    purpose : str
+        Name of the connection in the pool.
+    on_stale_metadata : callable
+        Called with the name of a topic after an error which shows that its cached metadata is outdated.
     """
 
     def __init__(

@@ -90,9 +90,13 @@ class BufferMemory:
         self._lock = threading.Lock()
 
     def hold(self, size_bytes: int) -> None:
-        """Add bytes; negative ones are freed."""
+        """Add bytes. A batch that replaces larger rows adds a negative number."""
         with self._lock:
             self._held_bytes += size_bytes
+
+    def free(self, size_bytes: int) -> None:
+        """Subtract bytes that were held."""
+        self.hold(-size_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -152,7 +156,7 @@ class IncompleteBatches:
             for whole, *_ in results:
                 if not whole.rows_left and whole in self._batches:
                     del self._batches[whole]
-                    self.memory.hold(-whole.size_bytes)
+                    self.memory.free(whole.size_bytes)
             self._changed.notify_all()
 
     def failed(self, errors: Sequence[KafkaError]) -> None:

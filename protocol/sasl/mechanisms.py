@@ -32,6 +32,9 @@ from protocol.secret import Secret
 
 Exchange = Generator[bytes, bytes, None]
 
+# Characters of a broker's refusal in error messages.
+_MAX_SHOWN = 200
+
 
 def plain(username: Secret, password: Secret) -> Exchange:
     """Authenticate with a password by PLAIN (RFC 4616), which sends it as plain text.
@@ -55,7 +58,6 @@ _EXTENSIONS = r"(?:,[A-Za-z]+=[\x01-\x2b\x2d-\x7f]+)*"
 _SERVER_FIRST = re.compile(rf"r=([\x21-\x2b\x2d-\x7e]+),s=({_BASE64}),i=([0-9]{{1,10}}){_EXTENSIONS}")
 _SERVER_FINAL = re.compile(rf"(?:e=([\x01-\x2b\x2d-\x3c\x3e-\x7f]+)|v=({_BASE64})){_EXTENSIONS}")
 _NO_CHANNEL_BINDING = base64.b64encode(b"n,,").decode()
-_MAX_SHOWN = 100
 
 
 def scram(
@@ -124,7 +126,7 @@ def _check_server_final(message: str, signature: bytes) -> None:
     if match is None:
         raise AuthenticationFailed("the broker has not proved that it knows the password: its signature is missing")
     if match[1] is not None:
-        raise AuthenticationFailed(f"the broker answers {match[1][:_MAX_SHOWN]}")
+        raise AuthenticationFailed(f"the broker refused: {match[1][:_MAX_SHOWN]}")
     if not hmac.compare_digest(base64.b64decode(match[2]), signature):
         raise AuthenticationFailed("the broker has not proved that it knows the password: its signature is wrong")
 
@@ -138,7 +140,6 @@ _SEPARATOR = "\x01"
 _TOKEN = re.compile(r"[-._~+/A-Za-z0-9]+=*")
 _EXTENSION_NAME = re.compile(r"[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
-_MAX_SHOWN = 200
 
 
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:

@@ -92,8 +92,8 @@ def test_invalid_first_message_is_refused_at_once(first: str, why: str) -> None:
         ("v", "signature is missing"),
         (f"v={base64.b64encode(bytes(32)).decode()}", "signature is wrong"),
         ("v=", "signature is wrong"),
-        ("e=invalid-proof", "the broker answers invalid-proof"),
-        (f"e=invalid-proof,v={SIGNATURE}", "the broker answers invalid-proof|signature is missing"),
+        ("e=invalid-proof", "the broker refused: invalid-proof"),
+        (f"e=invalid-proof,v={SIGNATURE}", "the broker refused: invalid-proof|signature is missing"),
     ],
 )
 def test_server_without_proof_of_the_password_is_refused(final: str, why: str) -> None:
