@@ -34,7 +34,7 @@ from spark_kafka_source.local_kafka.jars import find_java
 from spark_kafka_source.local_kafka.secured import PROTOCOLS
 
 LOG = "spark.log"
-# Far longer than any step takes, even on a busy machine.
+# Limit of each step, far longer than a step takes on a busy machine.
 _TIMEOUT_S = 300
 _BAR_WIDTH = 24
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -75,7 +75,7 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task, as `read_range`. Runs on an executor."""
-        # Without partitions, Spark passes an empty one that it creates.
+        # If `partitions` returns none, Spark creates an empty InputPartition.
         if not isinstance(partition, RangePartition):
             return iter(())
         return read_range(self._options, partition.ranges)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # A trigger waits this long for its commit, so that the group is up to date when it ends. If commits fail already, the
 # trigger does not wait.
 _AWAIT_COMMIT_MS = 1_000
-# Longer limit for the last commit: before Spark may end the query (availableNow), and before a partition is revoked.
+# Limit for a last commit, after which Spark may end the query (availableNow) or a partition is revoked.
 _AWAIT_LAST_COMMIT_MS = 10_000
 # Limit of each request about the group when a query starts.
 _CHECK_MS = 15_000

@@ -185,7 +185,7 @@ def _offsets_at_time(
     else:
         times_ms = _flatten(spec.times_ms)
         _require_same_partitions(spec.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
-    # The ends first, so that records written meanwhile are not included.
+    # Request the ends first, so that records written after that are not included.
     ends = log_end_offsets(client, options, partitions, deadline)
     found = offsets_for_times(client, options, times_ms, deadline)
     offsets = {key: min(found.get(key, ends[key].offset), ends[key].offset) for key in partitions}

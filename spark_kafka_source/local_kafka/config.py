@@ -113,7 +113,7 @@ def broker_properties(config: ClusterConfig, node: Node, nodes: Sequence[Node]) 
         properties["broker.id"] = str(node.id)
         properties["zookeeper.connect"] = f"{LOOPBACK}:{config.zookeeper_port}"
         properties["zookeeper.session.timeout.ms"] = "6000"
-        # By default as long as a session, in which a busy machine does not start ZooKeeper.
+        # The default, the session timeout, is too short for ZooKeeper to start on a busy machine.
         properties["zookeeper.connection.timeout.ms"] = "60000"
     properties["listeners"] = ",".join(addresses.values())
     properties["listener.security.protocol.map"] = ",".join(f"{name}:{kind}" for name, kind in protocols.items())

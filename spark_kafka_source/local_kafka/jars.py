@@ -104,7 +104,7 @@ def kafka_jars(version: str, report: Report = to_stderr) -> Path:
     """
     jars = [
         Jar("org.apache.kafka", "kafka_2.13", version),
-        # Without dependencies: these are half of Kafka Connect, and the tools in use here do not need them.
+        # Leave out its dependencies: half of Kafka Connect, which the tools used here do not need.
         Jar("org.apache.kafka", "kafka-tools", version, alone=True),
         # Writes the logs of every Kafka version to standard error; without it they are lost.
         Jar("org.slf4j", "slf4j-simple", "1.7.36"),
@@ -194,7 +194,7 @@ def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
     output_lines: list[str] = []
     fetched = 0
     reported_s = time.monotonic()
-    # In this process group, so that Ctrl-C also ends Ivy.
+    # Ivy stays in this process group, so that Ctrl-C also ends it.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )

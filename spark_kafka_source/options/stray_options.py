@@ -16,7 +16,7 @@ from protocol.spelling import closest_match, same
 
 PREFIX = "kafka."
 
-# Often written without the prefix, so other spellings are recognised as well.
+# Properties that users often write without the prefix, so their misspellings are recognised as well.
 _OFTEN_BARE = ("group.id", "bootstrap.servers", "auto.offset.reset", "security.protocol")
 # Other names for an option, with or without `kafka.`, in any case and with any separators.
 _OTHER_NAMES = {

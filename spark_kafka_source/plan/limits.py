@@ -30,7 +30,7 @@ def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> in
     UsageError
         The kind of limit is unknown.
     """
-    # By name, because the classes do not exist before Spark 4.2.
+    # Compare names, because the classes do not exist before Spark 4.2.
     kind = type(limit).__name__
     if limit is None:
         return max_offsets_per_trigger

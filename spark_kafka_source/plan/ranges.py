@@ -78,8 +78,8 @@ def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
 def split(ranges: list[Range], max_records: int | None = None, min_partitions: int | None = None) -> list[Range]:
     """Split non-empty ranges: those above `max_records`, then the large ones, until there are about `min_partitions`.
 
-    For `min_partitions`, ranges too small to split count as they are, and the others share the rest. If one range of a
-    partition is too small, none of the partition's ranges is split, as in Spark's connector.
+    For `min_partitions`, each range that is too small to split counts as one task; the other ranges are split into the
+    remaining number. If one range of a partition is too small, none of its ranges is split, as in Spark's connector.
     """
     if max_records is not None:
         ranges = [piece for r in ranges for piece in _split_range(r, math.ceil(r.size / max_records))]

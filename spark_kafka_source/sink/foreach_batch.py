@@ -58,7 +58,7 @@ def foreach_batch_writer(options: Mapping[str, object]) -> ForeachBatchWriter:
 class ForeachBatchWriter:
     """Writes a batch. A class of this module, so that the server of a Spark Connect session can unpickle it."""
 
-    # Not in the repr, which Spark may log: a value may be a secret.
+    # Excluded from the repr, which Spark may log: an option may be a secret.
     options: tuple[tuple[str, str], ...] = field(repr=False)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:

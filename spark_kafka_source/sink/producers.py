@@ -34,7 +34,7 @@ def borrowed_producer(
     its transaction. After an error the producer is closed: its unsent rows must not be written by another task.
     """
     shared = PROCESS.client(client)
-    # With the process id: a forked child must not use its parent's producers.
+    # The key has the process id, because a forked child must not use its parent's producers.
     key = (os.getpid(), shared, replace(config, transactional_id=None), make)
     producer: P = PROCESS.idle_producers.pop(key, None) or make(shared, config)
     with ExitStack() as unless_kept:

@@ -1,6 +1,6 @@
 """Convert Spark's rows to Arrow batches: only for PySpark 4.0, whose streaming sinks receive rows.
 
-One Python object per value, so many times slower than the Arrow batches of later versions.
+This creates one Python object per value, and is many times slower than the Arrow batches of later versions.
 """
 
 from __future__ import annotations

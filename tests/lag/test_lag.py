@@ -103,7 +103,7 @@ def test_two_sources_with_the_same_topic_both_count() -> None:
 # -- PySpark before 4.2, which reports the end of the batch as the log end offsets ------------------
 
 IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}
-# Of the first batch, and of a later one.
+# Progress of the first batch and of a later one.
 BATCH_ENDS = [
     {"t": {"0": 6, "1": 7}, "@ids": IDS, "@epochs": {"t": {"0": 0, "1": 0}}, "@joined": {"t": {"0": 0, "1": 0}}},
     {"t": {"0": 6, "1": 7}, "@ids": IDS, "@epochs": {"t": {"0": 0, "1": 0}}},

@@ -152,7 +152,7 @@ def test_option_of_another_format_is_one_warning(use: str, caplog: pytest.LogCap
             assert "secret" not in caplog.text
 
 
-# Of Spark's other sources and sinks, of other Kafka clients, and of public notebooks for the connector.
+# Options of Spark's other sources and sinks, of other Kafka clients, and of public notebooks for the connector.
 STRAYS = """
     mode header headers inferSchema multiLine multiline sep delimiter quote escape encoding charset nullValue dateFormat
     timestampFormat samplingRatio columnNameOfCorruptRecord mergeSchema pathGlobFilter recursiveFileLookup compression

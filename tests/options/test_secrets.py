@@ -29,7 +29,7 @@ READERS: dict[str, tuple[dict[str, str], Callable[[dict[str, str]], object]]] = 
     "schema": (SOURCE, row_columns),
 }
 
-# Of type password in Kafka, then names in other clients, then misspellings.
+# Names of Kafka's password properties, then of other clients, then misspellings.
 PROPERTIES = (
     "sasl.jaas.config",
     "sasl.oauthbearer.assertion.private.key.passphrase",

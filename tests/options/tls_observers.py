@@ -94,7 +94,7 @@ def _handshake(given: Mapping[str, str]) -> dict[str, Any]:
         except KafkaError as error:
             return {"error": type(error).__name__}
         finally:
-            # For a server that waits for another connection.
+            # Connect once more, for a server that waits for another connection.
             with closing(open_socket()):
                 pass
             serving.join(10)

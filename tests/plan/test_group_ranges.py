@@ -1,4 +1,4 @@
-"""From ranges to tasks: every range is read once, in few tasks of similar size and with few leaders each."""
+"""Grouping of ranges into tasks: each range is in one task, tasks have similar sizes and few leaders."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_byte_limit_is_shared_in_proportion_to_lag_in_bytes() -> None:
 
 
 def test_byte_limit_above_the_lag_reads_everything() -> None:
-    # As a limit in offsets, 100 of 100 would be 28 of 29 in doubles, see above.
+    # As a limit in offsets, doubles would give 28 of 29 offsets (see the example above).
     assert ends_by_bytes(1_000, (0, 29, 10.0), (0, 71, 10.0)) == [29, 71]
     assert ends_by_bytes(1, (3, 3, 0.0), (9, 4, 0.0)) == [3, 9]
 

@@ -54,7 +54,7 @@ def test_json_without_skipped_offsets_is_accepted() -> None:
 
 
 def test_skipped_offsets_of_deleted_partitions_have_a_newer_key() -> None:
-    """In `@skipped`, an older version would report them as damage."""
+    """An older version would refuse partitions without an end in `@skipped` as a damaged checkpoint."""
     offsets = replace(offsets_with_all_fields(), skipped={("orders", 9): 17, ("orders", 1): 40, ("b", 0): 2})
     rows = offsets.to_json_dict()
     assert rows["@skipped"] == {"orders": {"9": 17}}

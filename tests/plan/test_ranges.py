@@ -1,4 +1,4 @@
-"""From two offsets to ranges. The cases of `split` are from the tests of Spark's own connector."""
+"""Ranges of a batch from its two offsets. The cases of `split` are from the tests of Spark's own connector."""
 
 from __future__ import annotations
 

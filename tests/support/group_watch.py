@@ -16,7 +16,7 @@ class GroupWatch:
     """Fetches the group's offsets repeatedly, and compares them with the completed batches of the checkpoint."""
 
     def __init__(self, kafka: LocalKafka, topic: str, partitions: int, group: str, checkpoint: Path) -> None:
-        # It does not subscribe, so it is no group member.
+        # The consumer does not subscribe, so it is not a group member.
         settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0}
         self._consumer = Consumer({**settings, "enable.auto.commit": False})
         self._partitions = [TopicPartition(topic, number) for number in range(partitions)]

@@ -1,4 +1,4 @@
-"""Shared by the tests of hostile bytes: how much memory a reader may take, how bytes are corrupted, and how often.
+"""Helpers of the tests with hostile bytes: memory limits of readers, random corruptions, and the number of cases.
 
 The cases are the same in every run, unless `SPARK_KAFKA_SOURCE_FUZZ_S` is set: then each random test runs that many
 seconds, with new cases. A failing case is printed in hexadecimal digits.

@@ -12,7 +12,7 @@ from spark_kafka_source.local_kafka.jars import Jar, Report, cached_jars, to_std
 
 CONNECTOR_VERSION = "4.2.0"
 
-# Without dependencies that Spark contains (lz4, snappy, zstd, slf4j, Scala).
+# Left out: dependencies that Spark contains (lz4, snappy, zstd, slf4j, Scala).
 _JARS = (
     Jar("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR_VERSION, alone=True),
     Jar("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", alone=True),

@@ -53,7 +53,7 @@ def test_executor_with_package_restores_same_object(name: str) -> None:
 
 def test_class_of_a_function_is_restored_in_another_process(tmp_path: Path) -> None:
     class Local(KafkaGroupDataSource):  # type: ignore[misc]
-        """As in a notebook: no module has it."""
+        """A class that no module contains, as in a notebook."""
 
     sent = tmp_path / "sent"
     sent.write_bytes(cloudpickle.dumps(Local({"subscribe": "orders"})))

@@ -1,4 +1,4 @@
-"""The schema of the rows: Spark rejects an Arrow batch whose schema differs at all from its own."""
+"""The schema of the rows: Spark rejects an Arrow batch with any difference to the declared schema."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def rewrite_ledger(
         As `change`; or a retriable error if another writer interfered, or if the outcome is unknown. The next try reads
         the ledger.
     """
-    # With the process id: a forked child must not use its parent's producer identity.
+    # The key has the process id, because a forked child must not use its parent's producer identity.
     key = (os.getpid(), query)
     known: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
     if known is None or fence_first:

@@ -32,7 +32,7 @@ def skip_loss(loss: DataLoss, skipped: Range) -> None:
 
 
 def skip_recreated(loss: DataLoss, skipped: Range) -> None:
-    """As `skip_loss`, for a recreated topic."""
+    """Skip the loss as `skip_loss` does, for a recreated topic."""
     if not isinstance(loss, TopicRecreated):
         raise loss
 
@@ -137,7 +137,7 @@ def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, fold
 
 
 def read_all(consumer: Consumer, rows: int, timeout_ms: float = 20_000) -> dict[int, list[tuple[int, bytes | None]]]:
-    """Return (offset, value) by partition, of all streams, once there are `rows` of them."""
+    """Read until all streams together have returned `rows` rows; return (offset, value) by partition."""
     found: dict[int, list[tuple[int, bytes | None]]] = {}
     left = rows
     while left > 0:

@@ -136,7 +136,7 @@ def test_failures_back_off_until_a_good_reply() -> None:
 
 
 class TestPatience:
-    """How long a range waits for records, with `poll_timeout_s` of 10."""
+    """The time for which a range waits for records, with a `poll_timeout_s` of 10."""
 
     @pytest.fixture
     def position(self) -> RangePosition:

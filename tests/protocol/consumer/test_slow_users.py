@@ -1,4 +1,4 @@
-"""Users that read slowly, or not at all, delay no other user, and their memory is given to others."""
+"""Users that read slowly or not at all do not delay others, and their buffers are freed for others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestSlowUsers:
     def test_unread_stream_of_ten_does_not_delay_others(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
     ) -> None:
-        """The nine others are read to their end meanwhile; then the slow one is read too, completely."""
+        """Nine streams are read to their end while the tenth is not; then the tenth is read completely."""
         name = topic(10, replication_factor=1)
         produce(kafka, name, range(20_000), 10, size=200)
         properties = {"max.partition.fetch.bytes": 20_000, "max.processing.time.ms": 50}

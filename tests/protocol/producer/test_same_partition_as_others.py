@@ -81,7 +81,7 @@ def test_partitions_equal_librdkafkas(librdkafka: ctypes.CDLL, name: str) -> Non
     function.restype = ctypes.c_int32
     text, size, number = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32
     function.argtypes = (ctypes.c_void_p, text, size, number, ctypes.c_void_p, ctypes.c_void_p)
-    # Without a topic it cannot choose at random, as it does for keys that it does not hash.
+    # Without a topic, librdkafka cannot choose at random, which it does for keys that it does not hash.
     hashed = [key for key in KEYS if key or name != "consistent_random"]
     for count in COUNTS:
         theirs = [function(None, key, len(key), count, None, None) for key in hashed]

@@ -87,7 +87,7 @@ def test_bounds_of_many_batches(counts: list[int], payload: Any) -> None:
 
 @pytest.mark.parametrize(("sizes", "way"), [("varied", "bounds_in_lockstep"), ("one size", "_bounds_at_stride")])
 def test_fast_methods_are_used(sizes: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise this file would test the loop only."""
+    """Without the fast methods, this file would only test the loop."""
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""Rules that every assignor follows, whatever the members' metadata; and cases that Kafka's assignors do not define."""
+"""Rules that hold for every assignor and any metadata of members, and cases that Kafka's assignors do not define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For any sequence of events: no partition has two owners, and finally each has one."""
+"""Random sequences of events: no partition ever has two owners, and finally each has one."""
 
 from __future__ import annotations
 
