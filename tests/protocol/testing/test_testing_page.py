@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from protocol.testing import FakeKafka
 from tests.support.documents import ROOT, block
+from tests.support.soak import SOAK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PLUGIN = ("-p", "no:kafka", "-p", "protocol.testing.pytest_plugin", "-p", "no:cacheprovider")
 
@@ -26,11 +31,21 @@ def run_pytest(folder: Path, text: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.spark
-def test_spark_example_of_the_page_passes(tmp_path: Path) -> None:
+def test_spark_example_of_the_page_passes(spark: SparkSession, tmp_path: Path) -> None:
+    """The example's test in this session of Spark; `test_spark_example_runs_alone` starts another one."""
     example = block("testing.md", "def doubled(").text
     assert len(example.splitlines()) <= 30
-    assert "1 passed" in run_pytest(tmp_path, example)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    with FakeKafka() as kafka:
+        names["test_values_are_doubled"](spark, kafka, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+@pytest.mark.skipif(not SOAK, reason="starts another Spark")
+def test_spark_example_runs_alone(tmp_path: Path) -> None:
+    assert "1 passed" in run_pytest(tmp_path, block("testing.md", "def doubled(").text)
 
 
 def test_fixture_of_the_page_replaces_that_of_the_plugin(tmp_path: Path) -> None:
