@@ -65,7 +65,7 @@ class ColumnReader(ABC):
     Attributes
     ----------
     type : pyarrow.DataType
-        Of the column.
+        The column's type.
     smallest_bytes : int
         The size of the smallest encoded value.
     """
@@ -154,7 +154,7 @@ class NumberReader(ColumnReader):
     kind : {"int", "long"}
     type : pyarrow.DataType
     factor : int
-        Of the stored number, such as 1000 for milliseconds in a column of microseconds.
+        Multiplies the stored number, such as 1000 for milliseconds in a column of microseconds.
     """
 
     def __init__(self, kind: str, type: pa.DataType, factor: int = 1) -> None:
@@ -192,7 +192,7 @@ class FixedWidthReader(ColumnReader):
     Parameters
     ----------
     stored : numpy.dtype
-        How the value lies in the bytes.
+        The encoding of the value.
     type : pyarrow.DataType
     """
 
@@ -240,7 +240,7 @@ class BytesReader(ColumnReader):
     type : pyarrow.DataType
         binary, string or decimal128.
     size_bytes : int, optional
-        Of a fixed.
+        The size of a fixed.
     """
 
     def __init__(self, type: pa.DataType, size_bytes: int | None = None) -> None:
@@ -444,7 +444,7 @@ class ArrayReader(ColumnReader):
     ----------
     type : pyarrow.ListType or pyarrow.MapType
     items : ColumnReader
-        Of a map: a `RecordReader` of key and value.
+        For a map a `RecordReader` of key and value.
     """
 
     def __init__(self, type: pa.DataType, items: ColumnReader) -> None:

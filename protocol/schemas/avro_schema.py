@@ -67,15 +67,15 @@ class AvroType:
     kind : str
         One of `PRIMITIVES`, or record, enum, fixed, array, map, union.
     name : str
-        Full name of a record, an enum or a fixed.
+        The full name of a record, an enum or a fixed.
     aliases : tuple of str
         Full names.
     fields : tuple of AvroField
-        Of a record.
+        The fields of a record.
     symbols : tuple of str
-        Of an enum; `default` is one of them or None.
+        The symbols of an enum; `default` is one of them or None.
     size_bytes : int
-        Of a fixed.
+        The size of a fixed.
     children : tuple of AvroType
         The items of an array, the values of a map, the branches of a union.
     logical : str or None

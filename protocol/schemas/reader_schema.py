@@ -29,7 +29,7 @@ class ReaderSchema:
     fields : tuple of str
         The fields of a record to decode; empty: all.
     subject, version, schema_id
-        Where it is registered.
+        Its place and id in the registry, if it comes from there.
     """
 
     format: Format

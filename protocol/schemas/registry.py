@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _MOST_BYTES = 16 << 20
 _MOST_REFERENCES = 1_000
-# An unknown id is asked for again after this time: the registry may lag behind a producer that has just registered it.
+# An unknown id is requested again after this time: the registry may lag behind a producer that has just registered it.
 _UNKNOWN_S = 10.0
 _TOKEN_SHARE = 0.8
 _TOKEN_S = 300.0
@@ -67,7 +67,7 @@ class RegisteredSchema:
         Confluent's globally unique id, if the registry has it.
     subject : str or None
     version : int or None
-        Set if the schema was asked for by subject.
+        Set if the schema was requested by subject.
     references : tuple of SchemaReference
     """
 

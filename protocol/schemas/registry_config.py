@@ -51,7 +51,7 @@ _USER_INFO = Kind("user:password", _user_info, secret=True, exact=True)
 _CLIENT = Role.CLIENT
 
 REGISTRY_PROPERTIES: tuple[Property, ...] = (
-    applies(_CLIENT, "url", _URLS, "addresses of the registry; the next one is asked if one does not respond"),
+    applies(_CLIENT, "url", _URLS, "addresses of the registry; if one does not respond, the next one is used"),
     applies(
         _CLIENT,
         "basic.auth.credentials.source",

@@ -55,7 +55,7 @@ class SinkPlan:
     names : frozenset of str
         The used columns among value, key, headers, topic, partition and timestamp.
     schemas : tuple of WriterSchema
-        Of keys and values that are encoded.
+        The schemas of keys and values that are encoded.
     """
 
     topic: str | None
@@ -94,7 +94,7 @@ def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema
     topic : str or None
         The option, if given.
     schemas : tuple of WriterSchema
-        Of keys and values that are encoded: their columns may have any type that the schema takes.
+        The schemas of keys and values that are encoded; their columns may have any type that the schema takes.
 
     Raises
     ------

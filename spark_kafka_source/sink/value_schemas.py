@@ -33,7 +33,7 @@ class WriterSchema:
     references : tuple of (str, str)
         Schemas that it uses, by name.
     prefix : bytes
-        What is written before each value: nothing, or a zero byte and the schema's id.
+        The bytes before each value: none, or a zero byte and the schema's id.
     """
 
     part: Literal["key", "value"]

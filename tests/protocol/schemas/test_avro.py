@@ -120,7 +120,7 @@ def plain_text(column: pa.Array) -> str:
     return column.to_string(window=1_000_000, container_window=1_000_000)
 
 
-# -- what is told about invalid values --------------------------------------------------------
+# -- messages about invalid values --------------------------------------------------------
 
 LINES = {"type": "array", "items": record(("sku", "string"), ("amount", {"type": "bytes", "logicalType": "decimal",
          "precision": 4, "scale": 2}), name="Line")}  # fmt: skip
