@@ -1,4 +1,4 @@
-"""A processor in a process of its own, which logs what its handler does; SIGTERM closes it.
+"""A processor in a separate process, which logs what its handler does; SIGTERM closes it.
 
 Arguments: bootstrap servers, topic, group, dead letter topic, log file, properties and options as JSON.
 """

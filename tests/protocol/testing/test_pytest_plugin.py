@@ -29,7 +29,7 @@ ORDERS_TEST = """
         assert [(each.partition, each.offset, each.value) for each in kafka.records("orders")] == [
             (1, 0, b"a"), (1, 1, b"b"),
         ]
-        assert kafka.committed_offsets("nobody") == {}
+        assert kafka.committed_offsets("no-such-group") == {}
 
     def test_next_test_has_an_empty_cluster(kafka):
         kafka.create_topic("orders")
@@ -73,7 +73,7 @@ def test_kafka_local_is_skipped_without_java(pytester: pytest.Pytester, monkeypa
 
 
 def test_kafka_local_is_started_once_and_closed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A double stands in for the broker, whose start takes seconds."""
+    """A double replaces the broker, whose start takes seconds."""
     events: list[object] = []
 
     class Double:

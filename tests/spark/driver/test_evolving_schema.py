@@ -72,6 +72,7 @@ class Writing:
     def _run(self) -> None:
         producer = Producer({"bootstrap.servers": self._kafka.bootstrap_servers, "linger.ms": 50, "log_level": 0})
         while not self._stop.wait(0.05):
+            producer.poll(0)  # frees the queue of what is acknowledged
             for _ in range(10):
                 number, version = len(self.versions), self._version
                 self.versions.append(version)
