@@ -101,11 +101,10 @@ PYTHON = {
         )
     },
 }
-# Blocks of one page that one test runs.
-TUNING = ROOT / "docs" / "tuning.md"
-if TUNING.exists():
-    for words in ("unix.domain.socket", "values = (", "balanced = (", "written = ("):
-        PYTHON["tuning.md", words] = HERE + "test_documented_settings_are_accepted"
+PYTHON |= {
+    ("tuning.md", words): HERE + "test_documented_settings_are_accepted"
+    for words in ("unix.domain.socket", "values = (", "balanced = (", "written = (")
+}
 BLOCKS_NOT_RUN = {
     ("cli.md", "ok       dns"),
     ("cli.md", "# ~/.config/pykafka/config.toml"),
@@ -318,7 +317,6 @@ def test_migrating_examples_write_batches_and_updates(
     assert found[-1] == (b"1", b"11")
 
 
-@pytest.mark.skipif(not TUNING.exists(), reason="there is no such page")
 @pytest.mark.timeout(600)
 def test_documented_settings_are_accepted(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
