@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
+from protocol.clock import Deadline
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
@@ -110,23 +111,8 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         start = query.planned_end if start is None else start
         deadline = query.deadline()
         if not query.running:
-            query.client.brokers(deadline)  # fails early for a wrong address
-            query.commits.start(deadline)
-            if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
-                log_once(_ONCE_WARNING % query.commits.group)
-        starting: Mapping[TopicPartition, int] = {}
-        is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
-        completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
-        if not query.running and completed.schemas:
-            from spark_kafka_source.driver.reader_schemas import require_same_versions
-
-            require_same_versions(self._options, completed.schemas)
-        if is_new or (is_member and not completed.ends):
-            resolved_start = query.starting_offsets(deadline)
-            start = (Offsets({}) if is_member else resolved_start).to_json_dict()
-            starting, completed = resolved_start.ends, replace(resolved_start, ends={})
-        elif not query.running and not is_member:
-            warn_if_offsets_differ(query.client, self._options, completed, deadline)
+            self._begin_run(limit, deadline)
+        start, completed, starting = self._resolve_start(start, deadline)
         query.running = True
         try:
             end = Trigger(query, completed, starting, limit, deadline).plan()
@@ -190,3 +176,33 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         if self._query.membership is not None:
             self._query.membership.close()
         self._query.commits.close()
+
+    def _begin_run(self, limit: ReadLimit | None, deadline: Deadline) -> None:
+        """Connect and check the group. Warns if the trigger `once` will not commit its batch."""
+        query = self._query
+        query.client.brokers(deadline)  # fails early for a wrong address
+        query.commits.start(deadline)
+        if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
+            log_once(_ONCE_WARNING % query.commits.group)
+
+    def _resolve_start(
+        self, start: JsonDict, deadline: Deadline
+    ) -> tuple[JsonDict, Offsets, Mapping[TopicPartition, int]]:
+        """Return the start of the next batch, the end of the last batch, and the start offsets of a first batch.
+
+        Before a query's first batch, the end has no offsets; afterwards there are no start offsets.
+        """
+        query = self._query
+        is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
+        completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
+        if not query.running and completed.schemas:
+            from spark_kafka_source.driver.reader_schemas import require_same_versions
+
+            require_same_versions(self._options, completed.schemas)
+        if is_new or (is_member and not completed.ends):
+            resolved_start = query.starting_offsets(deadline)
+            start = (Offsets({}) if is_member else resolved_start).to_json_dict()
+            return start, replace(resolved_start, ends={}), resolved_start.ends
+        if not query.running and not is_member:
+            warn_if_offsets_differ(query.client, self._options, completed, deadline)
+        return start, completed, {}
