@@ -9,6 +9,7 @@ import click
 
 from protocol.admin.acls import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
 from protocol.admin.admin import Admin
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.rows import output_option, print_rows
 
@@ -34,8 +35,17 @@ _OF_CONSUMER = {
 }
 
 _RESOURCE_OPTIONS = (
-    click.option("--topic", "topics", multiple=True, metavar="NAME", help="A topic; * for all; repeatable."),
-    click.option("--group", "groups", multiple=True, metavar="NAME", help="A group; repeatable."),
+    click.option(
+        "--topic",
+        "topics",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=complete_topics,
+        help="A topic; * for all; repeatable.",
+    ),
+    click.option(
+        "--group", "groups", multiple=True, metavar="NAME", shell_complete=complete_groups, help="A group; repeatable."
+    ),
     click.option("--transactional-id", "transactional_ids", multiple=True, metavar="ID", help="Repeatable."),
     click.option("--delegation-token", "delegation_tokens", multiple=True, metavar="ID", help="Repeatable."),
     click.option("--user-principal", "user_principals", multiple=True, metavar="NAME", help="Repeatable."),

@@ -13,6 +13,7 @@ from protocol.errors import BrokerError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.cli.checkpoint_files import Checkpoint, CheckpointError, read_checkpoint
+from spark_kafka_source.cli.completion import complete_groups
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.positions import LogEnds, list_ends
 from spark_kafka_source.cli.rows import output_option, print_rows
@@ -84,7 +85,12 @@ def inspect(path: str, last: int, number: int | None, partitions: bool, output: 
 
 @checkpoint.command()
 @click.argument("path")
-@click.option("-g", "--group", help="Compare with this group's committed offsets, too: kafka.group.id of the query.")
+@click.option(
+    "-g",
+    "--group",
+    shell_complete=complete_groups,
+    help="Compare with this group's committed offsets, too: kafka.group.id of the query.",
+)
 @click.option("--all", "everything", is_flag=True, help="Include partitions without a finding.")
 @output_option
 @asks_brokers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import click
+from click.shell_completion import CompletionItem
 
 from protocol.admin.admin import Admin
 from protocol.admin.configs import (
@@ -15,6 +16,7 @@ from protocol.admin.configs import (
     ConfigResourceType,
     ConfigSource,
 )
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.secrets import SOURCES, read_secret
@@ -25,6 +27,12 @@ _DEFAULT_BROKER = "default"
 _NOT_SET_HERE = (ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG)
 
 _type_argument = click.argument("kind", metavar="TYPE", type=click.Choice(list(_TYPES)))
+
+
+def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a topic or a group, by the type before it."""
+    complete = {"topic": complete_topics, "group": complete_groups}.get(context.params.get("kind") or "")
+    return complete(context, parameter, incomplete) if complete is not None else []
 
 
 def _resource(kind: str, name: str) -> ConfigResource:
@@ -63,7 +71,7 @@ def list_command(cluster: Cluster, kinds: tuple[str, ...], output: str) -> None:
 
 @configs.command()
 @_type_argument
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=_complete_names)
 @click.option("--all", "everything", is_flag=True, help="Include defaults and settings of a broker's file.")
 @click.option("--setting", "settings", multiple=True, metavar="NAME", help="Only this setting; repeatable.")
 @click.option("--documentation", is_flag=True, help="Include Kafka's documentation.")
@@ -107,7 +115,7 @@ def _details(entry: ConfigEntry, documentation: bool) -> tuple[bool | str | None
 
 @configs.command("set")
 @_type_argument
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @click.argument("settings", metavar="[SETTING=VALUE]...", nargs=-1, callback=pairs)
 @click.option("--append", "appended", multiple=True, metavar="SETTING=VALUE", callback=pairs, help="Append to a list.")
 @click.option(
@@ -156,7 +164,7 @@ def set_command(
 
 @configs.command()
 @_type_argument
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @click.argument("settings", metavar="SETTING...", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers

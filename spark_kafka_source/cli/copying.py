@@ -123,7 +123,11 @@ def copy(
     help="The header with the topic; repeatable, the first one that a record has applies.",
 )
 @click.option(
-    "--to", "default", metavar="TOPIC", help="The topic of records without such a header.  [default: skip them]"
+    "--to",
+    "default",
+    metavar="TOPIC",
+    shell_complete=complete_topics,
+    help="The topic of records without such a header.  [default: skip them]",
 )
 @click.option(
     "--keep-headers", is_flag=True, help=f"Keep the headers {', '.join(f'{each}*' for each in _ERROR_PREFIXES)}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import click
 
 from spark_kafka_source.cli import doctor_checks as checks
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.doctor_checks import Finding
 from spark_kafka_source.cli.rows import output_option, print_rows
@@ -17,10 +18,29 @@ _COLORS = {checks.OK: "green", checks.WARNING: "yellow", checks.FAILED: "red", c
 
 
 @click.command()
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Check this topic and its ACLs; repeatable.")
-@click.option("--group", "groups", multiple=True, metavar="GROUP", help="Check this group and its ACLs; repeatable.")
 @click.option(
-    "--write", "written", multiple=True, metavar="TOPIC", help="Write a record to this topic, and read it back."
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    shell_complete=complete_topics,
+    help="Check this topic and its ACLs; repeatable.",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    shell_complete=complete_groups,
+    help="Check this group and its ACLs; repeatable.",
+)
+@click.option(
+    "--write",
+    "written",
+    multiple=True,
+    metavar="TOPIC",
+    shell_complete=complete_topics,
+    help="Write a record to this topic, and read it back.",
 )
 @output_option
 @asks_brokers

@@ -14,7 +14,7 @@ from protocol.admin.groups import CLASSIC, describe_group
 from protocol.errors import AdminFailed
 from protocol.group.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
-from spark_kafka_source.cli.completion import complete_groups
+from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.rows import Columns, Rows, output_option, print_rows, table_of
 from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest, stop_request
@@ -26,7 +26,14 @@ WITHOUT_MEMBERS = ("Empty", "Dead")
 @click.command()
 @click.argument("source", metavar="GROUP", shell_complete=complete_groups)
 @click.argument("target", metavar="NEW-GROUP")
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only offsets of this topic; repeatable.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    shell_complete=complete_topics,
+    help="Only offsets of this topic; repeatable.",
+)
 @click.option("--execute", is_flag=True, help="Commit the offsets. Without it, nothing changes.")
 @output_option
 @asks_brokers

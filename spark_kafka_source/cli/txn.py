@@ -17,6 +17,7 @@ from protocol.admin.transactions import (
     list_transactions,
     open_transactions,
 )
+from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.rows import output_option, print_rows
@@ -85,7 +86,9 @@ def describe(cluster: Cluster, transactional_ids: tuple[str, ...], output: str) 
 
 
 @txn.command()
-@click.argument("topics", metavar="TOPIC[:0,1]...", type=TOPIC_PARTITIONS, nargs=-1, required=True)
+@click.argument(
+    "topics", metavar="TOPIC[:0,1]...", type=TOPIC_PARTITIONS, nargs=-1, required=True, shell_complete=complete_topics
+)
 @output_option
 @asks_brokers
 def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], ...], output: str) -> None:
@@ -105,7 +108,9 @@ def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], 
 
 @txn.command()
 @click.argument("transactional_ids", metavar="[TRANSACTIONAL-ID]...", nargs=-1)
-@click.option("--topic", help="Topic of a hanging transaction that no coordinator knows.")
+@click.option(
+    "--topic", shell_complete=complete_topics, help="Topic of a hanging transaction that no coordinator knows."
+)
 @click.option("--partition", type=click.IntRange(0), help="With --topic.")
 @click.option("--start-offset", type=click.IntRange(0), help="With --topic: START-OFFSET from `hanging`.")
 @click.option("--execute", is_flag=True, help="Abort. Without it, nothing changes.")

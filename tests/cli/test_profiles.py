@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
+from tests.cli.reference_page import every_command
 from tests.protocol.consumer.consuming import client_of
 from tests.support.documents import block, blocks
 
@@ -145,8 +146,23 @@ def test_names_of_topics_groups_and_profiles_are_completed(tmp_path: Path) -> No
         assert completed("pykafka produce --profile prod pay", tmp_path) == ["payments"]
         assert completed("pykafka produce --profile p", tmp_path) == ["prod"]
         assert completed("pykafka gro", tmp_path) == ["groups"]
+        assert completed("pykafka configs describe topic pay", tmp_path, **servers) == ["payments"]
+        assert completed("pykafka configs describe group o", tmp_path, **servers) == ["orders-etl"]
+        assert completed("pykafka configs describe broker o", tmp_path, **servers) == []
     assert completed("pykafka consume ord", tmp_path, **servers) == []
     assert completed("pykafka consume ord", tmp_path, KAFKA_BOOTSTRAP_SERVERS="") == []
+
+
+def test_every_topic_and_group_of_every_command_is_completed() -> None:
+    without = [
+        (path, param.name)
+        for path, command in every_command()
+        for param in command.params
+        if {"--topic", "--group", "--to-group", "--write"} & set(param.opts)
+        or (str(param.metavar).startswith(("TOPIC", "GROUP")) and path != "topics create")
+        if path != "fake" and param._custom_shell_complete is None
+    ]
+    assert without == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
