@@ -1,13 +1,38 @@
-"""Conditions and events that keep their lock consistent when Ctrl-C interrupts a wait.
+"""Conditions and events that keep their lock consistent when Ctrl-C interrupts a wait or a `with` statement.
 
 `threading.Condition.wait` releases its lock before the `try` block that reacquires it. An interrupt between the two
 leaves the lock unheld: the surrounding `with` then raises `RuntimeError` or releases a lock that another thread holds.
+
+`threading.Condition.__enter__` is written in Python. An interrupt after it has acquired the lock, and before its
+`return`, leaves the lock held forever: no thread but this one gets it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
+
+
+@contextmanager
+def acquired(lock: threading.RLock, timeout_s: float) -> Iterator[bool]:
+    """Hold a lock in the block, which Ctrl-C cannot leave held.
+
+    Yields False if the lock is not free in time, or if this thread holds it already.
+    """
+    owned: Any = lock
+    if owned._is_owned():
+        yield False
+        return
+    try:
+        yield lock.acquire(timeout=timeout_s)
+    finally:
+        try:  # noqa: SIM105 - Ctrl-C may come in `suppress`
+            lock.release()
+        except RuntimeError:  # not acquired
+            pass
 
 
 class Condition(threading.Condition):
@@ -15,6 +40,10 @@ class Condition(threading.Condition):
 
     def __init__(self, lock: threading.RLock | None = None) -> None:
         super().__init__(threading.RLock() if lock is None else lock)
+
+    # A `with` statement calls what these return: the lock's own methods in C, which Ctrl-C cannot interrupt.
+    __enter__ = property(attrgetter("_lock.__enter__"))
+    __exit__ = property(attrgetter("_lock.__exit__"))
 
     @property
     def waiting(self) -> bool:

@@ -17,6 +17,7 @@ from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
+from protocol.condition import acquired
 from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
     AuthenticationFailed,
@@ -107,7 +108,7 @@ class Client:
         self._coordinators: dict[CoordinatorKey, Broker] = {}
         # Addresses of brokers with open connections; bootstrap addresses may differ from them.
         self._addresses: set[tuple[str, int]] = set()
-        self._asking_about_the_silent = threading.Lock()
+        self._asking_about_the_silent = threading.RLock()
         self._closed = False
         self.has_answered = False
 
@@ -627,19 +628,18 @@ class Client:
         others = [broker for broker in self._candidates() if (broker.host, broker.port) != address]
         if address not in self._addresses or not others or self._closed:
             return False
-        if not self._asking_about_the_silent.acquire(blocking=False):
-            return False
-        try:
-            deadline = deadline.at_most_ms(_ABOUT_THE_SILENT_MS)
-            body = {"topics": [], "allow_auto_topic_creation": False}
-            reply = self._ask_one_of(
-                others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-            )
-        except KafkaError as error:
-            log.debug("%s:%d is unresponsive; cannot determine if it has left the cluster: %s", *address, error)
-            return False
-        finally:
-            self._asking_about_the_silent.release()
+        with acquired(self._asking_about_the_silent, 0) as free:
+            if not free:
+                return False
+            try:
+                deadline = deadline.at_most_ms(_ABOUT_THE_SILENT_MS)
+                body = {"topics": [], "allow_auto_topic_creation": False}
+                reply = self._ask_one_of(
+                    others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+                )
+            except KafkaError as error:
+                log.debug("%s:%d is unresponsive; cannot determine if it has left the cluster: %s", *address, error)
+                return False
         brokers = {(row["host"], row["port"]) for row in reply["brokers"]}
         # A broker that has just started may know no brokers yet.
         return bool(brokers) and address not in brokers

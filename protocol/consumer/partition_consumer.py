@@ -180,6 +180,7 @@ class PartitionConsumer:
             with self._lock:
                 if not buffer.advance(batches, batch):
                     return None  # another thread has called seek or close
+            self._count(batch, buffer.unread_since_s)
         except BaseException as error:
             with self._lock:
                 if not buffer.is_reading(batches):
@@ -192,7 +193,6 @@ class PartitionConsumer:
                     # For example Ctrl-C: the reader may continue, but a generator cannot after an exception.
                     buffer.restart(before)
             raise
-        self._count(batch, buffer.unread_since_s)
         return batch
 
     def _count(self, batch: pa.RecordBatch | None, now_s: float) -> None:

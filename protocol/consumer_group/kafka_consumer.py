@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
+from protocol.condition import acquired
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
@@ -33,6 +34,7 @@ from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
@@ -236,7 +238,6 @@ class KafkaConsumer:
 
     # -- reading ------------------------------------------------------------------------------
 
-    @_single_threaded
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Return records of the assigned partitions.
 
@@ -271,6 +272,17 @@ class KafkaConsumer:
         -----
         A partition without a leader starts in a later call, and does not delay other partitions.
         """
+        batches: Batches = {}
+        try:
+            return self._poll(timeout_ms, batches)
+        except BaseException:  # such as Ctrl-C, also on the way out of `_poll`
+            with DeferredInterrupts():
+                self._rewind(batches)
+            raise
+
+    @_single_threaded
+    def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
+        """Read into `batches`: the caller rewinds them if they are not returned."""
         self._record_poll()
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -279,17 +291,14 @@ class KafkaConsumer:
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
             self._partitions.start_added(self._client.deadline())
-            batches: Batches = {}
-            try:
+            with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
                 if self._still_owned():
                     self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
-                # The process may have been suspended, and the partitions assigned to another member.
-                if batches and self._still_owned():
-                    return ConsumerRecords(batches)
-            except BaseException:  # such as Ctrl-C
-                self._rewind(batches)
-                raise
+            # The process may have been suspended, and the partitions assigned to another member.
+            if batches and self._still_owned():
+                return ConsumerRecords(batches)
             self._rewind(batches)
+            batches.clear()
             if deadline.passed:
                 return ConsumerRecords({})
 
@@ -688,12 +697,14 @@ class KafkaConsumer:
     @contextmanager
     def _acquire(self) -> Iterator[None]:
         """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
-        if not self._in_use.acquire(blocking=False):
-            raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
-        try:
+        owned: Any = self._in_use
+        if owned._is_owned():  # a call within another one
             yield
-        finally:
-            self._in_use.release()
+            return
+        with acquired(self._in_use, 0) as free:
+            if not free:
+                raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
+            yield
 
     def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
         """Revoke all partitions and leave the group; see `Membership.close` for `for_good`."""

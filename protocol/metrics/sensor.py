@@ -13,6 +13,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from protocol.condition import acquired
+
 # Java's `metrics.sample.window.ms` and `metrics.num.samples`.
 WINDOW_S = 30.0
 WINDOWS = 2
@@ -118,11 +120,10 @@ class Sensor:
         """Record an event: its time in seconds, then its values."""
         pending = self._pending
         pending.append(event)
-        if len(pending) >= _FOLD_AT and self._lock.acquire(blocking=False):
-            try:
-                self._fold()
-            finally:
-                self._lock.release()
+        if len(pending) >= _FOLD_AT:
+            with acquired(self._lock, 0) as free:
+                if free:
+                    self._fold()
 
     def read(self, now_s: float) -> Reading:
         """Return the present state."""

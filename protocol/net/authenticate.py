@@ -14,6 +14,7 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.clock import Backoff, Clock, Deadline
+from protocol.condition import acquired
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectionLost, KafkaError, RequestTimedOut
 from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
@@ -67,7 +68,7 @@ class Authenticator:
         self._tokens = Tokens(clock)
         self._refusal: _Refusal | None = None
         # Until the first success, only one connection authenticates at a time.
-        self._trying = threading.Lock()
+        self._trying = threading.RLock()
         self._proven = False
         self._taken: SaslConfig | None = None  # last accepted configuration, with resolved references
 
@@ -99,12 +100,12 @@ class Authenticator:
         """
         if self._proven:
             return self._sign_in(address, ask, deadline, before)
-        if not self._trying.acquire(timeout=deadline.remaining_s()):
-            raise RequestTimedOut(f"{address}: not authenticated: another connection was still trying to authenticate")
-        try:
+        with acquired(self._trying, deadline.remaining_s()) as free:
+            if not free:
+                raise RequestTimedOut(
+                    f"{address}: not authenticated: another connection was still trying to authenticate"
+                )
             return self._sign_in(address, ask, deadline, before)
-        finally:
-            self._trying.release()
 
     def _sign_in(self, address: str, ask: Ask, deadline: Deadline, before: Session | None) -> Session:
         refusal = self._refusal

@@ -17,7 +17,7 @@ import numpy as np
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
-from protocol.condition import Condition
+from protocol.condition import Condition, acquired
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream
@@ -154,9 +154,10 @@ class Connection:
         # Start of the wait for a reply while the broker sends nothing, or time of the last check of that.
         self._silent_since_s = self.last_used_s
         stream.on_silence = self.check_silence
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         # One thread reads for all; the others wait until their reply has arrived or the reader stops.
-        self._has_reader = False
+        # The call that reads frames. An object of each call: after Ctrl-C it is unknown if the call became the reader.
+        self._reader: object = None
         self._arrivals = Condition()
         self._in_flight: deque[Reply] = deque()
         self._next_correlation_id = 0
@@ -261,14 +262,12 @@ class Connection:
         TransportError
             The connection failed, or other threads were sending until the deadline.
         """
-        if not self._sending.acquire(timeout=deadline.remaining_s()):
-            raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
-        try:
+        with acquired(self._sending, deadline.remaining_s()) as free:
+            if not free:
+                raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
             if self._authenticator is not None and self._clock.now_s() >= self._authenticate_at_s:
                 self._authenticate(self._authenticator, deadline)
             return self._send(api, version, body, deadline, replies)
-        finally:
-            self._sending.release()
 
     def _send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, replies: bool) -> Reply:
         self._raise_if_closed()
@@ -306,12 +305,13 @@ class Connection:
         """Wait for a reply, as `Reply.result`. One of the waiting threads reads frames for all."""
         if reply.error is not None:
             raise reply.error
-        if self._become_reader(reply, deadline):
-            try:
+        this_call = object()
+        try:
+            if self._become_reader(this_call, reply, deadline):
                 with self._closed_when_broken():
                     self._read_until(reply, deadline)
-            finally:
-                self._stop_reading()
+        finally:
+            self._stop_reading(this_call)
         self.last_used_s = now_s = self._clock.now_s()
         assert reply.frame is not None
         body = frame.decode_response(reply.api, reply.version, reply.frame)
@@ -322,39 +322,41 @@ class Connection:
             log.debug("%s: throttled %s v%d, correlation id %d, for %d ms", *_names(reply), throttle_ms)
         return body
 
-    def _become_reader(self, reply: Reply, deadline: Deadline) -> bool:
+    def _become_reader(self, this_call: object, reply: Reply, deadline: Deadline) -> bool:
         """Wait while another thread reads. Returns False if that thread has read this reply."""
         with self._arrivals:
-            while self._has_reader and reply.frame is None and not deadline.passed:
+            while self._reader is not None and reply.frame is None and not deadline.passed:
                 self._arrivals.wait(deadline.remaining_s())
             if reply.frame is not None:
                 return False
-            if not self._has_reader:
-                self._has_reader = True
+            if self._reader is None:
+                self._reader = this_call
                 return True
         error = self._no_reply(reply)
         self.close(error)
         raise error
 
-    def _stop_reading(self) -> None:
+    def _stop_reading(self, this_call: object) -> None:
         with self._arrivals:
-            self._has_reader = False
-            self._arrivals.notify_all()
+            if self._reader is this_call:
+                self._reader = None
+                self._arrivals.notify_all()
 
     def poll(self, reply: Reply) -> bool:
         """Read available bytes, as `Reply.poll`, unless another thread is reading."""
-        with self._arrivals:
-            if self._has_reader or reply.done:
-                return reply.done
-            self._has_reader = True
+        this_call = object()
         try:
+            with self._arrivals:
+                if self._reader is not None or reply.done:
+                    return reply.done
+                self._reader = this_call
             with self._closed_when_broken():
                 while reply.frame is None and self._receive_frame() is not None:
                     pass
         except KafkaError as error:
             reply.error = error
         finally:
-            self._stop_reading()
+            self._stop_reading(this_call)
         return reply.done
 
     def _read_until(self, wanted: Reply, deadline: Deadline) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.clock import Clock, Deadline
+from protocol.condition import acquired
 from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
@@ -33,15 +34,15 @@ class Tokens:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._source: TokenSource | None = None
         self._token: Token | None = None
 
     def token(self, source: TokenSource, config: SaslConfig, address: str, deadline: Deadline) -> Token:
         """Return a valid token. Raises `AuthenticationFailed`, `ConfigurationError` or `TransportError`."""
-        if not self._lock.acquire(timeout=deadline.remaining_s()):
-            raise RequestTimedOut("no token in time: another thread is still requesting it")
-        try:
+        with acquired(self._lock, deadline.remaining_s()) as free:
+            if not free:
+                raise RequestTimedOut("no token in time: another thread is still requesting it")
             known = self._token if source == self._source else None
             if known is not None and not known.needs_renewal(self._now_s()):
                 return known
@@ -54,8 +55,6 @@ class Tokens:
                 return known
             self._source, self._token = source, token
             return token
-        finally:
-            self._lock.release()
 
     def _now_s(self) -> float:
         return self._clock.wall_ms() / 1000

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
-from protocol.condition import Condition, Event
+from protocol.condition import Condition, Event, acquired
+from tests.support.interrupts import interrupted_at
 from tests.support.wait_until import wait_until
 
 # Points of the interrupt: the wait has just released the lock, or is about to acquire it again.
+CODE = ("threading", "contextlib", "protocol.condition", "tests.protocol.test_condition")
 WINDOWS = ("_release_save", "_acquire_restore")
 
 
@@ -71,3 +74,47 @@ def test_event_wakes_others_after_an_interrupted_wait(window: str, monkeypatch: 
         wait_until(lambda: bool(event._cond._waiters))  # type: ignore[attr-defined]
         event.set()
         assert waiting.result()
+
+
+def test_interrupted_with_statement_leaves_the_lock_free() -> None:
+    condition = Condition()
+
+    def use() -> None:
+        with condition:
+            pass
+
+    every_interrupt(use, condition)
+
+
+def test_interrupted_acquired_leaves_the_lock_free() -> None:
+    lock = threading.RLock()
+
+    def use() -> None:
+        with acquired(lock, 1):
+            pass
+
+    every_interrupt(use, lock)
+
+
+def every_interrupt(use: Callable[[], None], lock: threading.RLock | Condition) -> None:
+    """Interrupt `use` at each place; afterwards another thread must get the lock."""
+    place, reached = 1, True
+    with ThreadPoolExecutor(1) as other:
+        while reached:
+            with suppress(KeyboardInterrupt), interrupted_at(place, CODE) as was_reached:
+                use()
+            reached = was_reached()
+            assert other.submit(lambda: lock.acquire(timeout=10) and lock.release() is None).result(), place
+            place += 1
+
+
+def test_acquired_yields_false_if_the_lock_is_held() -> None:
+    lock = threading.RLock()
+    with acquired(lock, 1) as free, acquired(lock, 1) as again, ThreadPoolExecutor(1) as other:
+
+        def attempt() -> bool:
+            with acquired(lock, 0) as free:
+                return free
+
+        assert (free, again, other.submit(attempt).result()) == (True, False, False)
+    assert attempt()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -12,17 +14,21 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, read
+from tests.support.interrupts import interrupted_at
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -79,6 +85,48 @@ def test_partitions_are_read_after_an_interrupt_during_their_assignment(
         assert sorted(read(consumer, 2 * END)) == ALL
         assert consumer.assignment == BOTH
         assert consumer.group_metadata().member == interrupted[0].member
+
+
+def rows_of(polled: ConsumerRecords) -> list[tuple[int, int]]:
+    batches = [(key[1], batch) for key, several in polled.items() for batch in several]
+    return [(partition, offset) for partition, batch in batches for offset in batch["offset"].to_pylist()]
+
+
+def test_interrupted_poll_loses_and_repeats_no_record() -> None:
+    every = [(partition, offset) for partition in range(2) for offset in range(5)]
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 2)
+        given = {"bootstrap.servers": kafka.bootstrap_servers}
+        with Producer({**given, "batch.size": 1}) as producer:
+            for partition, _ in every:
+                producer.send("orders", b"value", partition=partition)
+        small = {"fetch.max.wait.ms": 1, "max.partition.fetch.bytes": 1}
+        with KafkaConsumer({**given, **small, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign(BOTH)
+            place, reached = 1, True
+            while reached:
+                found: list[tuple[int, int]] = []
+                consumer.seek_to_beginning()
+                with suppress(KeyboardInterrupt), interrupted_at(place, ("protocol.",)) as was_reached:
+                    found += rows_of(consumer.poll(1_000))
+                reached = was_reached()
+                deadline = consumer.client.deadline()
+                while len(found) < len(every) and not deadline.passed:
+                    found += rows_of(consumer.poll(100))
+                assert sorted(found) == every, place
+                place += 5
+    assert place > 150, "poll was interrupted"
+
+
+def test_interrupted_call_leaves_the_consumer_to_other_threads(client: Client) -> None:
+    with consumer_of(client, {}) as consumer, ThreadPoolExecutor(1) as other:
+        place, reached = 1, True
+        while reached:
+            with suppress(KeyboardInterrupt), interrupted_at(place, ("protocol.", "contextlib")) as was_reached:
+                consumer.pause([])
+            reached = was_reached()
+            assert other.submit(lambda: consumer.assignment).result(20) == frozenset()
+            place += 1
 
 
 @pytest.mark.parametrize("when", ["before the poll", "within the poll"])

@@ -252,8 +252,8 @@ class TestWaitingThreads:
         large = {"topics": [{"name": "t" * 20_000} for _ in range(2_000)]}
         with ThreadPoolExecutor() as threads:
             sending = threads.submit(connection.send, METADATA, 9, large, after(20_000))
-            while not connection._sending.locked():
-                pass
+            while connection._sending.acquire(blocking=False):  # until the other thread holds it
+                connection._sending.release()
             started_s = time.monotonic()
             with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: Metadata v9 could not be sent in time"):
                 connection.send(METADATA, 9, {"topics": []}, after(300))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -21,11 +18,12 @@ from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from tests.support import read_committed
+from tests.support.interrupts import interrupted_at
 from tests.support.wait_until import wait_until
 
 TOPIC = "t"
 WAIT_S = 20.0
-_INTERRUPTED = ("protocol.producer", "protocol.transaction", "protocol.interrupts")
+_CODE = ("protocol.producer", "protocol.transaction", "protocol.interrupts")
 # Interrupt at every `_STEP`-th place.
 _STEP = 5
 
@@ -37,36 +35,6 @@ def broker() -> Iterator[FakeKafka]:
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC)
         yield kafka
-
-
-@pytest.fixture(autouse=True)
-def _default_handler() -> Iterator[None]:
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, former)
-
-
-@contextmanager
-def interrupted_at(place: int) -> Iterator[Callable[[], bool]]:
-    """Send SIGINT at a place of the producer's code, by number. Yields a function: True if there was such a place.
-
-    The places are those where Python handles signals: the begin of functions, and the return from functions in C.
-    """
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        if event in ("call", "c_return") and frame.f_globals.get("__name__", "").startswith(_INTERRUPTED):
-            count += 1
-            if count == place:
-                sys.setprofile(None)
-                signal.raise_signal(signal.SIGINT)
-
-    sys.setprofile(profile)
-    try:
-        yield lambda: count >= place
-    finally:
-        sys.setprofile(None)
 
 
 def values_of(broker: FakeKafka) -> list[bytes]:
@@ -92,7 +60,7 @@ def test_interrupted_producer_completes_every_row_once_and_frees_its_memory(brok
         place, reached = 1, True
         while reached:
             futures: list[tuple[bytes, Future[RecordMetadata]]] = []
-            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place) as was_reached:
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE) as was_reached:
                 for number in range(2):
                     value = b"%d.%d" % (place, number)
                     futures.append((value, producer.send(TOPIC, value)))
@@ -120,7 +88,7 @@ def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: Fake
         while reached:
             producer.begin_transaction()
             sent: list[bytes] = []
-            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place) as was_reached:
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE) as was_reached:
                 for number in range(2):
                     value = b"%d.%d" % (place, number)
                     producer.send(TOPIC, value)

@@ -1,0 +1,36 @@
+"""Ctrl-C at a chosen place of the code that the main thread runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def interrupted_at(place: int, code: tuple[str, ...]) -> Iterator[Callable[[], bool]]:
+    """Send SIGINT at a place, by number, of the modules whose names begin with one of `code`.
+
+    Yields a function that returns True if there was such a place.
+
+    The places are those where Python handles signals: the begin of functions, and the return from functions in C.
+    """
+    count = 0
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        if event in ("call", "c_return") and frame.f_globals.get("__name__", "").startswith(code):
+            count += 1
+            if count == place:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        yield lambda: count >= place
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGINT, former)
