@@ -21,8 +21,9 @@ from protocol.errors import Corrupt
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 
-# An array's items are read in rounds over all records, as far as the records have about as many.
+# An array's items are read in rounds over all records, as long as enough records have more items.
 _MAX_ROUNDS = 64
+_FEWEST_ROWS = 16
 # For items without bytes, such as nulls.
 _MAX_EMPTY_ITEMS = 1 << 16
 _INT = (-(2**31), 2**31 - 1)
@@ -462,7 +463,7 @@ class ArrayReader(ColumnReader):
             open_rows, left = open_rows[count > 0], count[count > 0]
             live, rounds = open_rows, 0
             while len(live):
-                if rounds == _MAX_ROUNDS:
+                if rounds == _MAX_ROUNDS or len(live) < _FEWEST_ROWS:
                     self._read_rest(data, cursor, ends, live, left, pieces, owners)
                     break
                 pieces.append(self._read_items(data, cursor, ends, live, live))
@@ -516,6 +517,7 @@ class ArrayReader(ColumnReader):
     ) -> None:
         """Read what is left of long blocks: find where each item starts one by one, then read all items at once."""
         starts: list[int] = []
+        truncated: list[int] = []
         for row, count in zip(live.tolist(), left.tolist(), strict=True):
             at, end = int(cursor[row]), int(ends[row])
             try:
@@ -525,8 +527,10 @@ class ArrayReader(ColumnReader):
                     if at > end:
                         raise IndexError
             except IndexError:
-                raise InvalidRows(np.array([row]), "the value ends in the middle of the field", "[]") from None
+                truncated.append(row)
             cursor[row] = at
+        if truncated:
+            raise InvalidRows(np.array(truncated), "the value ends in the middle of the field", "[]")
         owner = np.repeat(live, left)
         try:
             items, _ = self._items.read(data, np.array(starts, np.int64), ends[owner])

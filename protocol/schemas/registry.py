@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _MOST_BYTES = 16 << 20
 _MOST_REFERENCES = 1_000
+_MAX_REFERENCE_DEPTH = 50
 # An unknown id is requested again after this time: the registry may lag behind a producer that has just registered it.
 _UNKNOWN_S = 10.0
 _TOKEN_SHARE = 0.8
@@ -147,18 +148,21 @@ class SchemaRegistry:
     def references(self, schema: RegisteredSchema, *, form: str | None = None) -> dict[str, RegisteredSchema]:
         """Return the schemas that a schema uses, by name, each behind those that it uses itself."""
         found: dict[str, RegisteredSchema] = {}
+        begun: set[str] = set()
 
-        def add(references: tuple[SchemaReference, ...]) -> None:
+        def add(references: tuple[SchemaReference, ...], depth: int) -> None:
             for each in references:
-                if each.name in found:
+                if each.name in begun:
                     continue
-                if len(found) >= _MOST_REFERENCES:
-                    raise RegistryFailed(f"a schema uses more than {_MOST_REFERENCES} others")
+                begun.add(each.name)
+                if len(begun) > _MOST_REFERENCES or depth > _MAX_REFERENCE_DEPTH:
+                    limits = f"{_MOST_REFERENCES} others, or {_MAX_REFERENCE_DEPTH} inside each other"
+                    raise RegistryFailed(f"a schema uses more than {limits}")
                 other = self.version(each.subject, each.version, form=form)
-                add(other.references)
+                add(other.references, depth + 1)
                 found[each.name] = other
 
-        add(schema.references)
+        add(schema.references, 1)
         return found
 
     def subjects(self) -> list[str]:
@@ -326,7 +330,7 @@ def _schema(said: Any, schema_id: int | None = None) -> RegisteredSchema:
             for each in said.get("references") or ()
         )
         return RegisteredSchema(
-            str(said.get("schema") or ""),
+            str(said["schema"]),
             str(said.get("schemaType") or "AVRO").upper(),
             said.get("id", schema_id),
             said.get("guid"),

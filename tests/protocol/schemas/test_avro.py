@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import time
 import tracemalloc
 from typing import Any
 
@@ -175,6 +176,16 @@ def test_long_arrays_are_read_in_one_pass_behind_the_first_items(items: Any) -> 
     column, invalid = decode(schema, encoded(schema, values))
     assert invalid == []
     assert column.to_pylist() == values
+
+
+def test_many_truncated_long_arrays_are_found_in_one_pass() -> None:
+    schema = record(("a", {"type": "array", "items": "string"}))
+    (good,) = encoded(schema, [{"a": ["x"] * 200}])
+    began_s = time.process_time()
+    column, invalid = decode(schema, [good, *[good[:-9]] * 2_000, good])
+    assert (len(column), len(invalid)) == (2, 2_000)
+    # One pass for each record would take minutes.
+    assert time.process_time() - began_s < 20
 
 
 def test_array_in_blocks_with_sizes_is_read() -> None:

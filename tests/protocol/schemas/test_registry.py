@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -81,6 +83,46 @@ def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) 
     registry = client(server.url)
     schema = RegisteredSchema("", references=(SchemaReference("B", "b", 1), SchemaReference("C", "c", 1)))
     assert list(registry.references(schema)) == ["C", "B"]
+
+
+def test_references_in_a_circle_end(server: FakeSchemaRegistry) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        server.register(name, ORDER, references=[{"name": other.upper(), "subject": other, "version": 1}])
+    schema = RegisteredSchema("", references=(SchemaReference("A", "a", 1),))
+    assert sorted(client(server.url).references(schema)) == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[]", b"{}", b"null", b"<html>", b'{"schema": 1, "references": 5}', b"[" * 9_999]
+)
+def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> None:
+    with Answering(answer) as url, pytest.raises(RegistryFailed):
+        client(url).by_id(1)
+
+
+class Answering:
+    """A server that answers every request with status 200 and these bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def test_incompatible_schema_is_refused_with_the_reason(server: FakeSchemaRegistry) -> None:
