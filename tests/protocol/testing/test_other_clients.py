@@ -20,7 +20,7 @@ CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
+def fake() -> Iterator[FakeKafka]:
     with FakeKafka(3, settings={"group.consumer.heartbeat.interval.ms": "200"}) as running:
         running.create_topic("orders", 3)
         yield running
@@ -28,27 +28,27 @@ def kafka() -> Iterator[FakeKafka]:
 
 class TestLibrdkafka:
     @pytest.fixture
-    def client(self, kafka: FakeKafka) -> dict[str, object]:
+    def client(self, fake: FakeKafka) -> dict[str, object]:
         # The cluster ends before the clients, which would log that.
-        return {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
+        return {"bootstrap.servers": fake.bootstrap_servers, "log_level": 0}
 
     @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
     def test_idempotent_producer_writes_all_records(
-        self, kafka: FakeKafka, client: dict[str, object], codec: str
+        self, fake: FakeKafka, client: dict[str, object], codec: str
     ) -> None:
         producer = confluent_kafka.Producer({**client, "enable.idempotence": True, "compression.type": codec})
         for number in range(200):
             producer.produce("orders", b"%d" % number, key=b"%d" % number, headers={"h": b"1"})
         assert producer.flush(30) == 0
-        found = kafka.records("orders")
+        found = fake.records("orders")
         assert sorted(int(each.value) for each in found) == list(range(200))
         assert all(each.key == each.value and each.headers == [("h", b"1")] for each in found)
 
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
     def test_group_shares_partitions_and_commits(
-        self, kafka: FakeKafka, client: dict[str, object], protocol: str
+        self, fake: FakeKafka, client: dict[str, object], protocol: str
     ) -> None:
-        kafka.produce("orders", *map(str, range(30)))
+        fake.produce("orders", *map(str, range(30)))
         group = {"group.id": "g", "auto.offset.reset": "earliest", "group.protocol": protocol}
         members = [confluent_kafka.Consumer({**client, **group}) for _ in "12"]
         found: list[int] = []
@@ -63,9 +63,9 @@ class TestLibrdkafka:
         wait_until(shared)
         for member in members:
             member.close()
-        assert kafka.committed_offsets("g") == {("orders", number): 10 for number in range(3)}
+        assert fake.committed_offsets("g") == {("orders", number): 10 for number in range(3)}
 
-    def test_transactions_commit_and_abort(self, kafka: FakeKafka, client: dict[str, object]) -> None:
+    def test_transactions_commit_and_abort(self, fake: FakeKafka, client: dict[str, object]) -> None:
         producer = confluent_kafka.Producer({**client, "transactional.id": "t"})
         producer.init_transactions(30)
         for value, end in ((b"kept", producer.commit_transaction), (b"dropped", producer.abort_transaction)):
@@ -73,14 +73,14 @@ class TestLibrdkafka:
             producer.produce("orders", value)
             producer.flush(30)
             end(30)
-        assert [each.value for each in kafka.records("orders")] == [b"kept"]
+        assert [each.value for each in fake.records("orders")] == [b"kept"]
         reader = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
         reader.subscribe(["orders"])
         assert [each.value() for each in reader.consume(1, 30)] == [b"kept"]
         reader.close()
 
-    def test_offsets_are_committed_in_a_transaction(self, kafka: FakeKafka, client: dict[str, object]) -> None:
-        kafka.produce("orders", "1", partition=0)
+    def test_offsets_are_committed_in_a_transaction(self, fake: FakeKafka, client: dict[str, object]) -> None:
+        fake.produce("orders", "1", partition=0)
         consumer = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
         consumer.subscribe(["orders"])
         (record,) = consumer.consume(1, 30)
@@ -89,12 +89,12 @@ class TestLibrdkafka:
         producer.begin_transaction()
         after = confluent_kafka.TopicPartition("orders", 0, record.offset() + 1)
         producer.send_offsets_to_transaction([after], consumer.consumer_group_metadata(), 30)
-        assert kafka.committed_offsets("g") == {}
+        assert fake.committed_offsets("g") == {}
         producer.commit_transaction(30)
-        assert kafka.committed_offsets("g") == {("orders", 0): 1}
+        assert fake.committed_offsets("g") == {("orders", 0): 1}
         consumer.close()
 
-    def test_administration(self, kafka: FakeKafka, client: dict[str, object]) -> None:
+    def test_administration(self, fake: FakeKafka, client: dict[str, object]) -> None:
         admin = AdminClient(client)
         admin.create_topics([NewTopic("new", 2, config={"retention.ms": "1000"})])["new"].result(30)
         resource = ConfigResource(ResourceType.TOPIC, "new")
@@ -102,28 +102,28 @@ class TestLibrdkafka:
         assert set(admin.list_topics(timeout=30).topics) == {"orders", "new"}
         assert len(admin.describe_cluster().result(30).nodes) == 3
         admin.delete_topics(["new"])["new"].result(30)
-        assert set(kafka.controller.image.topics) == {"orders"}
+        assert set(fake.controller.image.topics) == {"orders"}
 
     def test_producer_survives_moved_leaders_and_dropped_connections(
-        self, kafka: FakeKafka, client: dict[str, object]
+        self, fake: FakeKafka, client: dict[str, object]
     ) -> None:
         producer = confluent_kafka.Producer({**client, "enable.idempotence": True, "retry.backoff.ms": 20})
         for number in range(100):
             producer.produce("orders", b"%d" % number, partition=0)
             if number % 20 == 10:
                 producer.poll(0.05)
-                kafka.drop_connections()
-                kafka.shuffle_leaders()
+                fake.drop_connections()
+                fake.shuffle_leaders()
         assert producer.flush(60) == 0
-        assert [int(each.value) for each in kafka.records("orders", 0)] == list(range(100))
+        assert [int(each.value) for each in fake.records("orders", 0)] == list(range(100))
 
 
 class TestJavaTools:
     """The same commands on the in-memory cluster and on a real one print the same."""
 
-    def outputs(self, kafka: FakeKafka | RealKafka, tools: LocalKafka) -> list[str]:
+    def outputs(self, fake: FakeKafka | RealKafka, tools: LocalKafka) -> list[str]:
         """Return the output of each command, without what differs between any two clusters."""
-        at = ("--bootstrap-server", kafka.bootstrap_servers)
+        at = ("--bootstrap-server", fake.bootstrap_servers)
         topic, group = "java-tools", "java-tools-group"
         create = ("--create", "--topic", topic, "--partitions", "2", "--config", "retention.ms=-1")
         keyed = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")

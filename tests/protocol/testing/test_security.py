@@ -31,13 +31,13 @@ USERS = {"alice": "alice,secret=1", "bob": "bob-secret"}
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
+def fake() -> Iterator[FakeKafka]:
     with FakeKafka(2, users=USERS) as running:
         running.create_topic("orders", 2)
         yield running
 
 
-def round_trip(kafka: FakeKafka, properties: dict[str, str]) -> list[bytes]:
+def round_trip(fake: FakeKafka, properties: dict[str, str]) -> list[bytes]:
     with protocol.Producer(properties) as producer:
         producer.send("orders", b"ours", partition=0)
     theirs = confluent_kafka.Producer({**librdkafka(properties), "log_level": 0})
@@ -54,15 +54,15 @@ def librdkafka(properties: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("user", USERS)
-def test_clients_authenticate_with_each_mechanism(kafka: FakeKafka, user: str, mechanism: str) -> None:
-    assert round_trip(kafka, kafka.client_properties(user, mechanism)) == [b"ours", b"theirs"]
+def test_clients_authenticate_with_each_mechanism(fake: FakeKafka, user: str, mechanism: str) -> None:
+    assert round_trip(fake, fake.client_properties(user, mechanism)) == [b"ours", b"theirs"]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("wrong", [{"sasl.password": "wrong"}, {"sasl.username": "nobody"}])
-def test_wrong_credentials_are_refused(kafka: FakeKafka, mechanism: str, wrong: dict[str, str]) -> None:
+def test_wrong_credentials_are_refused(fake: FakeKafka, mechanism: str, wrong: dict[str, str]) -> None:
     with (
-        protocol.Admin({**kafka.client_properties("alice", mechanism), **wrong}) as admin,
+        protocol.Admin({**fake.client_properties("alice", mechanism), **wrong}) as admin,
         pytest.raises(AuthenticationFailed, match="Authentication failed"),
     ):
         admin.list_topics()
@@ -73,20 +73,20 @@ def test_unknown_mechanism_is_refused_with_the_known_ones() -> None:
     assert reply == {"error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM, "mechanisms": MECHANISMS}
 
 
-def test_client_without_sasl_is_disconnected(kafka: FakeKafka) -> None:
+def test_client_without_sasl_is_disconnected(fake: FakeKafka) -> None:
     with (
-        protocol.Admin(bootstrap_servers=kafka.bootstrap_servers) as admin,
+        protocol.Admin(bootstrap_servers=fake.bootstrap_servers) as admin,
         pytest.raises(TransportError),
     ):
         admin.list_topics(timeout_ms=1_000)
 
 
-def test_changed_scram_credentials_apply_to_new_connections(kafka: FakeKafka) -> None:
-    with protocol.Admin(kafka.client_properties("alice", "PLAIN")) as admin:
+def test_changed_scram_credentials_apply_to_new_connections(fake: FakeKafka) -> None:
+    with protocol.Admin(fake.client_properties("alice", "PLAIN")) as admin:
         admin.alter_user_scram_credentials([ScramUpsertion("carol", "secret-3", ScramMechanism.SCRAM_SHA_256)])
         assert set(admin.describe_user_scram_credentials()) == {"alice", "bob", "carol"}
-    carol = {**kafka.client_properties("alice", "SCRAM-SHA-256"), "sasl.username": "carol", "sasl.password": "secret-3"}
-    assert round_trip(kafka, carol) == [b"ours", b"theirs"]
+    carol = {**fake.client_properties("alice", "SCRAM-SHA-256"), "sasl.username": "carol", "sasl.password": "secret-3"}
+    assert round_trip(fake, carol) == [b"ours", b"theirs"]
 
 
 @pytest.fixture(scope="module")
@@ -106,31 +106,31 @@ class TestTLS:
     def test_clients_speak_tls(
         self, authority: CertificateAuthority, context: ssl.SSLContext, users: dict[str, str] | None
     ) -> None:
-        with FakeKafka(2, users=users, tls=context) as kafka:
-            kafka.create_topic("orders", 2)
+        with FakeKafka(2, users=users, tls=context) as fake:
+            fake.create_topic("orders", 2)
             trusts = {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
-            properties = {**kafka.client_properties(), **trusts}
+            properties = {**fake.client_properties(), **trusts}
             assert properties["security.protocol"] == ("SASL_SSL" if users else "SSL")
-            assert round_trip(kafka, properties) == [b"ours", b"theirs"]
-            kafka.drop_connections()
-            assert round_trip(kafka, properties)[:2] == [b"ours", b"ours"]
+            assert round_trip(fake, properties) == [b"ours", b"theirs"]
+            fake.drop_connections()
+            assert round_trip(fake, properties)[:2] == [b"ours", b"ours"]
 
     def test_client_without_certificate_is_refused(
         self, authority: CertificateAuthority, context: ssl.SSLContext
     ) -> None:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(authority.certificate)
-        with FakeKafka(tls=context) as kafka:
+        with FakeKafka(tls=context) as fake:
             trusts = {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
-            with protocol.Admin({**kafka.client_properties(), **trusts}) as admin, pytest.raises(KafkaError):
+            with protocol.Admin({**fake.client_properties(), **trusts}) as admin, pytest.raises(KafkaError):
                 admin.list_topics(timeout_ms=2_000)
             key = {"ssl.keystore.location": str(authority.issue("client")), "ssl.keystore.type": "PEM"}
-            with protocol.Admin({**kafka.client_properties(), **trusts, **key}) as admin:
+            with protocol.Admin({**fake.client_properties(), **trusts, **key}) as admin:
                 assert admin.list_topics() == {}
 
     def test_plaintext_client_is_disconnected(self, context: ssl.SSLContext) -> None:
-        with FakeKafka(tls=context) as kafka:
-            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        with FakeKafka(tls=context) as fake:
+            admin = AdminClient({"bootstrap.servers": fake.bootstrap_servers, "log_level": 0})
             with pytest.raises(confluent_kafka.KafkaException):
                 admin.list_topics(timeout=2)
 
@@ -139,8 +139,8 @@ class TestACLs:
     @pytest.fixture
     def authorized(self) -> Iterator[FakeKafka]:
         settings = {"authorizer.class.name": "StandardAuthorizer", "super.users": "User:alice"}
-        with FakeKafka(users=USERS, settings=settings) as kafka:
-            yield kafka
+        with FakeKafka(users=USERS, settings=settings) as fake:
+            yield fake
 
     def test_acls_are_created_described_and_deleted(self, authorized: FakeKafka) -> None:
         read = AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.READ)
@@ -174,9 +174,9 @@ class TestACLs:
         ):
             admin.create_acls([AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.ALL)])
 
-    def test_cluster_without_authorizer_has_no_acls(self, kafka: FakeKafka) -> None:
+    def test_cluster_without_authorizer_has_no_acls(self, fake: FakeKafka) -> None:
         with (
-            protocol.Admin(kafka.client_properties()) as admin,
+            protocol.Admin(fake.client_properties()) as admin,
             pytest.raises(KafkaError, match="SECURITY_DISABLED"),
         ):
             admin.describe_acls(AclFilter())
