@@ -44,7 +44,7 @@ class Member:
 
     def join(self, **fields: object) -> int:
         self.epoch = 0
-        return self.beat(subscribed_topic_names=[self.topic], **{**JOINS, **fields})
+        return self.beat(**{"subscribed_topic_names": [self.topic], **JOINS, **fields})
 
     def own(self, *numbers: int) -> int:
         rows = [{"topic_id": self.client.topic(self.topic).topic_id, "partitions": list(numbers)}] if numbers else []
@@ -165,3 +165,18 @@ def test_pattern_is_matched_by_the_coordinator(client: Client, topic: str) -> No
     member = Member(client, new_group(), topic)
     assert member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"{topic}.*", **JOINS) == 0
     member.beat_until(0, 1)
+
+
+@pytest.mark.parametrize("pattern", ["(?!never)", "(?<=a)b", "("])
+def test_pattern_that_re2_lacks_is_refused(client: Client, topic: str, pattern: str) -> None:
+    member = Member(client, new_group(), topic)
+    assert member.join(subscribed_topic_names=None, subscribed_topic_regex=pattern) == (
+        ErrorCode.INVALID_REGULAR_EXPRESSION
+    )
+
+
+def test_older_member_keeps_its_first_partition(client: Client, member: Member) -> None:
+    second = Member(client, member.group, member.topic)
+    assert second.join() == 0
+    assert member.own(0, 1) == 0
+    assert member.assigned == [0]

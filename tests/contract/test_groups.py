@@ -187,6 +187,13 @@ class TestStaticMembers:
         assert bytes(again.sync().result(client.deadline())["assignment"]) == first.member_id.encode()
         assert first.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
 
+    def test_static_member_with_other_metadata_causes_no_rebalance(self, client: Client) -> None:
+        (first,) = stable(client, new_group(), instance_id="a")
+        again = GroupMember(client, first.group, instance_id="a", protocols={"range": subscription("orders", "bills")})
+        again.end(again.begin())
+        assert (again.generation, again.joined["skip_assignment"]) == (first.generation, True)
+        assert again.heartbeat() == 0
+
     def test_member_leaves_by_its_instance_id(self, client: Client) -> None:
         (member,) = stable(client, new_group(), instance_id="a")
         body = {"group_id": member.group, "members": [{"member_id": "", "group_instance_id": "a"}]}
