@@ -78,7 +78,7 @@ def _kafka_fixture(*, both: bool) -> object:
                 return
             from protocol.testing import RealKafka
 
-            with RealKafka(request.getfixturevalue("kafka_local").bootstrap_servers) as real:
+            with RealKafka(request.getfixturevalue("kafka_local").bootstrap_servers, exclusive=True) as real:
                 yield real
 
     return KafkaOnFakeOrReal()

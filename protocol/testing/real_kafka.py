@@ -18,22 +18,27 @@ from protocol.tables import read
 class RealKafka:
     """A cluster that runs elsewhere, for tests: topics, records, committed offsets.
 
-    `close` deletes the topics and groups that appeared since this object was created; it is also a context manager.
+    `close` deletes the topics that `create_topic` made; it is also a context manager.
 
     Parameters
     ----------
     bootstrap_servers : str
     properties : mapping, optional
         Kafka's client properties, such as those of security.
+    exclusive : bool
+        The test alone uses the cluster: `close` also deletes other topics and groups that have appeared meanwhile.
     """
 
-    def __init__(self, bootstrap_servers: str, properties: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, bootstrap_servers: str, properties: Mapping[str, object] | None = None, *, exclusive: bool = False
+    ) -> None:
         self._properties = {**(properties or {}), "bootstrap.servers": bootstrap_servers}
         self._bootstrap_servers = bootstrap_servers
         self._admin = Admin(self._properties)
         self._producer: Producer | None = None
-        self._topics_before = set(self._admin.list_topics())
-        self._groups_before = {each.group for each in self._admin.list_groups()}
+        self._created: set[str] = set()
+        self._exclusive = exclusive
+        self._topics_before, self._groups_before = self._present() if exclusive else (set(), set())
 
     def __enter__(self) -> RealKafka:
         return self
@@ -56,6 +61,7 @@ class RealKafka:
     ) -> None:
         """Create a topic; return when it has leaders. As `FakeKafka.create_topic`."""
         self._admin.create_topics([NewTopic(name, partitions, replication_factor, configs=dict(config or {}))])
+        self._created.add(name)
 
     def produce(
         self,
@@ -98,12 +104,13 @@ class RealKafka:
         return {key: each.offset for key, each in self._admin.list_consumer_group_offsets(group_id).items()}
 
     def close(self) -> None:
-        """Delete the topics and groups that appeared meanwhile; groups that still have members stay."""
+        """Delete topics, and groups of an exclusive cluster; groups that still have members stay."""
         if self._producer is not None:
             self._producer.abort()
         try:
-            topics = self._admin.list_topics().keys() - self._topics_before
-            groups = {each.group for each in self._admin.list_groups()} - self._groups_before
+            topics, groups = self._present()
+            topics = topics - self._topics_before if self._exclusive else topics & self._created
+            groups = groups - self._groups_before if self._exclusive else set()
             with suppress(AdminFailed, BrokerError):
                 if topics:
                     self._admin.delete_topics(topics)
@@ -112,3 +119,7 @@ class RealKafka:
                     self._admin.delete_groups(groups)
         finally:
             self._admin.close()
+
+    def _present(self) -> tuple[set[str], set[str]]:
+        """Return the topics and the groups of the cluster."""
+        return set(self._admin.list_topics()), {each.group for each in self._admin.list_groups()}

@@ -141,7 +141,7 @@ class TestJavaTools:
         return [_normal(each) for each in lines]
 
     def test_outputs_equal_those_of_a_real_cluster(self, kafka1: LocalKafka) -> None:
-        with FakeKafka() as fake, RealKafka(kafka1.bootstrap_servers) as real:
+        with FakeKafka() as fake, RealKafka(kafka1.bootstrap_servers, exclusive=True) as real:
             assert self.outputs(fake, kafka1) == self.outputs(real, kafka1)
 
 

@@ -127,11 +127,19 @@ class TestRealKafka:
                 kafka.committed_offsets("shared-methods-group"),
             ]
 
-        with FakeKafka() as fake, RealKafka(kafka1.bootstrap_servers) as real:
+        with FakeKafka() as fake, RealKafka(kafka1.bootstrap_servers, exclusive=True) as real:
             assert use(fake) == use(real)
         with protocol.Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
             assert "shared-methods" not in admin.list_topics()
             assert "shared-methods-group" not in {each.group for each in admin.list_groups()}
+
+    def test_only_own_topics_of_a_shared_cluster_are_deleted(self, kafka1: LocalKafka) -> None:
+        with protocol.Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+            with RealKafka(kafka1.bootstrap_servers) as real:
+                real.create_topic("own-topic")
+                admin.create_topics([protocol.admin.NewTopic("topic-of-another", 1)])
+            assert {"own-topic", "topic-of-another"} & admin.list_topics().keys() == {"topic-of-another"}
+            admin.delete_topics(["topic-of-another"])
 
     def test_unknown_topic_is_a_usage_error(self, kafka1: LocalKafka) -> None:
         with RealKafka(kafka1.bootstrap_servers) as real, pytest.raises(UsageError, match="nothing does not exist"):
