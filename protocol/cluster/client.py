@@ -101,7 +101,8 @@ class Client:
         self.clock = clock
         self.format_error = format_error
         self.sensors = ClientSensors(config.client_id)
-        self._pool = ConnectionPool(config, clock, self._is_departed, self.sensors)
+        self.pool = ConnectionPool(config, clock, self._is_departed, self.sensors)
+        """The connections of this client."""
         self._lock = threading.Lock()
         self._metadata = Metadata()
         self._metadata_at_s: dict[str, float] = {}
@@ -121,7 +122,7 @@ class Client:
     def close(self) -> None:
         """Close all connections; waiting calls raise `ConnectionLost`. Idempotent."""
         self._closed = True
-        self._pool.close()
+        self.pool.close()
 
     @property
     def closed(self) -> bool:
@@ -163,15 +164,15 @@ class Client:
             The connection cannot be opened by `deadline`.
         """
         self.require_open()
-        return self._pool.get(broker.host, broker.port, purpose, deadline)
+        return self.pool.get(broker.host, broker.port, purpose, deadline)
 
     def disconnect(self, connection: Connection) -> None:
         """Close one connection; calls that wait on it raise `ConnectionLost`."""
-        self._pool.discard(connection)
+        self.pool.discard(connection)
 
     def hang_up(self, purpose: str) -> None:
         """Close all connections of a purpose; calls that wait on them raise `ConnectionLost`."""
-        self._pool.discard_purpose(purpose)
+        self.pool.discard_purpose(purpose)
 
     def send(
         self,
@@ -419,7 +420,7 @@ class Client:
             for name in newer.topics:
                 self._metadata_at_s[name] = now_s
             known = self._metadata
-        departed -= self._pool.close_departed(departed)
+        departed -= self.pool.close_departed(departed)
         with self._lock:
             self._addresses -= departed
         return known
@@ -658,7 +659,7 @@ class Client:
         random.shuffle(bootstrap)
         addresses = {(broker.host, broker.port) for broker in known}
         both = known + [broker for broker in bootstrap if (broker.host, broker.port) not in addresses]
-        return sorted(both, key=lambda broker: self._pool.failed_at_s(broker.host, broker.port))
+        return sorted(both, key=lambda broker: self.pool.failed_at_s(broker.host, broker.port))
 
 
 def listed(names: Sequence[str]) -> str:

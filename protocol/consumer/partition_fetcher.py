@@ -65,14 +65,15 @@ class PartitionFetcher:
         self._config = config
         # Own connections: replies of a connection are ordered, and another consumer's Fetch may wait at the broker.
         self._purpose = f"consumer-{next(_numbers)}"
-        self._leader_work = Condition(self.lock)
+        self.leader_work = Condition(self.lock)
         self._arrival = Condition(self.lock)
         # In order of arrival. `Consumer.poll` reads the first one to its end, so that few replies are decompressed.
         self._arrived: dict[FetchBuffer, None] = {}
         self._overdue_checked_at_s = 0.0
         self._consumers: dict[FetchBuffer, PartitionConsumer] = {}
         self._keys: set[TopicPartition] = set()  # of `_consumers`
-        self._schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
+        self.schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
+        """Buffers by broker, and what to fetch next. Guarded by `lock`."""
         self._threads: dict[Broker, _BrokerThread] = {}
         # Error of the leader thread, which has ended.
         self._fault: str | None = None
@@ -94,7 +95,7 @@ class PartitionFetcher:
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
             self._consumers.update((consumer.buffer, consumer) for consumer in consumers.values())
             self._keys.update(consumers)
-            self._leader_work.notify()
+            self.leader_work.notify()
 
     @property
     def consumers(self) -> dict[TopicPartition, PartitionConsumer]:
@@ -126,14 +127,14 @@ class PartitionFetcher:
                         return consumer
                     del self._arrived[buffer]
                 # This thread waits for all partitions, so none of them is unread.
-                for buffer in list(self._schedule.unread):
+                for buffer in list(self.schedule.unread):
                     if buffer.expired and not buffer.paused:
                         buffer.revive()
                         self.changed(buffer)
                 if self._arrived:
                     continue
-                if not self._schedule.wanted:
-                    self._schedule.wanted = True
+                if not self.schedule.wanted:
+                    self.schedule.wanted = True
                     for thread in self._threads.values():
                         thread.work.notify()
                 remaining_s = deadline.remaining_s()
@@ -166,7 +167,7 @@ class PartitionFetcher:
             threads, consumers = list(self._threads.values()), list(self._consumers.values())
             self._consumers.clear()
             self._keys.clear()
-            self._leader_work.notify_all()
+            self.leader_work.notify_all()
             self._arrival.notify_all()
         for consumer in consumers:
             consumer.close()
@@ -198,11 +199,11 @@ class PartitionFetcher:
         if self._fault is not None and not buffer.closed:
             self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
         if buffer.source.broker is None:
-            self._leader_work.notify()
+            self.leader_work.notify()
 
     def _announce(self, buffer: FetchBuffer) -> None:
         self._arrived[buffer] = None
-        self._schedule.wanted = False
+        self.schedule.wanted = False
         self._arrival.notify()
 
     def _stop(self, buffer: FetchBuffer, error: KafkaError, *, retry: bool = False) -> None:
@@ -220,7 +221,7 @@ class PartitionFetcher:
         """Return the next request of a broker's thread; None if it must end."""
         with self.lock:
             while not self.closed:
-                decision = self._schedule.next(thread.state, self._client.clock.now_s())
+                decision = self.schedule.next(thread.state, self._client.clock.now_s())
                 for buffer in decision.changed:
                     if buffer.expired:
                         log.debug("%s: not read for max.processing.time.ms, so no longer fetched", buffer.name)
@@ -238,17 +239,17 @@ class PartitionFetcher:
         with self.lock:
             for partition, fetched in completed:
                 if (buffer := asked[partition]).source is partition:
-                    self._schedule.put(buffer, fetched, self._client.clock.now_s())
+                    self.schedule.put(buffer, fetched, self._client.clock.now_s())
                     self._wake_reader(buffer)
             self._handle_failures(failed, asked)
             if any(partition.broker is None for partition in asked):
-                self._leader_work.notify()
+                self.leader_work.notify()
 
     def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
         """Handle the end of a broker's thread by an internal error: partitions without a thread would wait forever."""
         with self.lock:
             self._threads.pop(thread.state.broker, None)
-            for buffer in self._schedule.buffers_of(thread.state.broker):
+            for buffer in self.schedule.buffers_of(thread.state.broker):
                 buffer.source.broker = None
                 self._stop(buffer, error)
 
@@ -261,7 +262,7 @@ class PartitionFetcher:
                 if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}
                 waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
-                self._leader_work.wait(min([_MAX_WAIT_S, *waits]))
+                self.leader_work.wait(min([_MAX_WAIT_S, *waits]))
         return None
 
     def leaders_resolved(self, failures: Mapping[FetchPosition, KafkaError], asked: RequestedBuffers) -> None:
@@ -269,7 +270,7 @@ class PartitionFetcher:
         with self.lock:
             self._handle_failures([(each, decide(each, error)) for each, error in failures.items()], asked)
             for buffer in asked.values():
-                self._schedule.add_resolved(buffer)
+                self.schedule.add_resolved(buffer)
             for broker in {buffer.source.broker for buffer in asked.values()}:
                 if broker is not None:
                     self._wake_thread(broker)

@@ -45,7 +45,7 @@ class AssignedPartitions:
     def __init__(self, client: Client, config: GroupConsumerConfig, columns: Collection[str]) -> None:
         self._client = client
         self._config = config
-        self._reader = Consumer(client, config.consumer, columns=columns)
+        self.reader = Consumer(client, config.consumer, columns=columns)
         client.sensors.add_gauge("assigned-partitions", self, lambda this: [((), len(this))])
         self._consumers: dict[TopicPartition, PartitionConsumer] = {}
         # Partitions that have not started, with the offset set by `seek`.
@@ -144,7 +144,7 @@ class AssignedPartitions:
     ) -> None:
         if not offsets:
             return
-        self._consumers.update(self._reader.consume_partitions(offsets, deadline, epochs=epochs))
+        self._consumers.update(self.reader.consume_partitions(offsets, deadline, epochs=epochs))
         for key in offsets:
             if key in self._paused_not_started:  # checked after the insertion, since another thread may call `pause`
                 self._consumers[key].pause()
@@ -230,7 +230,7 @@ class AssignedPartitions:
         None also means lost data: the next `start_added` finds the offset to continue at.
         """
         try:
-            read = self._reader.poll(timeout_ms, max_rows)
+            read = self.reader.poll(timeout_ms, max_rows)
         except DataLoss as loss:
             key = self._check_reset(loss)
             if isinstance(loss, LogTruncated):
@@ -297,7 +297,7 @@ class AssignedPartitions:
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Stop reading, and end the fetches."""
-        self._reader.close(deadline)
+        self.reader.close(deadline)
 
 
 _NO_RECORD = -1

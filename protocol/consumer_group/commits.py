@@ -40,28 +40,29 @@ class Commits:
         self._client = client
         self._group = config.consumer.group_id
         # Each offset is committed once, as in Java: a repeated commit could rewind one of another program.
-        self._manager = (
+        self.manager = (
             OffsetManager(client, self._group, refresh_ms=math.inf, retry_refused=False) if self._group else None
         )
         self._interval_s = config.auto_commit_interval_ms / 1000
-        self.auto = config.enable_auto_commit and self._manager is not None
+        self.auto = config.enable_auto_commit and self.manager is not None
         self._auto_commit_due_s = client.clock.now_s() + self._interval_s
-        self._pending: list[_PendingCommit] = []
+        self.pending: list[_PendingCommit] = []
+        """Commits whose callbacks were not called yet, oldest first."""
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
 
     def set_member(self, member: GroupMember) -> None:
         """Set the member of all later commits."""
-        if self._manager is not None:
-            self._manager.set_member(member)
+        if self.manager is not None:
+            self.manager.set_member(member)
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop uncommitted offsets of all partitions except `owned`, after the callbacks of completed commits."""
         try:
             self.run_callbacks()
         finally:
-            if self._manager is not None:
-                self._manager.retain(owned)
+            if self.manager is not None:
+                self.manager.retain(owned)
 
     def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
         """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended."""
@@ -99,14 +100,14 @@ class Commits:
     def add_callback(self, offsets: Offsets, on_commit: OnCommit) -> None:
         """Register a callback, which `run_callbacks` calls after the commit or after `request.timeout.ms`."""
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
-        self._pending.append(_PendingCommit(offsets, on_commit, deadline))
+        self.pending.append(_PendingCommit(offsets, on_commit, deadline))
         if not offsets:  # no response will come
             self._seen_changes = -1
 
     def await_pending(self, deadline: Deadline) -> None:
         """Wait for all commits in flight, only `DELETED_TOPIC_S` for those of deleted topics, and run the callbacks."""
-        if self._manager is not None:
-            self._manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
+        if self.manager is not None:
+            self.manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
             self.run_callbacks()
 
     def run_callbacks(self) -> None:
@@ -118,7 +119,7 @@ class Commits:
             The first exception of a callback, after all others were called; further exceptions are logged.
         """
         count = self._completed_count()
-        waiting, self._pending = deque(self._pending[:count]), self._pending[count:]
+        waiting, self.pending = deque(self.pending[:count]), self.pending[count:]
         pending: list[_PendingCommit] = []
         raised: list[Exception] = []
         try:
@@ -133,7 +134,7 @@ class Commits:
                 except Exception as error:
                     raised.append(error)
         finally:  # also after Ctrl-C; callbacks may have added commits
-            self._pending = [*pending, *waiting, *self._pending]
+            self.pending = [*pending, *waiting, *self.pending]
         for other in raised[1:]:
             log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
         if raised:
@@ -141,13 +142,13 @@ class Commits:
 
     def _completed_count(self) -> int:
         """Return the number of the oldest commits that may be complete or are out of time."""
-        if not self._pending:
+        if not self.pending:
             return 0
         before, self._seen_changes = self._seen_changes, self._required_manager().changes
         if before != self._seen_changes:
-            return len(self._pending)
-        in_time = (index for index, commit in enumerate(self._pending) if not commit.deadline.passed)
-        return next(in_time, len(self._pending))
+            return len(self.pending)
+        in_time = (index for index, commit in enumerate(self.pending) if not commit.deadline.passed)
+        return next(in_time, len(self.pending))
 
     def take_auto_commit_due(self) -> bool:
         """Return True if an automatic commit is due, and start the next interval."""
@@ -159,13 +160,13 @@ class Commits:
 
     def close(self) -> None:
         """End the thread without another commit."""
-        if self._manager is not None:
-            self._manager.close()
+        if self.manager is not None:
+            self.manager.close()
 
     def _required_manager(self) -> OffsetManager:
-        if self._manager is None:
+        if self.manager is None:
             raise UsageError("a commit needs a group: set group.id", settings=("group.id",))
-        return self._manager
+        return self.manager
 
     def _commit_failed(self, why: KafkaError) -> CommitFailed:
         failed = CommitFailed(f"group {self._group}: offsets were not committed: {why}")

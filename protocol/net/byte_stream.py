@@ -34,7 +34,8 @@ class ByteStream:
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         sock.setblocking(False)
-        self._socket = sock
+        self.socket = sock
+        """The non-blocking socket."""
         self.address = address
         # Called by a waiting thread every _SILENCE_MS, with its deadline. May close the stream.
         self.on_silence: Callable[[Deadline], None] = lambda deadline: None
@@ -86,24 +87,24 @@ class ByteStream:
 
     def fileno(self) -> int:
         """Return the socket's file descriptor; -1 once closed."""
-        return self._socket.fileno()
+        return self.socket.fileno()
 
     def close(self) -> None:
         """Close the socket. Waiting calls in any thread raise `ConnectionLost`."""
         # shutdown wakes a thread that polls this socket; close alone would not.
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
 
     # -- overridden by TLS --------------------------------------------------------------------
 
     def _send_some(self, buffers: Sequence[memoryview]) -> int:
         """Send without blocking and return the number of bytes; raise `BlockingIOError` for none, or `OSError`."""
-        return self._socket.sendmsg(buffers[:_MAX_BUFFERS_PER_SEND])
+        return self.socket.sendmsg(buffers[:_MAX_BUFFERS_PER_SEND])
 
     def _receive_some(self, view: memoryview) -> int:
         """Receive without blocking and return the number of bytes, 0 if the peer closed; raise as `_send_some`."""
-        return self._socket.recv_into(view)
+        return self.socket.recv_into(view)
 
     def _broken(self, doing: str, error: OSError) -> KafkaError:
         """Convert an error of these calls to the error to raise."""
@@ -113,7 +114,7 @@ class ByteStream:
         while True:
             poll = select.poll()
             try:
-                poll.register(self._socket, event)
+                poll.register(self.socket, event)
             except (OSError, ValueError) as error:
                 raise ConnectionLost(f"{self.address}: the connection was closed by the client") from error
             if poll.poll(min(deadline.remaining_s() * 1000, _SILENCE_MS)):

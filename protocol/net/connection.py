@@ -142,7 +142,7 @@ class Connection:
         self.versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         self.last_used_s = clock.now_s()
-        self._stream = stream
+        self.stream = stream
         self._client_id = client_id
         self._clock = clock
         self._max_response_bytes = max_response_bytes
@@ -150,7 +150,8 @@ class Connection:
         self._is_departed = is_departed
         self._authenticator = authenticator
         self._session: Session | None = None
-        self._authenticate_at_s = float("inf")
+        self.reauthenticate_at_s = float("inf")
+        """Clock time in seconds of the next reauthentication (KIP-368); inf without an expiring session."""
         # Start of the wait for a reply while the broker sends nothing, or time of the last check of that.
         self._silent_since_s = self.last_used_s
         stream.on_silence = self.check_silence
@@ -181,7 +182,7 @@ class Connection:
 
     def fileno(self) -> int:
         """Return the socket's file descriptor; -1 once closed."""
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     def handshake(self, deadline: Deadline) -> None:
         """Request the API versions (KIP-35, KIP-511), then authenticate.
@@ -209,7 +210,7 @@ class Connection:
         with self._closed_when_broken():
             self._session = authenticator.authenticate(self.address, self._ask, deadline, self._session)
         after_s = self._session.reauthenticate_after_s
-        self._authenticate_at_s = float("inf") if after_s is None else self._clock.now_s() + after_s
+        self.reauthenticate_at_s = float("inf") if after_s is None else self._clock.now_s() + after_s
 
     @hide_variables
     def _ask(self, api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
@@ -229,7 +230,7 @@ class Connection:
         is_first = self._closed is None
         if is_first:
             self._closed = error or self._closed_by_client()
-        self._stream.close()
+        self.stream.close()
         if is_first and error is not None:
             self._on_failure(error)
 
@@ -265,7 +266,7 @@ class Connection:
         with acquired(self._sending, deadline.remaining_s()) as free:
             if not free:
                 raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
-            if self._authenticator is not None and self._clock.now_s() >= self._authenticate_at_s:
+            if self._authenticator is not None and self._clock.now_s() >= self.reauthenticate_at_s:
                 self._authenticate(self._authenticator, deadline)
             return self._send(api, version, body, deadline, replies)
 
@@ -284,7 +285,7 @@ class Connection:
                 self._silent_since_s = now_s
             if replies:
                 self._in_flight.append(reply)
-            self._stream.send(buffers, deadline)
+            self.stream.send(buffers, deadline)
         self._sensors.sent.record((now_s, size_bytes))
         return reply
 
@@ -364,7 +365,7 @@ class Connection:
             self._raise_if_closed(wanted)
             try:
                 while (received := self._receive_frame()) is None:
-                    self._stream.wait_readable(deadline)
+                    self.stream.wait_readable(deadline)
             except RequestTimedOut as error:
                 raise self._no_reply(wanted) from error
             except ConnectionLost as error:
@@ -391,7 +392,7 @@ class Connection:
 
     def _receive_frame(self) -> Reply | None:
         """Read available bytes. Return the reply that they complete; None if its frame is incomplete."""
-        while count := self._stream.receive_some(self._incoming[self._received_bytes :]):
+        while count := self.stream.receive_some(self._incoming[self._received_bytes :]):
             self._received_bytes += count
             if self._received_bytes < len(self._incoming):
                 continue

@@ -61,7 +61,8 @@ class ConnectionPool:
         self._config = config
         self._clock = clock
         self._is_departed = is_departed
-        self._connections: dict[tuple[str, int, str], Connection] = {}
+        self.connections: dict[tuple[str, int, str], Connection] = {}
+        """Open connections by (host, port, purpose). Guarded by the pool's lock."""
         self._tls = _tls_context(config)
         self._authenticator = _authenticator(config, clock)
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
@@ -86,12 +87,12 @@ class ConnectionPool:
         with self._lock:
             self._forget_after_fork()
             self._close_idle()
-            connection = self._connections.get(key)
+            connection = self.connections.get(key)
             if connection is not None and self._usable(connection):
                 return connection
             if connection is not None:
                 connection.close()
-                del self._connections[key]
+                del self.connections[key]
             self._require_reachable(host, port)
         # Opened without the lock: an unresponsive broker must not block requests to others.
         opened = self._open(host, port, deadline)
@@ -99,11 +100,11 @@ class ConnectionPool:
             if self._closed:
                 opened.close()
                 raise ConnectionLost(f"{opened.address}: the connection was closed by the client")
-            other = self._connections.get(key)
+            other = self.connections.get(key)
             if other is not None and self._usable(other):
                 opened.close()
                 return other
-            self._connections[key] = opened
+            self.connections[key] = opened
         return opened
 
     def failed_at_s(self, host: str, port: int) -> float:
@@ -115,14 +116,14 @@ class ConnectionPool:
         """Close a connection; the next `get` opens a new one."""
         connection.close()
         with self._lock:
-            for key, value in list(self._connections.items()):
+            for key, value in list(self.connections.items()):
                 if value is connection:
-                    del self._connections[key]
+                    del self.connections[key]
 
     def discard_purpose(self, purpose: str) -> None:
         """Close all connections of a purpose."""
         with self._lock:
-            closing = [connection for key, connection in self._connections.items() if key[2] == purpose]
+            closing = [connection for key, connection in self.connections.items() if key[2] == purpose]
         for connection in closing:
             self.discard(connection)
 
@@ -136,28 +137,28 @@ class ConnectionPool:
         """
         with self._lock:
             self._forget_after_fork()
-            for key, connection in list(self._connections.items()):
+            for key, connection in list(self.connections.items()):
                 idle_s = self._clock.now_s() - connection.last_used_s
                 is_idle = not connection.in_flight and idle_s >= _DEPARTED_IDLE_S
                 if key[:2] in departed and (connection.closed or is_idle):
                     connection.close()
-                    del self._connections[key]
-            return {key[:2] for key in self._connections} & set(departed)
+                    del self.connections[key]
+            return {key[:2] for key in self.connections} & set(departed)
 
     def close(self) -> None:
         """Close all connections, including those being opened."""
         with self._lock:
             self._closed = True
-            for connection in self._connections.values():
+            for connection in self.connections.values():
                 connection.close()
-            self._connections.clear()
+            self.connections.clear()
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return len(self.connections)
 
     def _open_count(self) -> Iterator[tuple[Tags, float]]:
         """Yield the value of the metric `connection-count`."""
-        yield (), sum(not connection.closed for connection in list(self._connections.values()))
+        yield (), sum(not connection.closed for connection in list(self.connections.values()))
 
     def _usable(self, connection: Connection) -> bool:
         return not connection.closed and not self._idle_beyond(connection, 0.0)
@@ -172,10 +173,10 @@ class ConnectionPool:
         if now_s < self._next_idle_check_s:
             return
         self._next_idle_check_s = now_s + 1.0
-        for key, connection in list(self._connections.items()):
+        for key, connection in list(self.connections.items()):
             if self._idle_beyond(connection, _GRACE_S):
                 connection.close()
-                del self._connections[key]
+                del self.connections[key]
 
     def _require_reachable(self, host: str, port: int) -> None:
         backoff = self._reachability.current_backoff((host, port), self._clock.now_s())
@@ -248,7 +249,7 @@ class ConnectionPool:
         # A child process shares the parent's sockets: using them would mix two streams of requests.
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
-            self._connections = {}
+            self.connections = {}
             # Another thread may have held their locks during the fork.
             self._tls = _tls_context(self._config)
             self._authenticator = _authenticator(self._config, self._clock)

@@ -154,7 +154,7 @@ class TLSStream(ByteStream):
         return refused(error, self.address, self._config)
 
     def _take_encrypted(self) -> None:
-        count = self._socket.recv_into(self._received)
+        count = self.socket.recv_into(self._received)
         if count:
             self._encrypted_in.write(self._received[:count])
         else:
@@ -167,7 +167,7 @@ class TLSStream(ByteStream):
                 self._unsent = memoryview(self._encrypted_out.read())
                 if not self._unsent:
                     return
-            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
 
 def _named(kind: str, name: str) -> str:

@@ -61,12 +61,12 @@ class BatchAssembler:
         )
         self._config = config
         self._clock = clock
-        self._choice = choice
+        self.choice = choice
         self._incomplete = incomplete
         self._hand_over_batches = hand_over
         self._on_failure = on_failure
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
-        self._encode = encode
+        self.encode = encode
         self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = threading.RLock()
@@ -82,7 +82,7 @@ class BatchAssembler:
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
-        metadata, given_partitions = self._choice.resolve_topic(topic, rows.num_rows, given)
+        metadata, given_partitions = self.choice.resolve_topic(topic, rows.num_rows, given)
         sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
         refused = too_large_errors(topic, sizes, self._config.max_request_size_bytes, with_row_number=True)
         kept = np.delete(np.arange(rows.num_rows), list(refused))
@@ -95,7 +95,7 @@ class BatchAssembler:
             self._append_waiting_messages()
             if rows.num_rows:
                 with self._user_code():
-                    partitions[kept] = self._choice.choose(metadata, rows, sizes, given_partitions)
+                    partitions[kept] = self.choice.choose(metadata, rows, sizes, given_partitions)
             sent = SentColumns(topic, partitions, timestamps_ms, self._incomplete.mark_reported)
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
@@ -113,9 +113,9 @@ class BatchAssembler:
         """
         if (topic, partition) not in self._checked_partitions:
             if wait:
-                self._choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))
+                self.choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))
             else:
-                self._choice.check_partition(topic, partition)
+                self.choice.check_partition(topic, partition)
             self._checked_partitions.add((topic, partition))
 
     def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
@@ -220,7 +220,7 @@ class BatchAssembler:
 
     def _user_code(self) -> AbstractContextManager[None]:
         """Let Ctrl-C interrupt the user's partitioner."""
-        return self._interrupts.allowed() if self._choice.calls_user_code else nullcontext()
+        return self._interrupts.allowed() if self.choice.calls_user_code else nullcontext()
 
     def _acquire(self, interrupts: DeferredInterrupts, *, wait: bool) -> bool:
         lock: Any = self._lock
@@ -272,9 +272,9 @@ class BatchAssembler:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
-        metadata, futures = self._choice.cached_topic(messages.topic), messages.futures
+        metadata, futures = self.choice.cached_topic(messages.topic), messages.futures
         with self._user_code():
-            chosen, refused = self._choice.choose_each(metadata, rows, sizes, messages.partitions())
+            chosen, refused = self.choice.choose_each(metadata, rows, sizes, messages.partitions())
         refused |= too_large_errors(messages.topic, sizes, self._config.max_request_size_bytes, with_row_number=False)
         for row, error in refused.items():
             self._on_failure(error)
@@ -297,7 +297,7 @@ class BatchAssembler:
         while left:
             rows_of_batches, slices = left[0], left[0].batch_slices
             try:
-                records = self._encode(rows_of_batches.rows(), [batch.count for batch in slices], rows_of_batches.order)
+                records = self.encode(rows_of_batches.rows(), [batch.count for batch in slices], rows_of_batches.order)
                 now_s = self._clock.now_s()
                 batches = [
                     ProducerBatch(

@@ -75,14 +75,15 @@ class Sender:
         self._process_id = os.getpid()
         self._hand_over_due: Callable[[], float | None] = lambda: None
         self._on_end: Callable[[KafkaError], None] = lambda error: None
-        self._thread = threading.Thread(target=self._run, name=self._purpose, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=self._purpose, daemon=True)
+        """The thread that sends and receives."""
 
     # -- for callers --------------------------------------------------------------------------
 
     def start(self, hand_over_due: Callable[[], float | None], on_end: Callable[[KafkaError], None]) -> None:
         """Start the thread."""
         self._hand_over_due, self._on_end = hand_over_due, on_end
-        self._thread.start()
+        self.thread.start()
 
     def put(self, batches: Sequence[ProducerBatch]) -> None:
         """Add record batches, in order within each partition. Thread-safe."""
@@ -107,8 +108,8 @@ class Sender:
     def join(self, deadline: Deadline) -> None:
         """Wait for the end of the thread, at most until the deadline."""
         if self.in_this_process and not self.is_current_thread:
-            self._thread.join(deadline.remaining_s())
-            if self._thread.is_alive():
+            self.thread.join(deadline.remaining_s())
+            if self.thread.is_alive():
                 log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
 
     def reset_sequences(self, deadline: Deadline) -> None:
@@ -135,7 +136,7 @@ class Sender:
     @property
     def is_current_thread(self) -> bool:
         """True in a callback."""
-        return threading.current_thread() is self._thread
+        return threading.current_thread() is self.thread
 
     @property
     def in_flight(self) -> int:

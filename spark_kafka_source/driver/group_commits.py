@@ -39,26 +39,27 @@ class GroupCommits:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._manager: OffsetManager | None = None
+        self.manager: OffsetManager | None = None
+        """Commits in the background; None while no group is set."""
 
     @property
     def group(self) -> str | None:
         """The group; None before `start`, and for a query that does not commit."""
-        return None if self._manager is None else self._manager.group
+        return None if self.manager is None else self.manager.group
 
     def start(self, deadline: Deadline) -> None:
         """Start. Raises `ConfigurationError` if the group has live members and this query is not a member itself."""
         group = self._options.consumer.group_id
-        if group is not None and self._options.commits and self._manager is None:
+        if group is not None and self._options.commits and self.manager is None:
             client = PROCESS.client(self._options.client)
             if not self._options.is_member:
                 require_no_members(client, group, deadline)
-            self._manager = OffsetManager(client, group)
+            self.manager = OffsetManager(client, group)
 
     def set_member(self, member: GroupMember) -> None:
         """Set the member that commits. Also called in the heartbeat thread."""
-        if self._manager is not None:
-            self._manager.set_member(member)
+        if self.manager is not None:
+            self.manager.set_member(member)
 
     def mark(self, completed: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
         """Mark the positions of owned partitions for the commit.
@@ -74,35 +75,35 @@ class GroupCommits:
         member : GroupMember
             The member that had the assignment; nothing is committed if it has lost it since.
         """
-        if self._manager is not None:
+        if self.manager is not None:
             ids, owned, epochs = completed.ids, assignment.owned, assignment.epochs(completed)
             offsets = {
                 key: CommittedOffset(offset, epochs.get(key, NO_LEADER_EPOCH))
                 for key, offset in assignment.positions(completed).items()
                 if key in owned and ids.get(key[0], owned[key]) == owned[key]
             }
-            self._manager.retain(offsets)
+            self.manager.retain(offsets)
             # After truncation or recreation, the offset may be lower than before.
-            self._manager.reset(offsets, member)
+            self.manager.reset(offsets, member)
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop marked offsets of all other partitions: a late commit would reset their new owner's offset."""
-        if self._manager is not None:
-            self._manager.retain(owned)
+        if self.manager is not None:
+            self.manager.retain(owned)
 
     def await_commit(self) -> None:
         """Wait up to 1 s for the commit of marked offsets."""
-        if self._manager is not None:
-            self._flush(self._manager, _AWAIT_COMMIT_MS if self._manager.healthy else 0)
+        if self.manager is not None:
+            self._flush(self.manager, _AWAIT_COMMIT_MS if self.manager.healthy else 0)
 
     def await_last_commit(self, consequence: str) -> None:
         """Wait up to 10 s for the commit; log a warning after that. `consequence` is for the warning."""
-        if self._manager is not None and not self._flush(self._manager, _AWAIT_LAST_COMMIT_MS):
+        if self.manager is not None and not self._flush(self.manager, _AWAIT_LAST_COMMIT_MS):
             log.warning(
                 "group %s: the last commit did not complete in time; %s: %s",
-                self._manager.group,
+                self.manager.group,
                 consequence,
-                self._manager.counts.last_failure,
+                self.manager.counts.last_failure,
             )
 
     def _flush(self, manager: OffsetManager, timeout_ms: float) -> bool:
@@ -112,8 +113,8 @@ class GroupCommits:
 
     def close(self) -> None:
         """Stop committing."""
-        if self._manager is not None:
-            self._manager.close()
+        if self.manager is not None:
+            self.manager.close()
 
 
 def require_no_members(client: Client, group: str, deadline: Deadline) -> None:

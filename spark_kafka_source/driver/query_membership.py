@@ -62,7 +62,8 @@ class QueryMembership:
     def __init__(self, options: SourceOptions, commits: GroupCommits) -> None:
         self._options = options
         self._commits = commits
-        self._membership: Membership | None = None
+        self.membership: Membership | None = None
+        """The query's member; None before it joins."""
         self._topics: frozenset[str] = frozenset()
         # The resolved `startingOffsets` of the topics that existed when the query began.
         self._starting: dict[TopicPartition, _AssignedPartition] = {}
@@ -122,19 +123,19 @@ class QueryMembership:
     @property
     def assignment_lost(self) -> bool:
         """True if the assignment returned last is lost, or may be."""
-        return self._membership is not None and self._membership.assignment_lost is not None
+        return self.membership is not None and self.membership.assignment_lost is not None
 
     def close(self) -> None:
         """Leave the group at once; a static member (`group.instance.id`) stays until its session times out."""
-        if self._membership is not None:
-            self._membership.close()
+        if self.membership is not None:
+            self.membership.close()
 
     # -- membership -----------------------------------------------------------------------------
 
     def _subscribe(self, existing: QueryAssignment) -> Membership:
         topics = frozenset(self._options.subscribe or {topic for topic, _ in existing.owned})
-        if self._membership is None:
-            self._membership = Membership(
+        if self.membership is None:
+            self.membership = Membership(
                 PROCESS.client(self._options.client),
                 self._options.consumer,
                 TopicSubscription(topics),
@@ -142,9 +143,9 @@ class QueryMembership:
             )
             at_sigterm(self.close)
         elif topics != self._topics:
-            self._membership.subscribe(TopicSubscription(topics))
+            self.membership.subscribe(TopicSubscription(topics))
         self._topics = topics
-        return self._membership
+        return self.membership
 
     def _rebalance_deadline(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._assigned else _AWAIT_FIRST_ASSIGNMENT_MS)

@@ -54,7 +54,8 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
     def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
         self._options = options
         self._warnings = warnings
-        self._query = QueryState(options)
+        self.query = QueryState(options)
+        """State of the query on the driver; not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options}
@@ -65,13 +66,13 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
     @with_remedies()
     def prepareForTriggerAvailableNow(self) -> None:
         """Record the current log end offsets: the query ends there."""
-        client, options, deadline = self._query.client, self._options, self._query.deadline()
+        client, options, deadline = self.query.client, self._options, self.query.deadline()
 
         def target() -> dict[TopicPartition, ListedOffset]:
             # A topic that is missing is compared later, with the offsets that the query starts from.
             return log_end_offsets(client, options, discover_present(client, options, deadline), deadline)
 
-        self._query.target = retry_unknown_topics(client, target, deadline)
+        self.query.target = retry_unknown_topics(client, target, deadline)
 
     def initialOffset(self) -> JsonDict:
         """Return a placeholder for `startingOffsets`, which the first `latestOffset` resolves.
@@ -107,7 +108,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         """
         for warning in self._warnings:
             log_once(warning)
-        query, cpu_s = self._query, time.thread_time()
+        query, cpu_s = self.query, time.thread_time()
         start = query.planned_end if start is None else start
         deadline = query.deadline()
         if not query.running:
@@ -133,7 +134,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
 
     def reportLatestOffset(self) -> JsonDict | None:
         """Return the log end offsets of the last trigger: the progress' `latestOffset`, for lag."""
-        return None if self._query.logs is None else self._query.logs.log_end_offsets().to_json_dict()
+        return None if self.query.logs is None else self.query.logs.log_end_offsets().to_json_dict()
 
     @with_remedies()
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:
@@ -141,7 +142,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
 
         The tasks depend on the two offsets and the options only, so a replay has the same tasks.
         """
-        query, options = self._query, self._options
+        query, options = self.query, self._options
         query.planned_end = end
         batch_end = Offsets.from_json_dict(end)
         batch_start = (
@@ -168,18 +169,18 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
 
     def commit(self, end: JsonDict) -> None:
         """Mark the end of a complete batch for the commit."""
-        if self._query.logs is not None:
-            self._query.commits.mark(Offsets.from_json_dict(end), self._query.logs.assignment, self._query.member)
+        if self.query.logs is not None:
+            self.query.commits.mark(Offsets.from_json_dict(end), self.query.logs.assignment, self.query.member)
 
     def stop(self) -> None:
         """Leave the group, and stop committing."""
-        if self._query.membership is not None:
-            self._query.membership.close()
-        self._query.commits.close()
+        if self.query.membership is not None:
+            self.query.membership.close()
+        self.query.commits.close()
 
     def _begin_run(self, limit: ReadLimit | None, deadline: Deadline) -> None:
         """Connect and check the group. Warns if the trigger `once` will not commit its batch."""
-        query = self._query
+        query = self.query
         query.client.brokers(deadline)  # fails early for a wrong address
         query.commits.start(deadline)
         if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
@@ -192,7 +193,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
 
         Before a query's first batch, the end has no offsets; afterwards there are no start offsets.
         """
-        query = self._query
+        query = self.query
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
         if not query.running and completed.schemas:

@@ -49,8 +49,8 @@ def test_recreated_or_deleted_topic_gets_no_commit(
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
     reader = cluster.reader(onTopicRecreated="earliest" if what.endswith("read") else "fail")
-    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
-    reader._query.running = True
+    marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
+    reader.query.running = True
     begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
     assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
     assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
@@ -80,8 +80,8 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     assignment = QueryAssignment({("a", 0): OLD_ID}, revoked={("a", 1)})
     monkeypatch.setattr(trigger, "assign_all", lambda *_: assignment)
     reader = cluster.reader()
-    marks = reader._query.commits._manager = Marks()  # type: ignore[assignment]
-    reader._query.running = True
+    marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
+    reader.query.running = True
     cluster.set_log("a", 1, 0, 40)
     end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
     assert end == read_to(20)

@@ -120,8 +120,8 @@ class Cluster(FakeKafka):
 
 
 def wait_for_rebalance(reader: KafkaStreamReader) -> None:
-    assert reader._query.membership is not None
-    member = reader._query.membership._membership
+    assert reader.query.membership is not None
+    member = reader.query.membership.membership
     assert member is not None
     wait_until(lambda: member.rebalance_pending is not None)
 
@@ -172,12 +172,12 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
         reader = reader_of(cluster.bootstrap_servers, "orders", "g")
         limit = reader.getDefaultReadLimit()
         begin = reader.latestOffset(reader.initialOffset(), limit)
-        membership = reader._query.membership._membership
+        membership = reader.query.membership.membership
 
         def stand_still(body: Any) -> None:
             del cluster.before[LIST_OFFSETS]
-            with membership._changed:
-                membership._machine._lose_assignment(EndReason("suspended"))
+            with membership.changed:
+                membership.machine._lose_assignment(EndReason("suspended"))
             cluster.grow(10)
             cluster.offsets.committed["g"].update({("orders", number): Committed(20, -1, "") for number in (0, 1)})
             cluster.grow(5)
@@ -238,9 +238,9 @@ def test_failed_commit_is_dropped_with_revoked_partition(
         reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
         limit = reader.getDefaultReadLimit()
         end = reader.latestOffset(reader.initialOffset(), limit)
-        manager, member = reader._query.commits._manager, reader._query.membership._membership
+        manager, member = reader.query.commits.manager, reader.query.membership.membership
         cluster.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-        other = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member._machine.subscription)
+        other = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member.machine.subscription)
         other.poll_rebalance(client.deadline(20_000))
         wait_for_rebalance(reader)
         marked = []
@@ -260,8 +260,8 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
         given = {"kafka.group.protocol": "none", "kafka.auto.offset.reset": None, "startingOffsets": "earliest"}
         reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **given)
         reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-        commits = reader._query.commits
-        manager = commits._manager
+        commits = reader.query.commits
+        manager = commits.manager
         assert manager is not None
         cluster.delete_topic("b")
         since_s = time.monotonic()

@@ -182,7 +182,7 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
     cluster.before[LIST_OFFSETS] = replace_on_fourth_request
     options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
     reader = cluster.reader(**options)
-    begins = start_offsets.starting_offsets(reader._query.client, reader._options, BOTH, Deadline.after_ms(9_000))
+    begins = start_offsets.starting_offsets(reader.query.client, reader._options, BOTH, Deadline.after_ms(9_000))
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert len(cluster.asked(LIST_OFFSETS)) == 4
 
@@ -194,7 +194,7 @@ def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, mon
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     reader = cluster.reader(**{"startingOffsets": "group", "kafka.group.id": "g"})
     deadline = Deadline.after_ms(30_000)
-    begins = start_offsets.starting_offsets(reader._query.client, reader._options, BOTH, deadline)
+    begins = start_offsets.starting_offsets(reader.query.client, reader._options, BOTH, deadline)
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert deadline.remaining_s() > 20
 
@@ -307,8 +307,8 @@ def test_batch_longer_than_max_poll_interval_warning_names_option(
     reader = cluster.reader(**options, **{"kafka.group.id": "g", "kafka.heartbeat.interval.ms": "200"})
     begin = reader.initialOffset()
     read = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    assert reader._query.membership is not None
-    membership = reader._query.membership._membership
+    assert reader.query.membership is not None
+    membership = reader.query.membership.membership
     assert membership is not None
     wait_until(lambda: membership.rebalance_pending, timeout_s=10)
     reader.latestOffset(read, reader.getDefaultReadLimit())

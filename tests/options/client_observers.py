@@ -109,7 +109,7 @@ def socket_option(option: int) -> Observe:
         where = Broker(1, *cluster.addresses[1])
         connection = client.connection(where, CONTROL, client.deadline())
         # Linux doubles the requested size.
-        return connection._stream._socket.getsockopt(socket.SOL_SOCKET, option) // 2
+        return connection.stream.socket.getsockopt(socket.SOL_SOCKET, option) // 2
 
     return observe
 

@@ -72,7 +72,7 @@ _SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
 def test_exactly_once_task_shares_one_connection_per_broker_for_coordinators(query: Query) -> None:
     query.commit(query.task("A", 0, 0, (TOPIC, "row")))
     # The other two connections are for control requests and for Produce.
-    assert len(query.client._pool) == 3
+    assert len(query.client.pool) == 3
 
 
 # -- a killed attempt, followed by one without rows ---------------------------------------------------

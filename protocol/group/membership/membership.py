@@ -85,13 +85,14 @@ class Membership:
         self._client = client
         self._clock = client.clock
         self._coordinator = group_coordinator(config.group_id)
-        self._machine = _MACHINES[config.group_protocol](client.config, config, subscription, self._clock.now_s())
+        self.machine = _MACHINES[config.group_protocol](client.config, config, subscription, self._clock.now_s())
+        """The state machine. Guarded by `changed`."""
         self._purpose = f"member {next(_numbers)}"
         self._on_member = on_member
-        self._notified = self._machine.state, self._machine.member
+        self._notified = self.machine.state, self.machine.member
         client.sensors.use([definitions.COORDINATOR])
         self._rebalancing_since_s: float | None = None
-        self._changed = Condition()
+        self.changed = Condition()
         self._in_flight: SendRequest | None = None
         self._checked_s = self._clock.now_s()
         self._failing_since_s: float | None = None
@@ -110,9 +111,9 @@ class Membership:
         Check it before records are committed or returned, also after a long pause: after its session timeout a member
         owns nothing.
         """
-        with self._changed:
+        with self.changed:
             try:
-                return self._machine.pending(self._now_s())
+                return self.machine.pending(self._now_s())
             finally:
                 self._notify()
 
@@ -122,44 +123,44 @@ class Membership:
 
         A member keeps its partitions while others join: then `rebalance_pending` has a reason, and this has none.
         """
-        with self._changed:
+        with self.changed:
             try:
-                return self._machine.assignment_lost(self._now_s())
+                return self.machine.assignment_lost(self._now_s())
             finally:
                 self._notify()
 
     @property
     def member(self) -> GroupMember:
         """Return the member that commits, as the coordinator knows it."""
-        with self._changed:
-            return self._machine.member
+        with self.changed:
+            return self.machine.member
 
     @property
     def owned(self) -> frozenset[tuple[str, int]]:
         """Return the owned partitions."""
-        with self._changed:
-            return self._machine.owned
+        with self.changed:
+            return self.machine.owned
 
     def take_authorization_error(self) -> BrokerError | None:
         """Return, once, an error that names subscribed topics without a Describe ACL.
 
         The leader cannot assign their partitions.
         """
-        with self._changed:
+        with self.changed:
             refusal, self._authorization_error = self._authorization_error, None
             return refusal
 
     def progress(self) -> None:
         """Restart `max.poll.interval.ms`, as `poll_rebalance` does."""
-        with self._changed:
-            self._machine.progress(self._now_s())
+        with self.changed:
+            self.machine.progress(self._now_s())
             self._notify()
 
     def subscribe(self, subscription: TopicSubscription) -> None:
         """Change the subscription; the result is a rebalance."""
-        with self._changed:
-            self._machine.subscribe(subscription, self._clock.now_s())
-            self._changed.notify_all()
+        with self.changed:
+            self.machine.subscribe(subscription, self._clock.now_s())
+            self.changed.notify_all()
 
     def poll_rebalance(
         self, deadline: Deadline, before_revoke: Callable[[Revocation], None] = lambda revocation: None
@@ -189,26 +190,26 @@ class Membership:
         self._start()
         added = NO_PARTITIONS
         while True:
-            with self._changed:
+            with self.changed:
                 now_s = self._now_s()
-                self._machine.progress(now_s)
+                self.machine.progress(now_s)
                 self._raise_if_ended()
-                revocation = self._machine.revocation(now_s)
+                revocation = self.machine.revocation(now_s)
                 if revocation is None:
-                    added |= self._machine.accept_assignment(now_s)
+                    added |= self.machine.accept_assignment(now_s)
                     self._notify()
-                    if self._machine.is_reconciled or deadline.passed:
-                        pending_reason = None if self._machine.is_reconciled else self._machine.reason
-                        return Assignment(self._machine.member, self._machine.owned, added, pending_reason)
-                    self._changed.wait(min(deadline.remaining_s(), _TICK_S))
+                    if self.machine.is_reconciled or deadline.passed:
+                        pending_reason = None if self.machine.is_reconciled else self.machine.reason
+                        return Assignment(self.machine.member, self.machine.owned, added, pending_reason)
+                    self.changed.wait(min(deadline.remaining_s(), _TICK_S))
                     continue
             if revocation.lost:
                 text = self._client.format_error(revocation.reason.error)
-                log.warning("group %s: all partitions are lost: %s", self._machine.group, text)
+                log.warning("group %s: all partitions are lost: %s", self.machine.group, text)
             before_revoke(revocation)
             added -= revocation.partitions
-            with self._changed:
-                self._machine.complete_revocation(revocation, self._clock.now_s())
+            with self.changed:
+                self.machine.complete_revocation(revocation, self._clock.now_s())
                 self._notify()
 
     def close(self, leave: bool | None = None, timeout_ms: float = LEAVE_MS) -> None:
@@ -223,21 +224,21 @@ class Membership:
             Maximum wait for the coordinator.
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
-        with self._changed:
+        with self.changed:
             try:
-                while self._machine.awaits_member_id and not deadline.passed:
-                    self._changed.wait(min(deadline.remaining_s(), _TICK_S))
+                while self.machine.awaits_member_id and not deadline.passed:
+                    self.changed.wait(min(deadline.remaining_s(), _TICK_S))
             finally:  # also at Ctrl-C
-                self._machine.leave(for_good=leave)
+                self.machine.leave(for_good=leave)
                 self._notify()
             asked = self._in_flight
             while asked is not None and self._in_flight is asked and not deadline.passed:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
-                self._changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
+                self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None:
             self._thread.join(deadline.remaining_s())
-        with self._changed:
-            self._machine.leave(for_good=False)  # without waiting for a response
+        with self.changed:
+            self.machine.leave(for_good=False)  # without waiting for a response
             self._notify()
         self._client.hang_up(self._purpose)
 
@@ -248,17 +249,17 @@ class Membership:
         self.close()
 
     def _raise_if_ended(self) -> None:
-        if self._machine.error is not None:
-            raise self._machine.error
-        if self._machine.state in TERMINAL or self._machine.state is MemberState.LEAVING:
-            raise UsageError(f"this member of group {self._machine.group} was closed")
+        if self.machine.error is not None:
+            raise self.machine.error
+        if self.machine.state in TERMINAL or self.machine.state is MemberState.LEAVING:
+            raise UsageError(f"this member of group {self.machine.group} was closed")
 
     def _notify(self) -> None:
         """Report changes of the member. Called under the lock after each change."""
-        before, self._notified = self._notified, (self._machine.state, self._machine.member)
+        before, self._notified = self._notified, (self.machine.state, self.machine.member)
         if self._notified != before:
             self._note_rebalance(before[0], self._notified[0])
-            self._changed.notify_all()
+            self.changed.notify_all()
         if self._notified[1] != before[1]:
             self._on_member(self._notified[1])
 
@@ -278,7 +279,7 @@ class Membership:
 
     def _start(self) -> None:
         if self._thread is None:
-            name = f"{self._purpose} of {self._machine.group}"
+            name = f"{self._purpose} of {self.machine.group}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
@@ -290,24 +291,24 @@ class Membership:
                 else:
                     self._refresh_metadata(step)
         except Exception as fault:  # the owner must get bugs, too
-            log.exception("group %s: an unexpected error ends this member", self._machine.group)
-            with self._changed:
+            log.exception("group %s: an unexpected error ends this member", self.machine.group)
+            with self.changed:
                 error = UsageError(f"a bug in this client: {fault!r}")
                 error.__cause__ = fault
-                self._machine.fail(error)
+                self.machine.fail(error)
                 self._notify()
 
     def _next_step(self) -> SendRequest | RefreshMetadata | None:
         """Wait for a step; None if the member has ended."""
-        with self._changed:
-            while self._machine.state not in TERMINAL:
+        with self.changed:
+            while self.machine.state not in TERMINAL:
                 now_s = self._now_s()
-                step = self._machine.next_step(now_s)
+                step = self.machine.next_step(now_s)
                 self._notify()
                 if isinstance(step, (SendRequest, RefreshMetadata)):
                     self._in_flight = step if isinstance(step, SendRequest) else None
                     return step
-                self._changed.wait(min(max(0.0, step.until_s - now_s), _TICK_S))
+                self.changed.wait(min(max(0.0, step.until_s - now_s), _TICK_S))
             return None
 
     def _send_request(self, request: SendRequest) -> None:
@@ -327,7 +328,7 @@ class Membership:
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
                 what = f"{request.api.name} for {self._coordinator} at {broker}{own}"
-                about = {"api": request.api.name, "topic": ", ".join(sorted(self._machine.subscription.names))}
+                about = {"api": request.api.name, "topic": ", ".join(sorted(self.machine.subscription.names))}
                 raise broker_error(body["error_code"], what, **about, **self._coordinator.context)
             return body
 
@@ -337,10 +338,10 @@ class Membership:
             body = self._client.retrying(what, attempt, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
             self._log_failing(error)
-            tell = partial(self._machine.on_failure, request, _attempt_error(error))
+            tell = partial(self.machine.on_failure, request, _attempt_error(error))
         else:
             self._log_failing(None)
-            tell = partial(self._machine.on_response, request, body, since_s)
+            tell = partial(self.machine.on_response, request, body, since_s)
         self._deliver(tell)
 
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
@@ -349,16 +350,16 @@ class Membership:
             cluster = self._client.metadata(step.topics, deadline)
         except KafkaError as error:
             self._log_failing(error)
-            tell = partial(self._machine.on_metadata_failure, error)
+            tell = partial(self.machine.on_metadata_failure, error)
         else:
             self._log_failing(None)
             self._note_unauthorized(step.topics or frozenset(), cluster)
-            tell = partial(self._machine.on_metadata, cluster)
+            tell = partial(self.machine.on_metadata, cluster)
         self._deliver(tell)
 
     def _log_failing(self, failure: KafkaError | None) -> None:
         """Log a warning once if requests fail for a time, and their recovery."""
-        now_s, group = self._clock.now_s(), self._machine.group
+        now_s, group = self._clock.now_s(), self.machine.group
         if failure is None:
             if self._has_warned:
                 log.warning("group %s: requests of this member succeed again", group)
@@ -374,29 +375,29 @@ class Membership:
     def _note_unauthorized(self, watched: frozenset[str], cluster: Metadata) -> None:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         hidden = frozenset(name for name in watched & cluster.topics.keys() if cluster.topics[name].error_code == code)
-        with self._changed:
+        with self.changed:
             if hidden - self._unauthorized_topics:
-                names, group = ", ".join(sorted(hidden)), self._machine.group
+                names, group = ", ".join(sorted(hidden)), self.machine.group
                 text = f"group {group}: no member is assigned the partitions of {names}"
                 self._authorization_error = broker_error(code, text, api="Metadata", topic=names)
             self._unauthorized_topics = hidden
 
     def _deliver(self, tell: Callable[[float], None]) -> None:
-        with self._changed:
+        with self.changed:
             self._in_flight = None
             try:
                 tell(self._clock.now_s())
             except KafkaError as error:  # such as invalid metadata of another member
-                self._machine.fail(error)
+                self.machine.fail(error)
             self._notify()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _extend_session(self, request: SendRequest, since_s: float) -> float:
         """Return the time at which the coordinator is known to have seen this member; extend the session meanwhile."""
-        with self._changed:
+        with self.changed:
             now_s = self._now_s()
             if request.held:
-                self._machine.extend_session(request, since_s, now_s)
+                self.machine.extend_session(request, since_s, now_s)
             self._notify()
             return now_s if request.held else since_s
 
@@ -408,7 +409,7 @@ class Membership:
         now_s = self._clock.now_s()
         if self._thread is not None and now_s - self._checked_s >= _PAUSE_DETECTED_S:
             text = f"this process was suspended for {now_s - self._checked_s:.0f} s, and may have lost its partitions"
-            self._machine.suspect_lost(EndReason(text), now_s)
+            self.machine.suspect_lost(EndReason(text), now_s)
         self._checked_s = now_s
         return now_s
 

@@ -331,7 +331,7 @@ class TestSilentBrokers:
     def test_silent_broker_takes_a_share_of_the_time_and_is_then_asked_last(self, kafka_of_two: FakeKafka) -> None:
         kafka_of_two.silence(2)
         with Client(ClientConfig(tuple(kafka_of_two.addresses.values()))) as client:
-            while client._pool.failed_at_s(*kafka_of_two.addresses[2]) < 0:
+            while client.pool.failed_at_s(*kafka_of_two.addresses[2]) < 0:
                 client.ask_any(METADATA, {"topics": []}, client.deadline(3_000))
             started_s = time.monotonic()
             for _ in range(20):
@@ -406,7 +406,7 @@ class TestSilentBrokers:
                 deadline = None if timeout_ms is None else client.deadline(timeout_ms)
                 assert ready([waiting], 0.1, deadline) == []
                 assert time.monotonic() - began_s < 10
-                assert (client._pool.failed_at_s(*kafka_of_two.addresses[2]) > 0) == asks
+                assert (client.pool.failed_at_s(*kafka_of_two.addresses[2]) > 0) == asks
 
     def test_stale_metadata_is_expired_before_an_error_is_raised(self) -> None:
         refreshed: list[Refresh] = []

@@ -189,7 +189,7 @@ class TestClose:
         with client_of(kafka) as client:
 
             def left() -> tuple[int, int, int]:
-                return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client._pool)
+                return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client.pool)
 
             def no_more_than(before: tuple[int, int, int]) -> bool:
                 # The check of a broker that was slow once has a separate connection, which stays.

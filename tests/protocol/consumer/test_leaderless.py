@@ -98,7 +98,7 @@ class TestLeaderThread:
         with consumer._fetcher.lock:
             failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
             failing.buffer.source.retry_at_s = failing.buffer.source.batch_retry_at_s = float("inf")
-            consumer._fetcher._leader_work.notify()
+            consumer._fetcher.leader_work.notify()
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None
         assert consumer._fetcher._leader_thread.is_alive()
 
@@ -110,7 +110,7 @@ class TestLeaderThread:
 
         monkeypatch.setattr("protocol.consumer.partition_fetcher.due_for_leaders", faulty)
         with consumer._fetcher.lock:
-            consumer._fetcher._leader_work.notify()
+            consumer._fetcher.leader_work.notify()
         for _ in range(2):
             with pytest.raises(UsageError, match=r"orders-0: .* resolving brokers has failed: ZeroDivisionError"):
                 waiting.poll(10_000)

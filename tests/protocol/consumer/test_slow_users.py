@@ -130,7 +130,7 @@ class TestSlowUsers:
             wait_until(lambda: any(stream.buffer.full for stream in streams))
             fetcher = consumer._fetcher
             with fetcher.lock:
-                fetcher._schedule.config = replace(fetcher._schedule.config, max_processing_time_ms=1)
+                fetcher.schedule.config = replace(fetcher.schedule.config, max_processing_time_ms=1)
                 for thread in fetcher._threads.values():
                     thread.work.notify()
             wait_until(lambda: all(stream.expired for stream in streams))
@@ -150,4 +150,4 @@ class TestSlowUsers:
 
 def room_bytes(consumer: Consumer) -> int:
     with consumer._fetcher.lock:
-        return consumer._fetcher._schedule.free_bytes
+        return consumer._fetcher.schedule.free_bytes

@@ -281,7 +281,7 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
         wait_until(lambda: consumer.poll(20) or len(errors) == 3)
         assert [offset for offset, _ in errors] == [0, 1, 2]
         assert all("COORDINATOR_LOAD_IN_PROGRESS" in words for _, words in errors)
-        assert not consumer._commits._pending
+        assert not consumer._commits.pending
         fake.faults.clear()
         wait_until(lambda: committed(client) == 2)
 
@@ -292,7 +292,7 @@ def test_unanswered_commits_do_not_slow_polls(
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     for offset in range(100):
         consumer.commit_async({FIRST: CommittedOffset(offset)})
-    assert not consumer._commits._pending, "no callback is registered"
+    assert not consumer._commits.pending, "no callback is registered"
     looked, failure = [], OffsetManager.failure
     monkeypatch.setattr(
         OffsetManager, "failure", lambda manager, offsets: looked.append(1) or failure(manager, offsets)
@@ -302,7 +302,7 @@ def test_unanswered_commits_do_not_slow_polls(
         consumer.poll(0)
     assert len(looked) < 1_000, "some polls look through all, when the coordinator has replied"
     fake.faults.clear()
-    wait_until(lambda: consumer.poll(20) or not consumer._commits._pending)
+    wait_until(lambda: consumer.poll(20) or not consumer._commits.pending)
 
 
 def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:

@@ -229,7 +229,7 @@ def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCa
             ours.commit_async(
                 offsets, mistake if offset < 3 else lambda of, _: called_with.append(of["orders", 0].offset)
             )
-        manager = ours._commits._manager
+        manager = ours._commits.manager
         assert manager is not None
         assert manager.flush(client.deadline())
         with pytest.raises(ZeroDivisionError, match="in callback 1"):
@@ -250,7 +250,7 @@ def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
         ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
         ours.assign([("orders", 0)])
         read(ours, END)
-        arrival = ours._partitions._reader._fetcher._arrival
+        arrival = ours._partitions.reader._fetcher._arrival
         give_up = arrival._release_save  # type: ignore[attr-defined]
         monkeypatch.setattr(arrival, "_release_save", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -257,7 +257,7 @@ def test_marks_are_committed_within_the_interval(
         return [each.offset for each in fetch_offsets(client, group, None, client.deadline()).values()]
 
     wait_until(lambda: committed() == [100] * PARTITIONS)
-    manager = one.group._commits._manager
+    manager = one.group._commits.manager
     assert manager is not None
     assert manager.flush(client.deadline())  # the broker's commit is counted when its reply arrives
     before = manager.counts.succeeded
@@ -318,7 +318,7 @@ def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
         members.consume(["orders"], OnlyMarks())
         other = Member(client, "etl", "orders", **COOPERATIVE)
-        manager, membership = members._commits._manager, members._membership
+        manager, membership = members._commits.manager, members._membership
         wait_until(lambda: membership.rebalance_pending)
         marked = []
         fake.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))

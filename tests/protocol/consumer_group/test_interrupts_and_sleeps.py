@@ -59,8 +59,8 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     """Simulate a long sleep: the coordinator must confirm the assignment, and does when the result is called."""
     answering = threading.Event()
     fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
-    with membership._changed:
-        membership._machine.suspect_lost(EndReason("this process was suspended"), membership._clock.now_s())
+    with membership.changed:
+        membership.machine.suspect_lost(EndReason("this process was suspended"), membership._clock.now_s())
     return answering.set
 
 

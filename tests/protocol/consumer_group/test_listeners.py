@@ -96,8 +96,8 @@ def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
         read(consumer, 2 * END)
         membership = consumer._membership
         assert membership is not None
-        with membership._changed:
-            membership._machine._lose_assignment(EndReason("its session is over"))
+        with membership.changed:
+            membership.machine._lose_assignment(EndReason("its session is over"))
             membership._notify()
         rows, raised = polled(consumer, 2 * END)
         assert (rows, len(raised)) == (2 * END, 1), raised

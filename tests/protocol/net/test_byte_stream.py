@@ -200,8 +200,8 @@ class TestClose:
     def test_peer_cut_off_is_a_lost_connection(self, pair: Pair) -> None:
         """The peer ends neither TLS nor TCP."""
         ours, peers = pair()
-        peers._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        peers._socket.close()
+        peers.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        peers.socket.close()
         with pytest.raises(ConnectionLost, match="peer:9092: the connection broke while receiving"):
             received(ours, 1)
 
@@ -258,12 +258,12 @@ class TestReplies:
         reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
         received(peers, int.from_bytes(received(peers, 4), "big"))
         sent = raw_bytes(peers, metadata(reply))
-        peers._socket.sendall(sent[:part_bytes])
+        peers.socket.sendall(sent[:part_bytes])
         assert readable(ours, 5)
         for _ in range(2):
             assert ready([reply], 0.02) == []
         assert not readable(ours)
-        peers._socket.sendall(sent[part_bytes:])
+        peers.socket.sendall(sent[part_bytes:])
         wait_until(lambda: ready([reply], 0.02) == [reply])
         assert reply.result(after(0))["cluster_id"] == "c0"
 
@@ -273,11 +273,11 @@ class TestReplies:
         reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
         received(peers, int.from_bytes(received(peers, 4), "big"))
         sent = raw_bytes(peers, metadata(reply))
-        waiting = threading.Timer(0.2, peers._socket.sendall, [sent[:10]])
+        waiting = threading.Timer(0.2, peers.socket.sendall, [sent[:10]])
         waiting.start()
         assert ready([reply], 20.0) == []
         waiting.join()
-        peers._socket.sendall(sent[10:])
+        peers.socket.sendall(sent[10:])
         wait_until(lambda: ready([reply], 0.02) == [reply])
         assert reply.result(after(0))["cluster_id"] == "c0"
 

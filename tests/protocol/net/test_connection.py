@@ -266,7 +266,7 @@ class TestWaitingThreads:
 def wait_for_a_reader(connection: Connection) -> None:
     """Wait until a thread reads from the broker."""
     asked = threading.Event()
-    connection._stream.on_silence = lambda deadline: asked.set()
+    connection.stream.on_silence = lambda deadline: asked.set()
     assert asked.wait(10)
 
 
@@ -274,7 +274,7 @@ class Interrupting(ByteStream):
     """A stream that raises KeyboardInterrupt at call number `step` of `method`, like Ctrl-C."""
 
     def __init__(self, inner: ByteStream, method: str, step: int) -> None:
-        super().__init__(inner._socket, inner.address)
+        super().__init__(inner.socket, inner.address)
         self.method = method
         self.left = step
 
@@ -303,7 +303,7 @@ def test_ctrl_c_in_the_middle_of_a_frame_closes_the_connection(broker: FakeBroke
     broker.handlers[METADATA.key] = lambda body, version: metadata("c")
     connections = pool()
     first = connections.get(broker.host, broker.port, "control", after(5000))
-    first._stream = Interrupting(first._stream, method, step)
+    first.stream = Interrupting(first.stream, method, step)
     with pytest.raises(KeyboardInterrupt):
         first.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
     second = connections.get(broker.host, broker.port, "control", after(5000))

@@ -168,7 +168,7 @@ def test_lost_partitions_are_neither_waited_for_nor_committed(
     running = start(handler, order="partition", listener=listener, **EAGER)
     wait_until(lambda: handler.at_once == 1 and committed() == {0: 3}, committed, every_s=0.02)
     (loop,) = running.processor._loops
-    wait_until(lambda: not loop.consumer._commits._pending)
+    wait_until(lambda: not loop.consumer._commits.pending)
     fake.refuse(HEARTBEAT, ErrorCode.ILLEGAL_GENERATION)
     wait_until(lambda: len(listener.calls) == 3, lambda: listener.calls)
     assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]

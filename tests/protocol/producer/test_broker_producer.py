@@ -215,6 +215,6 @@ def test_partitioners_of_all_topics_share_a_source_of_random_numbers() -> None:
         for topic in ("first", "second"):
             kafka.create_topic(topic, 2)
             producer.send(topic, b"x").result(30)
-        partitioners = producer._assembler._choice._partitioners.values()
+        partitioners = producer._assembler.choice._partitioners.values()
         assert len({id(each._rng) for each in partitioners}) == 1
         assert len(partitioners) == 2

@@ -69,7 +69,7 @@ def test_failure_reported_by_futures_is_not_raised_again(
     def run_out_of_memory(*_: object) -> None:
         raise MemoryError("as if")
 
-    monkeypatch.setattr(producer._assembler, "_encode", run_out_of_memory)
+    monkeypatch.setattr(producer._assembler, "encode", run_out_of_memory)
     assert isinstance(producer.send(TOPIC, b"lost").exception(WAIT_S), UsageError)
     monkeypatch.undo()
     producer.flush()

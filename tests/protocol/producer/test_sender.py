@@ -191,9 +191,9 @@ class TestMemory:
                     producer.send(TOPIC, b"%0100d" % number, partition=0)
             else:
                 producer.send_columns(TOPIC, numbered(0, rows), np.zeros(rows, np.int32))
-            choice = producer._assembler._choice
+            choice = producer._assembler.choice
             choice.choose = looked_at(choice.choose)  # type: ignore[method-assign]
-            producer._assembler._encode = looked_at(producer._assembler._encode)
+            producer._assembler.encode = looked_at(producer._assembler.encode)
             clock.skip(60)
             producer._sender.wake()
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
@@ -268,7 +268,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
         earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, each, np.int32)) for each in (0, 1)]
         if where == "encoding":
-            monkeypatch.setattr(producer._assembler, "_encode", come_between)
+            monkeypatch.setattr(producer._assembler, "encode", come_between)
         else:
             monkeypatch.setattr(producer._assembler, "_holds_at_most", lambda size_bytes: False)
             monkeypatch.setattr(producer._incomplete, "wait_for_room", come_between)
@@ -290,7 +290,7 @@ class TestClose:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         producer.flush()
-        ours = producer._sender._thread.name
+        ours = producer._sender.thread.name
         assert ours in sender_threads()
         with_producer = open_sockets()
         end(producer)
@@ -306,7 +306,7 @@ class TestClose:
         began_s = time.monotonic()
         producer.abort()
         assert time.monotonic() - began_s < 15
-        assert not producer._sender._thread.is_alive()
+        assert not producer._sender.thread.is_alive()
         for error in (sent.errors()[2], waiting.exception(0)):
             assert isinstance(error, UsageError)
             assert "closed" in str(error)
@@ -314,7 +314,7 @@ class TestClose:
     def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
-        thread = producer._sender._thread
+        thread = producer._sender.thread
         del producer
         gc.collect()
         thread.join(WAIT_S)
@@ -330,7 +330,7 @@ class TestClose:
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
             sent.result(10_000)
-        producer._sender._thread.join(WAIT_S)
+        producer._sender.thread.join(WAIT_S)
         for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
             with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
                 call()
@@ -346,7 +346,7 @@ class TestClose:
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         monkeypatch.setattr(Sender, "_take_in", fail)
         producer._sender.wake()
-        producer._sender._thread.join(WAIT_S)
+        producer._sender.thread.join(WAIT_S)
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
             producer.flush()
         producer.abort()

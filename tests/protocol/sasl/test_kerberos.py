@@ -164,13 +164,13 @@ def test_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
     given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
     with Client(parse_client(given)) as client:
         client.metadata([])
-        (connection,) = client._pool._connections.values()
-        first_s = connection._authenticate_at_s
+        (connection,) = client.pool.connections.values()
+        first_s = connection.reauthenticate_at_s
         while client.clock.now_s() < first_s:
             client.clock.sleep_s(0.1)
         client.metadata([])
-        assert connection._authenticate_at_s > first_s
-        assert list(client._pool._connections.values()) == [connection]
+        assert connection.reauthenticate_at_s > first_s
+        assert list(client.pool.connections.values()) == [connection]
 
 
 @pytest.mark.parametrize(

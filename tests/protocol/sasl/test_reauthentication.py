@@ -91,12 +91,12 @@ def drain(consumer: Consumer, read: list[int], go_on: Callable[[], bool]) -> Non
 def test_connection_idle_beyond_its_session_authenticates_again(client: ClientFactory) -> None:
     asking = client(*WAYS["a session of 2 s"])
     asking.metadata([])
-    (connection,) = asking._pool._connections.values()
-    ended_s = connection._authenticate_at_s + 1
+    (connection,) = asking.pool.connections.values()
+    ended_s = connection.reauthenticate_at_s + 1
     while time.monotonic() < ended_s:
         time.sleep(0.1)
     assert asking.metadata([]).brokers.keys() == {1}
-    assert list(asking._pool._connections.values()) == [connection]
+    assert list(asking.pool.connections.values()) == [connection]
 
 
 def test_another_user_authenticates_on_a_new_connection(
@@ -112,10 +112,10 @@ def test_another_user_authenticates_on_a_new_connection(
     signs_in("carol")
     asking = client(sasl_properties("PLAIN", name_file, password_file), "SHORT")
     asking.metadata([])
-    (connection,) = asking._pool._connections.values()
+    (connection,) = asking.pool.connections.values()
     before = failed_logins(secured.kafka)
     signs_in("bob")
-    connection._authenticate_at_s = 0
+    connection.reauthenticate_at_s = 0
     time.sleep(1.1)  # a broker rejects reauthentication within one second
     assert asking.metadata([]).brokers.keys() == {1}
     assert connection.closed
@@ -129,10 +129,10 @@ def test_refused_reauthentication_closes_the_connection(client: ClientFactory) -
 
     asking = client(*WAYS["a session of 2 s"])
     asking.metadata([])
-    (connection,) = asking._pool._connections.values()
+    (connection,) = asking.pool.connections.values()
     other = replace(asking.config.sasl, jaas_config=Secret(wrong("PLAIN")["sasl.jaas.config"]))
-    asking._pool._authenticator._config = other  # type: ignore[union-attr]
-    connection._authenticate_at_s = 0
+    asking.pool._authenticator._config = other  # type: ignore[union-attr]
+    connection.reauthenticate_at_s = 0
     time.sleep(1.1)  # a broker rejects reauthentication within one second
     with pytest.raises(AuthenticationFailed, match="SASL PLAIN authentication failed"):
         asking.metadata([])

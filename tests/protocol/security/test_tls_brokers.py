@@ -168,7 +168,7 @@ def test_changed_certificates_are_read_again(secured: SecuredKafka, tmp_path: Pa
 
 def test_forked_child_does_not_wait_for_the_parents_store_lock(secured: SecuredKafka) -> None:
     with Client(parse_client(secured.properties("SSL"))) as client:
-        context = client._pool._tls
+        context = client.pool._tls
         assert context is not None
         with context._lock:
             child = os.fork()

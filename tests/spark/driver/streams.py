@@ -68,7 +68,7 @@ class Stream:
             yield reader
         finally:
             # With Spark the last commit has ten seconds; a slow machine may need more.
-            if (manager := reader._query.commits._manager) is not None:
+            if (manager := reader.query.commits.manager) is not None:
                 manager.flush(Deadline.after_ms(30_000))
             reader.stop()
 

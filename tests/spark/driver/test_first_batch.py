@@ -94,7 +94,7 @@ class Query:
 
 
 def stop(reader: KafkaStreamReader) -> None:
-    if (manager := reader._query.commits._manager) is not None:
+    if (manager := reader.query.commits.manager) is not None:
         assert manager.flush(Deadline.after_ms(30_000))
     reader.stop()
 

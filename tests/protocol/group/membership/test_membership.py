@@ -149,7 +149,7 @@ def test_close_interrupted_before_the_member_id_arrives_does_not_join(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner.membership._changed, "wait", interrupted)
+        patch.setattr(owner.membership.changed, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             owner.membership.close()
     answered.set()
