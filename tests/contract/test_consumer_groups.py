@@ -20,7 +20,7 @@ JOINS = {"rebalance_timeout_ms": 60_000, "topic_partitions": []}
 
 @dataclass
 class Member:
-    """A member that sends raw requests, for one topic: it reports `owned`; `assigned` is its last assignment."""
+    """A member that sends raw requests and subscribes to one topic; `assigned` is its last assignment."""
 
     client: Client
     group: str
@@ -31,7 +31,7 @@ class Member:
     assigned: list[int] = field(default_factory=list)
 
     def beat(self, **fields: object) -> int:
-        """Return the error code."""
+        """Send a heartbeat and return the error code of the reply."""
         who = {"group_id": self.group, "member_id": self.member_id, "instance_id": self.instance_id}
         body = {**who, "member_epoch": self.epoch, **fields}
         self.reply: Row = ask_coordinator(self.client, self.group, CONSUMER_GROUP_HEARTBEAT, body)
@@ -47,10 +47,12 @@ class Member:
         return self.beat(**{"subscribed_topic_names": [self.topic], **JOINS, **fields})
 
     def own(self, *numbers: int) -> int:
+        """Report these partitions as owned, and return the error code."""
         rows = [{"topic_id": self.client.topic(self.topic).topic_id, "partitions": list(numbers)}] if numbers else []
         return self.beat(topic_partitions=rows)
 
     def beat_until(self, *numbers: int) -> None:
+        """Send heartbeats until these partitions are assigned."""
         deadline_s = time.monotonic() + 20
         while self.assigned != list(numbers):
             assert time.monotonic() < deadline_s
@@ -74,7 +76,7 @@ def member(client: Client, topic: str) -> Member:
     return first
 
 
-def another(member: Member, **given: str) -> Member:
+def join_second_member(member: Member, **given: str) -> Member:
     return Member(member.client, member.group, member.topic, **given)
 
 
@@ -88,7 +90,7 @@ def test_short_heartbeat_reply_omits_unchanged_assignment(member: Member) -> Non
 
 
 def test_partition_is_assigned_to_another_member_after_its_revocation(member: Member) -> None:
-    other = another(member)
+    other = join_second_member(member)
     assert other.join() == 0
     assert (other.assigned, other.epoch) == ([], member.epoch + 1)
     assert member.beat() == 0
@@ -102,7 +104,7 @@ def test_partition_is_assigned_to_another_member_after_its_revocation(member: Me
 
 
 def test_member_after_leaving_is_unknown_and_owns_nothing(member: Member) -> None:
-    other = another(member)
+    other = join_second_member(member)
     other.join()
     assert member.beat(member_epoch=-1) == 0
     assert member.reply["member_epoch"] == -1
@@ -116,7 +118,7 @@ def test_heartbeat_with_wrong_member_epoch_is_fenced(member: Member) -> None:
     assert member.beat() == 0
 
 
-def test_commits_need_the_current_member_epoch(member: Member) -> None:
+def test_commit_with_another_member_epoch_or_id_is_refused(member: Member) -> None:
     def code(**fields: object) -> int:
         return commit(member.client, member.group, member.topic, 5, **fields)
 
@@ -132,10 +134,10 @@ def test_static_member_rejoining_with_new_id_keeps_its_assignment(client: Client
     first.join()
     first.beat_until(0, 1)
     first.own(0, 1)
-    epoch, again = first.epoch, another(first, instance_id="a")
+    epoch, again = first.epoch, join_second_member(first, instance_id="a")
     assert again.join() == ErrorCode.UNRELEASED_INSTANCE_ID
     assert first.beat(member_epoch=-2) == 0
-    other = another(first)
+    other = join_second_member(first)
     assert other.join() == 0
     assert again.join() == 0
     again.beat_until(*again.assigned)
@@ -161,7 +163,7 @@ def test_join_with_invalid_fields_is_refused(
     assert refused.beat(**given) == code
 
 
-def test_pattern_is_matched_by_the_coordinator(client: Client, topic: str) -> None:
+def test_member_subscribed_by_pattern_gets_partitions_of_matching_topics(client: Client, topic: str) -> None:
     member = Member(client, new_group(), topic)
     assert member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"{topic}.*", **JOINS) == 0
     member.beat_until(0, 1)

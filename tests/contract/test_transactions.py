@@ -23,16 +23,16 @@ from tests.support.wait_until import wait_until
 V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", "since KIP-890"])
 
 
-def ends(client: Client, name: str) -> tuple[int, int]:
+def visible_ends(client: Client, name: str) -> tuple[int, int]:
     """Return the end offsets for a reader of committed records and for a reader of all records."""
     committed, every = (list_offset(client, name, LATEST, committed=each)["offset"] for each in (True, False))
     return committed, every
 
 
-def until_decided(client: Client, name: str) -> int:
+def wait_for_markers(client: Client, name: str) -> int:
     """Wait until the markers are written, since the coordinator replies before; return the log end offset."""
     deadline_s = time.monotonic() + 20
-    while (found := ends(client, name))[0] != found[1]:
+    while (found := visible_ends(client, name))[0] != found[1]:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     return found[1]
@@ -56,13 +56,13 @@ class TestReaders:
         written(client, name, b"before")
         producer.send(name, b"in it")
         written(client, name, b"after")
-        assert ends(client, name) == (1, 3)
+        assert visible_ends(client, name) == (1, 3)
         row = fetch(client, name, isolation_level=1)
         assert (values_in(row), row["aborted_transactions"]) == ([b"before"], [])
         assert (row["last_stable_offset"], row["high_watermark"]) == (1, 3)
         assert values_in(fetch(client, name)) == [b"before", b"in it", b"after"]
         producer.end(commit=True)
-        assert until_decided(client, name) == 4, "three records and the commit marker"
+        assert wait_for_markers(client, name) == 4, "three records and the commit marker"
         assert read(client, name, "read_committed") == [b"before", b"in it", b"after"]
 
     def test_aborted_transaction_is_listed_in_fetch_replies(self, client: Client, new_topic: Any, v2: bool) -> None:
@@ -70,10 +70,10 @@ class TestReaders:
         before = producer.producer_id
         producer.send(name, b"a", b"b")
         producer.end(commit=False)
-        until_decided(client, name)
+        wait_for_markers(client, name)
         producer.send(name, b"c")
         producer.end(commit=True)
-        until_decided(client, name)
+        wait_for_markers(client, name)
         row = fetch(client, name, isolation_level=1)
         assert row["aborted_transactions"] == [{"producer_id": before, "first_offset": 0}]
         assert values_in(row) == [b"a", b"b", b"c"], "the reader drops aborted records, not the broker"
@@ -91,7 +91,7 @@ class TestReaders:
         for number in range(6):
             producer.send(name, b"%d" % number)
             producer.end(commit=number % 2 == 0)
-        until_decided(client, name)
+        wait_for_markers(client, name)
         assert read(client, name, "read_committed") == [b"0", b"2", b"4"]
 
 
@@ -108,7 +108,7 @@ class TestPartitions:
         for partition in range(2):
             assert producer.try_send(name, b"a", partition=partition) == 0
         producer.end(commit=True)
-        assert until_decided(client, name) == 2
+        assert wait_for_markers(client, name) == 2
 
     def test_partitions_are_added_all_or_none(self, client: Client, new_topic: Any) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
@@ -131,7 +131,7 @@ class TestFencing:
         name, old = new_topic(), TransactionalProducer(client, v2).init()
         old.send(name, b"a")
         old.end(commit=True)
-        until_decided(client, name)
+        wait_for_markers(client, name)
         new = TransactionalProducer(client, v2, old.transactional_id).init()
         assert (new.producer_id, new.epoch > old.epoch) == (old.producer_id, True)
         assert old.try_end(commit=True) == ErrorCode.PRODUCER_FENCED
@@ -142,7 +142,7 @@ class TestFencing:
         new.send(name, b"b")
         assert old.try_send(name, b"c") == ErrorCode.INVALID_PRODUCER_EPOCH
         new.end(commit=True)
-        until_decided(client, name)
+        wait_for_markers(client, name)
         assert read(client, name, "read_committed") == [b"a", b"b"]
 
     def test_new_producer_aborts_the_open_transaction_of_the_first(
@@ -154,7 +154,7 @@ class TestFencing:
         assert new.try_init() == ErrorCode.CONCURRENT_TRANSACTIONS
         new.init()
         assert old.try_send(name, b"b") == ErrorCode.INVALID_PRODUCER_EPOCH
-        assert until_decided(client, name) == 2
+        assert wait_for_markers(client, name) == 2
         assert read(client, name, "read_committed") == []
 
     def test_init_with_own_identity_bumps_the_epoch_once(self, client: Client, new_topic: Any, v2: bool) -> None:
@@ -172,7 +172,7 @@ class TestFencing:
     def test_transaction_over_its_timeout_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, producer = new_topic(), TransactionalProducer(client, v2, timeout_ms=2_000).init()
         producer.send(name, b"a")
-        assert until_decided(client, name) == 2
+        assert wait_for_markers(client, name) == 2
         assert read(client, name, "read_committed") == []
         wait_until(lambda: list_transactions(client, prefix=producer.transactional_id, states=["CompleteAbort"]))
         assert producer.try_end(commit=True) == (ErrorCode.INVALID_TXN_STATE if v2 else ErrorCode.PRODUCER_FENCED)
@@ -206,12 +206,12 @@ class TestEndTransaction:
         epoch = producer.epoch
         producer.end(commit=commit)
         after, producer.epoch = producer.epoch, epoch
-        until_decided(client, name)
+        wait_for_markers(client, name)
         producer.end(commit=commit)
         assert producer.epoch == after
         producer.epoch = epoch
         assert producer.try_end(commit=not commit) == ErrorCode.INVALID_TXN_STATE
-        assert until_decided(client, name) == 2
+        assert wait_for_markers(client, name) == 2
         if v2:
             producer.epoch = after
             producer.send(name, b"b")
@@ -223,12 +223,12 @@ class TestEndTransaction:
             producer.end(commit=commit)
 
     @V1_AND_V2
-    def test_end_without_records(self, client: Client, v2: bool) -> None:
+    def test_commit_without_records_is_refused_and_abort_allowed_since_kip_890(self, client: Client, v2: bool) -> None:
         producer = TransactionalProducer(client, v2).init()
         assert producer.try_end(commit=True) == ErrorCode.INVALID_TXN_STATE
         assert producer.try_end(commit=False) == (0 if v2 else ErrorCode.INVALID_TXN_STATE)
 
-    def test_unknown_producer_is_refused(self, client: Client) -> None:
+    def test_end_and_add_by_unknown_producer_are_refused(self, client: Client) -> None:
         stranger = TransactionalProducer(client, producer_id=12_345, epoch=0)
         assert stranger.try_end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert stranger.try_add("not-there", 0) == {0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -262,7 +262,7 @@ class TestTransactionAdmin:
         assert (known.timeout_ms, known.partitions) == (60_000, {(name, 1)})
         assert known.start_ms is not None
         producer.end(commit=True)
-        until_decided(client, name)
+        wait_for_markers(client, name)
         # Its partitions are removed shortly before the transaction is logged as complete.
         wait_until(lambda: [each.state for each in listed()] == ["CompleteCommit"])
         assert not describe_transactions(client, [producer.transactional_id])[producer.transactional_id].partitions

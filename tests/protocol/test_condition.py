@@ -13,7 +13,7 @@ from protocol.condition import Condition, Event, acquired
 from tests.support.interrupts import interrupted_at
 from tests.support.wait_until import wait_until
 
-# Points of the interrupt: the wait has just released the lock, or is about to acquire it again.
+# Moments of the interrupt: just after the wait has released the lock, or just before it acquires the lock again.
 CODE = ("threading", "contextlib", "protocol.condition", "tests.protocol.test_condition")
 WINDOWS = ("_release_save", "_acquire_restore")
 

@@ -47,16 +47,16 @@ def test_topic_unknown_for_long_is_raised_despite_other_errors(monkeypatch: pyte
             list_offsets(client, TIMES)
 
 
-def test_partition_missing_in_the_reply_is_named() -> None:
-    words = r"ListOffsets at .*: the reply omits orders-1"
+def test_reply_without_a_requested_partition_raises_corrupt_with_its_name() -> None:
+    message = r"ListOffsets at .*: the reply omits orders-1"
     with (
         broker_answering_for([0]) as kafka,
         client_of(kafka.bootstrap_servers) as client,
-        pytest.raises(Corrupt, match=words),
+        pytest.raises(Corrupt, match=message),
     ):
         list_offsets(client, TIMES)
 
 
-def test_partitions_not_requested_are_ignored() -> None:
+def test_rows_of_partitions_that_were_not_requested_are_ignored() -> None:
     with broker_answering_for([0, 1, 2]) as kafka, client_of(kafka.bootstrap_servers) as client:
         assert list_offsets(client, TIMES) == dict.fromkeys(TIMES, ListedOffset(7, 3, -1))

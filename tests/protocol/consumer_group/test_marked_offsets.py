@@ -22,7 +22,7 @@ def test_mark_increases_and_reset_decreases_the_offset() -> None:
     assert marked.take() == {KEY: CommittedOffset(5)}
 
 
-def test_taken_offset_is_not_dirty() -> None:
+def test_offset_marked_again_after_take_is_not_dirty() -> None:
     marked = MarkedOffsets()
     marked.mark(KEY, CommittedOffset(1))
     assert marked.dirty == marked.take()
@@ -31,7 +31,7 @@ def test_taken_offset_is_not_dirty() -> None:
     assert marked.taken == {KEY: CommittedOffset(1)}
 
 
-def test_dropped_partition_is_forgotten() -> None:
+def test_dropped_partition_starts_again_at_its_new_start_offset() -> None:
     marked = MarkedOffsets()
     marked.mark(KEY, CommittedOffset(7))
     marked.drop([KEY])

@@ -65,7 +65,7 @@ def committed(client: Client) -> dict[Any, CommittedOffset]:
     }
 
 
-def asked(fake: FakeKafka) -> list[list[int]]:
+def committed_partitions(fake: FakeKafka) -> list[list[int]]:
     """Return the partitions of each OffsetCommit."""
     return [
         sorted(row["partition_index"] for topic in body["topics"] for row in topic["partitions"])
@@ -73,8 +73,8 @@ def asked(fake: FakeKafka) -> list[list[int]]:
     ]
 
 
-class Held:
-    """The broker delays the next OffsetCommit, from its arrival (`come`) until `release`."""
+class DelayedCommit:
+    """Holds the next OffsetCommit at the broker until `release`; `come` is set when the request arrives."""
 
     def __init__(self, fake: FakeKafka) -> None:
         self.come, self._released = threading.Event(), threading.Event()
@@ -113,7 +113,7 @@ def test_unexpected_error_in_a_commit_is_logged_and_retried(
     assert "succeed again" in second.message
 
 
-def test_commit_without_a_thread_is_retried_by_the_next_mark(
+def test_commit_is_retried_by_the_next_mark_if_no_thread_could_start(
     client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -127,11 +127,11 @@ def test_commit_without_a_thread_is_retried_by_the_next_mark(
     assert manager.healthy
 
 
-def test_unchanged_offsets_are_not_sent(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+def test_offsets_marked_again_unchanged_are_not_sent(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     for offsets in (BOTH, BOTH, {**BOTH, ("orders", 1): CommittedOffset(7)}):
         manager.mark(offsets)
         assert flushed(client, manager)
-    assert asked(fake) == [[0, 1], [1]]
+    assert committed_partitions(fake) == [[0, 1], [1]]
 
 
 def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
@@ -139,7 +139,7 @@ def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client,
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 1, partition=("orders", 0))
     manager.mark(BOTH)
     assert flushed(client, manager)
-    assert asked(fake) == [[0, 1], [0], [0], [0]]
+    assert committed_partitions(fake) == [[0, 1], [0], [0], [0]]
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 3)
 
 
@@ -151,7 +151,7 @@ def test_commit_without_group_acl_is_retried_unless_by_a_member(
     manager.set_member(who)
     manager.mark(MARKS, who)
     assert flushed(client, manager) == (who == NO_MEMBER)
-    assert len(asked(fake)) == times
+    assert len(committed_partitions(fake)) == times
 
 
 def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, client: Client) -> None:
@@ -160,11 +160,11 @@ def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, c
     manager.mark(BOTH)
     assert not flushed(client, manager)
     give_up = client.deadline(10_000)
-    while len(asked(fake)) < 4:
+    while len(committed_partitions(fake)) < 4:
         manager.mark(BOTH)
         assert not give_up.passed
     manager.close()
-    assert asked(fake)[:4] == [[0, 1], [1], [1], [1]]
+    assert committed_partitions(fake)[:4] == [[0, 1], [1], [1], [1]]
     assert committed(client) == {("orders", 1): CommittedOffset(6)}
 
 
@@ -176,7 +176,7 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
     offsets = {("many", number): CommittedOffset(number + 1) for number in range(5)}
 
     def most_of_two(body: dict[str, Any]) -> None:
-        if len(asked(fake)[-1]) > 2:
+        if len(committed_partitions(fake)[-1]) > 2:
             for key in offsets:
                 fake.refuse(OFFSET_COMMIT, code, partition=key)
         else:
@@ -186,7 +186,7 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
     manager.mark(offsets)
     assert flushed(client, manager)
     assert committed(client) == offsets
-    assert asked(fake) == [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
+    assert committed_partitions(fake) == [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
 def test_late_reply_about_a_revoked_partition_changes_nothing(
     fake: FakeKafka, client: Client, manager: OffsetManager, answer: ErrorCode
 ) -> None:
-    held = Held(fake)
+    held = DelayedCommit(fake)
     if answer != ErrorCode.NONE:
         fake.refuse(OFFSET_COMMIT, answer)
     manager.mark(MARKS)
@@ -206,14 +206,14 @@ def test_late_reply_about_a_revoked_partition_changes_nothing(
     manager.mark(BOTH)
     held.release()
     assert flushed(client, manager)
-    assert asked(fake) == [[0], [0, 1]]
+    assert committed_partitions(fake) == [[0], [0, 1]]
     assert committed(client) == BOTH
 
 
 def test_late_error_about_a_revoked_partition_is_not_reported(
     fake: FakeKafka, client: Client, manager: OffsetManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = Held(fake)
+    held = DelayedCommit(fake)
     fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE)
     manager.mark(MARKS)
     assert held.come.wait(10)
@@ -231,7 +231,7 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     (joined,) = stable(client, GROUP)
     now = GroupMember(joined.member_id, joined.generation)
     before = GroupMember(joined.member_id, joined.generation - 1)
-    held = Held(fake)
+    held = DelayedCommit(fake)
     manager.set_member(before)
     manager.mark(MARKS, before)
     assert held.come.wait(10)
@@ -257,7 +257,7 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     wait_until(lambda: manager.counts.failed)
     assert isinstance(manager.failure(MARKS), DeadlineExceeded)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
-    assert asked(fake) == [[0]]
+    assert committed_partitions(fake) == [[0]]
     manager.set_member(GroupMember(joined.member_id, joined.generation, assigned_since=0))
     assert flushed(client, manager)
     assert manager.failure(MARKS) is None
@@ -330,7 +330,7 @@ class TestConsumerProtocol:
         manager.set_member(self.NEW)
         manager.mark(MARKS, self.OLD)
         assert flushed(client, manager)
-        assert asked(fake) == [[0]]
+        assert committed_partitions(fake) == [[0]]
 
     def test_fenced_epoch_drops_all_marks(self, fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_MEMBER_EPOCH)
@@ -339,7 +339,7 @@ class TestConsumerProtocol:
         assert not flushed(client, manager)
         manager.mark(BOTH, self.OLD)
         assert not flushed(client, manager)
-        assert asked(fake) == [[0, 1]]
+        assert committed_partitions(fake) == [[0, 1]]
 
     def answer(self, body: dict[str, Any], version: int) -> dict[str, Any]:
         assert (version, body["member_id"], body["group_instance_id"]) == (9, "m-1", None)

@@ -43,7 +43,7 @@ def test_nothing_is_committable_before_the_first_batch() -> None:
     assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (None, 0, 0)
 
 
-def test_end_of_a_batch_has_its_epoch() -> None:
+def test_committable_end_of_a_batch_has_the_leader_epoch_of_the_batch() -> None:
     tracker = OffsetTracker()
     batch = tracker.append(np.array([5, 6]), end=CommittedOffset(9, leader_epoch=4))
     batch.finish_rows([1])

@@ -91,7 +91,7 @@ def test_rows_of_several_partitions_are_returned_together() -> None:
     assert values([rest]) == {2: [2], 3: [5]}
 
 
-def test_long_rows_are_not_sorted_before_encoding() -> None:
+def test_long_rows_are_sorted_during_encoding_unless_most_of_them_wait() -> None:
     partitions = [n * n % 5 for n in range(3_000)]
     accumulator = Accumulator(HEADER_BYTES + 100 * 300)
     (out,) = append(accumulator, 0, partitions, size=300)
@@ -104,7 +104,7 @@ def test_long_rows_are_not_sorted_before_encoding() -> None:
     assert [each.order for each in few] == [None], "sorting would copy the other rows needlessly"
 
 
-def test_rows_returned_together_are_limited() -> None:
+def test_rows_returned_together_have_at_most_3_mib() -> None:
     rows = 40_000
     out = append(accumulator_of(100), 0, [n % 3 for n in range(rows)])
     assert sum(counts(out)) == rows

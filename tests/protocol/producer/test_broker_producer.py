@@ -1,4 +1,4 @@
-"""Produce requests and the handling of replies, by the model of a Kafka and by handlers of the test."""
+"""Produce requests and the handling of their replies, with `FakeKafka` or with replies made by the test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broker() -> Iterator[FakeKafka]:
         yield kafka
 
 
-def produced(broker: FakeKafka) -> list[tuple[int, dict[str, Any]]]:
+def produce_requests(broker: FakeKafka) -> list[tuple[int, dict[str, Any]]]:
     """Return (version, body) of all Produce requests."""
     return [(version, body) for name, version, body in broker.requests if name == "Produce"]
 
@@ -43,7 +43,7 @@ def headers_of(body: dict[str, Any]) -> list[Any]:
     return [np.frombuffer(part["records"], WIRE, count=1)[0] for part in parts]
 
 
-def speaks_at_most(broker: FakeKafka, last: int) -> None:
+def limit_produce_version(broker: FakeKafka, last: int) -> None:
     """Limit the broker to Produce versions up to `last`."""
 
     def edit(body: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class TestRequests:
     def test_record_batches_have_identity_and_consecutive_sequence_numbers(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"batch.size": 1_000}) as producer:
             producer.send_columns(TOPIC, numbered(0, 30), np.full(30, 5, np.int32))
-        headers = [header for _, body in produced(broker) for header in headers_of(body)]
+        headers = [header for _, body in produce_requests(broker) for header in headers_of(body)]
         ((producer_id, epoch),) = {(int(header["producer_id"]), int(header["producer_epoch"])) for header in headers}
         assert (producer_id > 0, epoch) == (True, 0)
         firsts = [int(header["base_sequence"]) for header in headers]
@@ -71,43 +71,45 @@ class TestRequests:
         with producer_of(broker.bootstrap_servers, {"enable.idempotence": False}) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         assert broker.asked(INIT_PRODUCER_ID) == []
-        ((_, body),) = produced(broker)
+        ((_, body),) = produce_requests(broker)
         assert [int(header["producer_id"]) for header in headers_of(body)] == [-1]
         assert body["acks"] == -1
 
     def test_request_has_one_record_batch_per_partition_within_max_request_size(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"max.request.size": 5_000, "batch.size": 2_000}) as producer:
             send_numbered(producer, TOPIC, 0, 160, 8)
-        for _, body in produced(broker):
+        for _, body in produce_requests(broker):
             (row,) = body["topic_data"]
             indexes = [part["index"] for part in row["partition_data"]]
             assert len(set(indexes)) == len(indexes)
             assert sum(len(part["records"]) for part in row["partition_data"]) <= 5_000
-        assert max(len(headers_of(body)) for _, body in produced(broker)) >= 2
+        assert max(len(headers_of(body)) for _, body in produce_requests(broker)) >= 2
 
     @pytest.mark.parametrize(("last", "key"), [(13, "topic_id"), (12, "name"), (3, "name")])
     def test_topics_are_named_by_id_if_the_broker_supports_ids(self, broker: FakeKafka, last: int, key: str) -> None:
-        speaks_at_most(broker, last)
+        limit_produce_version(broker, last)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        ((version, body),) = produced(broker)
+        ((version, body),) = produce_requests(broker)
         assert version == last
         assert body["topic_data"][0][key] == {"topic_id": TOPIC_ID, "name": TOPIC}[key]
 
     def test_zstd_is_refused_for_a_broker_without_zstd(self, broker: FakeKafka) -> None:
-        speaks_at_most(broker, 6)
+        limit_produce_version(broker, 6)
         producer = producer_of(broker.bootstrap_servers, {"compression.type": "zstd"})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UnsupportedVersion, match="Produce"):
             producer.flush()
 
-    def test_partitions_take_turns(self, broker: FakeKafka) -> None:
+    def test_each_partition_is_sent_once_before_any_is_sent_again(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"max.request.size": 3_000, "batch.size": 2_500}) as producer:
             send_numbered(producer, TOPIC, 0, 8, 8)
             producer.flush()
             del broker.requests[:]
             producer.send_columns(TOPIC, numbered(8, 1_000), np.repeat(np.arange(8, dtype=np.int32), 125))
-        order = [part["index"] for _, body in produced(broker) for part in body["topic_data"][0]["partition_data"]]
+        order = [
+            part["index"] for _, body in produce_requests(broker) for part in body["topic_data"][0]["partition_data"]
+        ]
         assert set(order[:8]) == set(range(8))
 
 
@@ -134,7 +136,7 @@ class TestTransactionSession:
         broker.transactions.transactions["orders-1"] = begun
         with producer_of(broker.bootstrap_servers, session=session) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.full(3, 2, np.int32))
-        ((version, body),) = produced(broker)
+        ((version, body),) = produce_requests(broker)
         assert version == 11
         assert body["transactional_id"] == "orders-1"
         (header,) = headers_of(body)
@@ -145,7 +147,7 @@ class TestTransactionSession:
 
 
 class TestReplies:
-    def test_throttled_producer_waits(self, broker: FakeKafka) -> None:
+    def test_producer_sends_nothing_until_its_throttle_time_has_passed(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: {**body, "throttle_time_ms": 300})
         with producer_of(broker.bootstrap_servers) as producer:
             started_s = time.monotonic()
@@ -159,15 +161,15 @@ class TestReplies:
         broker.edit_replies(PRODUCE, lambda body: {"responses": []}, 1)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        first, second = [headers_of(body)[0] for _, body in produced(broker)]
+        first, second = [headers_of(body)[0] for _, body in produce_requests(broker)]
         assert first["base_sequence"] == second["base_sequence"] == 0
         assert broker.log(TOPIC).end_offset == 3, "the records are written once"
 
-    def test_undecodable_reply_is_an_unknown_outcome_and_retried(self, broker: FakeKafka) -> None:
+    def test_batch_with_undecodable_reply_is_retried(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: b"\0\0\0\x0a" + b"\xff" * 10, 1)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        assert len(produced(broker)) == 2
+        assert len(produce_requests(broker)) == 2
 
     def test_unknown_producer_id_continues_with_the_next_epoch(self, broker: FakeKafka) -> None:
         def forget(body: dict[str, Any]) -> None:
@@ -183,22 +185,22 @@ class TestReplies:
             producer.send_columns(TOPIC, numbered(6, 3), np.ones(3, np.int32))
         seen = [
             (part["index"], int(header["producer_epoch"]), int(header["base_sequence"]))
-            for _, body in produced(broker)
+            for _, body in produce_requests(broker)
             for part, header in zip(body["topic_data"][0]["partition_data"], headers_of(body), strict=True)
         ]
         assert seen == [(0, 0, 0), (0, 0, 3), (0, 1, 0), (1, 0, 0)]
 
-    def test_silent_broker_is_an_unknown_outcome(self, broker: FakeKafka) -> None:
+    def test_batches_without_a_reply_until_delivery_timeout_have_an_unknown_outcome(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
         producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(DeadlineExceeded, match="3 records have an unknown outcome") as raised:
             producer.flush()
         assert raised.value.context["unknown_records"] == 3
-        assert len(produced(broker)) > 1
+        assert len(produce_requests(broker)) > 1
 
 
-def test_brokers_at_former_addresses_are_forgotten() -> None:
+def test_producer_forgets_addresses_that_brokers_have_left() -> None:
     with FakeKafka(2) as kafka:
         kafka.create_topic(TOPIC, 2)
         with producer_of(kafka.address(1)) as producer:
@@ -209,8 +211,8 @@ def test_brokers_at_former_addresses_are_forgotten() -> None:
             assert producer.requests >= 4
 
 
-def test_partitioners_of_all_topics_share_a_source_of_random_numbers() -> None:
-    """Its state takes 2.5 kB, and a producer keeps the partitioner of each topic."""
+def test_partitioners_of_two_topics_share_one_random_generator() -> None:
+    """The state of a generator takes 2.5 kB, and a producer keeps the partitioner of each topic."""
     with FakeKafka() as kafka, producer_of(kafka.bootstrap_servers) as producer:
         for topic in ("first", "second"):
             kafka.create_topic(topic, 2)
