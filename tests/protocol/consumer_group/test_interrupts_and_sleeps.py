@@ -105,11 +105,12 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
             consumer.assign(BOTH)
             place, reached = 1, True
             while reached:
-                found: list[tuple[int, int]] = []
+                polled = ConsumerRecords({})
                 consumer.seek_to_beginning()
                 with suppress(KeyboardInterrupt), interrupted_at(place, ("protocol.",)) as was_reached:
-                    found += rows_of(consumer.poll(1_000))
+                    polled = consumer.poll(1_000)
                 reached = was_reached()
+                found = rows_of(polled)
                 deadline = consumer.client.deadline()
                 while len(found) < len(every) and not deadline.passed:
                     found += rows_of(consumer.poll(100))
