@@ -183,8 +183,8 @@ def consume(
             receiver = _open(opened, output, path, topic, None if ends is None else total)
             if ends is None:
                 follow(cluster, starts, output.columns, receiver, stop)
-            else:
-                read_ranges(cluster, ends, output.columns, receiver, stop)
+            elif not read_ranges(cluster, ends, output.columns, receiver, stop) and path is not None:
+                raise click.ClickException(f"interrupted; {path} was not written")
     if path is not None:
         click.echo(f"{output.count} records written to {path}", err=True)
 

@@ -175,7 +175,7 @@ def replay(
             finally:
                 _print_written(producer, output)
         _tell_left_out(copied)
-        if group is not None and not stop:
+        if group is not None:
             ends = {each.topic_partition: CommittedOffset(each.until_offset) for each in ranges}
             commit_offsets(cluster.client, group, ends, cluster.client.deadline())
 
@@ -205,8 +205,12 @@ def _ranges(
 
 
 def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest) -> None:
+    """Read ranges into `copied`. Raises `click.ClickException` if stopped before their end."""
     with advancing(copied, sum(each.size for each in ranges)) as receiver:
-        read_ranges(cluster, ranges, COPIED_COLUMNS, receiver, stop)
+        if not read_ranges(cluster, ranges, COPIED_COLUMNS, receiver, stop):
+            if copied.producer is not None:
+                copied.producer.flush()
+            raise click.ClickException("interrupted before the end")
 
 
 def _print_written(producer: Producer, output: str) -> None:

@@ -74,7 +74,10 @@ def _findings(
     cluster: Cluster, topics: tuple[str, ...], groups: tuple[str, ...], written: tuple[str, ...]
 ) -> Iterator[Finding]:
     yield from checks.check_python()
-    yield from checks.check_network(cluster)
+    network = list(checks.check_network(cluster))
+    yield from network
+    if not any((each.check, each.status) == ("tcp", checks.OK) for each in network):
+        return
     connections = list(checks.check_connections(cluster))
     yield from connections
     if not any(each.status == checks.OK for each in connections):

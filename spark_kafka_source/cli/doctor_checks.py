@@ -330,7 +330,7 @@ def check_clock(cluster: Cluster) -> Findings:
     try:
         quorum = Admin(cluster.client).describe_metadata_quorum(timeout_ms=_STEP_MS)
     except KafkaError as error:
-        yield Finding("clock", "controller", SKIPPED, str(error))
+        yield Finding("clock", "controller", SKIPPED, str(error), _remedy(error))
         return
     after_ms = _now_ms()
     (leader_ms,) = (each.last_fetch_ms for each in quorum.voters if each.replica_id == quorum.leader_id)
@@ -390,6 +390,7 @@ def _count(cluster: Cluster, place: Range) -> int:
 
 
 _REMEDIES: Mapping[str, str] = {
+    "CLUSTER_AUTHORIZATION_FAILED": "pykafka acls create --principal … --operation describe --cluster",
     "TOPIC_AUTHORIZATION_FAILED": "pykafka acls create --principal … --consumer (or --producer) --topic …",
     "GROUP_AUTHORIZATION_FAILED": "pykafka acls create --principal … --consumer --group …",
     "UNKNOWN_TOPIC_OR_PARTITION": "pykafka topics create, or check the name",

@@ -29,8 +29,8 @@ class Receiver(Protocol):
 
 def read_ranges(
     cluster: Cluster, ranges: Collection[Range], columns: Collection[str], receiver: Receiver, stop: StopRequest
-) -> None:
-    """Read ranges in parallel."""
+) -> bool:
+    """Read ranges in parallel. Return False if stopped before the receiver has enough or the ranges end."""
     reader = BoundedReader(
         cluster.client,
         cluster.consumer,
@@ -40,8 +40,11 @@ def read_ranges(
     )
     for each, batch in reader:
         receiver.take(each.topic_partition, batch)
-        if stop or receiver.done:
-            return
+        if receiver.done:
+            return True
+        if stop:
+            return False
+    return True
 
 
 def follow(

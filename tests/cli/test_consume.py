@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
+from spark_kafka_source.cli import consume
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -147,6 +149,17 @@ def test_file_has_all_columns(run: Any, kafka1: LocalKafka, topic1: TopicFactory
 def test_failed_export_leaves_no_file(run: Any, topic1: TopicFactory, tmp_path: Path) -> None:
     path = tmp_path / "records.parquet"
     run(topic1(1), "-o", "3:", "--to", str(path), "-p", "7", code=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_export_leaves_no_file(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, path = topic1(1, config={"retention.ms": "-1"}), tmp_path / "records.parquet"
+    fill(kafka1, topic, 5)
+    monkeypatch.setattr(f"{consume.__name__}.stop_request", lambda prints: nullcontext(True))
+    result = run(topic, "--to", str(path), code=1)
+    assert result.stderr == f"Error: interrupted; {path} was not written\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,12 +8,15 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
+from protocol import Admin
+from spark_kafka_source.cli import copying
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.test_produce import read
@@ -94,6 +97,22 @@ def test_copy_to_other_cluster_follows_until_stopped(kafka1: LocalKafka, topic1:
         told, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert told.splitlines()[1].split() == [target, "0", "0", "4", "5"]
+
+
+def test_interrupted_copy_and_replay_fail_without_a_commit(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = topic1(1, config=LASTING), topic1(1, config=LASTING)
+    fill(kafka1, source, 3, **{"__connect.errors.topic": target})
+    monkeypatch.setattr(f"{copying.__name__}.stop_request", lambda: nullcontext(True))
+    result = run("copy", source, target, "--output", "csv", code=1)
+    assert f"{target},0,0,2,3" in result.stdout
+    assert result.stderr == "Error: interrupted before the end\n"
+    group = f"g-{target}"
+    result = run("replay", source, "--group", group, "--execute", "--output", "csv", code=1)
+    assert f"{target},0,3,5,3" in result.stdout
+    with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+        assert admin.list_consumer_group_offsets(group) == {}
 
 
 def test_replay_writes_dead_letters_to_the_topic_in_their_headers(

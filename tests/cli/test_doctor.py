@@ -100,6 +100,7 @@ def test_missing_acls_are_named(secured: SecuredKafka) -> None:
     assert found["read", topic]["status"] == "ok"
     assert found["group ACLs", "doctor-etl"]["status"] == "failed"
     assert found["clock", "controller"]["status"] == "skipped"
+    assert "--cluster" in found["clock", "controller"]["remedy"]
 
 
 def test_unknown_host_and_closed_port_are_told_apart() -> None:
@@ -107,6 +108,7 @@ def test_unknown_host_and_closed_port_are_told_apart() -> None:
     assert found["dns", "no-such-host.invalid:9092"]["status"] == "failed"
     assert found["dns", "127.0.0.1:1"]["status"] == "ok"
     assert found["tcp", "127.0.0.1:1"]["status"] == "failed"
+    assert "connection" not in {check for check, _ in found}, "it would wait, and say the same"
 
 
 @pytest.mark.parametrize(("ahead_ms", "status"), [(5_000, "warning"), (-5_000, "warning"), (120_000, "failed")])
