@@ -17,6 +17,7 @@ from protocol.producer.messages import Headers, Message
 from protocol.producer.partitioner import partition_of
 from protocol.testing.fake_broker import CUT, FakeBroker, Handler, kept_port
 from protocol.testing.fake_kafka.cluster import Cluster
+from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.faults import Fault, Kind, api_of
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
@@ -196,10 +197,7 @@ class FakeKafka(Cluster):
         BrokerError
             The cluster refuses the records, for example one without a key for a compacted topic.
         """
-        found = self.controller.image.topics.get(topic)
-        if found is None or (partition is not None and not 0 <= partition < len(found.partitions)):
-            which = topic if partition is None else f"{topic}-{partition}"
-            raise UsageError(f"{which} does not exist in this cluster; call create_topic first", topic=topic)
+        found = self._existing(topic, partition)
         time_ms = self.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         messages = [Message(value, key, headers, time_ms, partition) for value in values]
         chosen = [self._partition(topic, len(found.partitions), each) for each in messages]
@@ -210,6 +208,14 @@ class FakeKafka(Cluster):
             for number in dict.fromkeys(chosen)
         }
         return [next(offsets[number]) for number in chosen]
+
+    def _existing(self, topic: str, partition: int | None) -> TopicImage:
+        """Return a topic; raise `UsageError` if it, or its partition, does not exist."""
+        found = self.controller.image.topics.get(topic)
+        if found is None or (partition is not None and not 0 <= partition < len(found.partitions)):
+            which = topic if partition is None else f"{topic}-{partition}"
+            raise UsageError(f"{which} does not exist in this cluster; call create_topic first", topic=topic)
+        return found
 
     def _partition(self, topic: str, count: int, message: Message) -> int:
         if message.partition is not None:
@@ -248,8 +254,14 @@ class FakeKafka(Cluster):
             By default all partitions.
         isolation_level : str
             `read_uncommitted` adds records of open and aborted transactions.
+
+        Raises
+        ------
+        UsageError
+            The topic or the partition does not exist.
         """
-        numbers = range(len(self.controller.topic(topic).partitions)) if partition is None else [partition]
+        found = self._existing(topic, partition)
+        numbers = range(len(found.partitions)) if partition is None else [partition]
         with self.changed:
             return [each for number in numbers for each in self._read(topic, number, isolation_level)]
 

@@ -79,8 +79,9 @@ class TestRecords:
     def test_unknown_topic_or_partition_is_a_usage_error(self, fake: FakeKafka) -> None:
         with pytest.raises(UsageError, match="nothing does not exist in this cluster; call create_topic first"):
             fake.produce("nothing", b"a")
-        with pytest.raises(UsageError, match="orders-2 does not exist"):
-            fake.produce("orders", b"a", partition=2)
+        for call in (lambda: fake.produce("orders", b"a", partition=2), lambda: fake.records("orders", 2)):
+            with pytest.raises(UsageError, match="orders-2 does not exist"):
+                call()
 
 
 class TestControls:
