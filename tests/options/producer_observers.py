@@ -33,6 +33,7 @@ from tests.options.observe import (
     outcome,
     took_long,
 )
+from tests.support.internals import assembler_of
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -221,7 +222,7 @@ def share_of_silent_partition(cluster: SmallCluster, given: dict[str, str]) -> f
             wait_until(lambda: two.asked(PRODUCE))
             time.sleep(0.2)  # longer than partitioner.availability.timeout.ms
             many = rows(8_000, size=1_000)  # several hundred choices: the result cannot be chance
-            chosen = producer._assembler.choice.choose(client.topic("orders"), many, np.full(8_000, 1_000), None)
+            chosen = assembler_of(producer).choice.choose(client.topic("orders"), many, np.full(8_000, 1_000), None)
             producer.abort()
     return float((chosen == 0).mean())
 

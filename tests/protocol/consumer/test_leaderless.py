@@ -22,6 +22,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import leaders
 from tests.protocol.consumer.consuming import client_of, consumer_of, records
+from tests.support.internals import fetcher_of
 from tests.support.wait_until import wait_until
 
 PARTITIONS = 200
@@ -95,12 +96,12 @@ class TestLeaderThread:
 
     def test_leader_thread_survives_a_partition_that_waits_forever(self, consumer: Consumer) -> None:
         failing = consumer.consume_partition("orders", 0, 0)
-        with consumer._fetcher.lock:
+        with fetcher_of(consumer).lock:
             failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
             failing.buffer.source.retry_at_s = failing.buffer.source.batch_retry_at_s = float("inf")
-            consumer._fetcher.leader_work.notify()
+            fetcher_of(consumer).leader_work.notify()
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None
-        assert consumer._fetcher._leader_thread.is_alive()
+        assert fetcher_of(consumer)._leader_thread.is_alive()
 
     def test_leader_thread_failure_fails_all_streams(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = consumer.consume_partition("orders", 0, 0)
@@ -109,8 +110,8 @@ class TestLeaderThread:
             raise ZeroDivisionError("a fault")
 
         monkeypatch.setattr("protocol.consumer.partition_fetcher.due_for_leaders", faulty)
-        with consumer._fetcher.lock:
-            consumer._fetcher.leader_work.notify()
+        with fetcher_of(consumer).lock:
+            fetcher_of(consumer).leader_work.notify()
         for _ in range(2):
             with pytest.raises(UsageError, match=r"orders-0: .* resolving brokers has failed: ZeroDivisionError"):
                 waiting.poll(10_000)

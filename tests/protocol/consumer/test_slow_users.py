@@ -17,6 +17,7 @@ from protocol.kafka_terms import EARLIEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import consumer_of, offsets_of, produce, read_all
+from tests.support.internals import fetcher_of
 from tests.support.wait_until import wait_until
 
 
@@ -128,7 +129,7 @@ class TestSlowUsers:
             wait_until(lambda: all(stream.buffer.ahead for stream in streams))
             produce(kafka, name, range(600), 6)
             wait_until(lambda: any(stream.buffer.full for stream in streams))
-            fetcher = consumer._fetcher
+            fetcher = fetcher_of(consumer)
             with fetcher.lock:
                 fetcher.schedule.config = replace(fetcher.schedule.config, max_processing_time_ms=1)
                 for thread in fetcher._threads.values():
@@ -149,5 +150,5 @@ class TestSlowUsers:
 
 
 def room_bytes(consumer: Consumer) -> int:
-    with consumer._fetcher.lock:
-        return consumer._fetcher.schedule.free_bytes
+    with fetcher_of(consumer).lock:
+        return fetcher_of(consumer).schedule.free_bytes

@@ -22,6 +22,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, consumer_of, offsets_of, produce, read_all
+from tests.support.internals import fetcher_of
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
 
@@ -199,7 +200,7 @@ class TestSteering:
             def read_on() -> None:
                 for stream, _ in islice(consumer, 1_500):
                     if stream is not failing and failing.buffer.source.failure is None:
-                        with consumer._fetcher.lock:
+                        with fetcher_of(consumer).lock:
                             failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
                             failing.buffer.source.retry_at_s = float("inf")
                     time.sleep(0.005)

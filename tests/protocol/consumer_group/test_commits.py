@@ -26,6 +26,7 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
+from tests.support.internals import commits_of, membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -243,8 +244,7 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
         consuming = threading.Thread(target=consume)
         consuming.start()
         wait_until(lambda: len(seen) == 4 * END)
-        membership = group._membership
-        assert membership is not None
+        membership = membership_of(group)
         since_s = time.monotonic()
         fake.delete_topic("returns")
         wait_until(lambda: {topic for topic, _ in membership.owned} == {"orders"})
@@ -281,7 +281,7 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
         wait_until(lambda: consumer.poll(20) or len(errors) == 3)
         assert [offset for offset, _ in errors] == [0, 1, 2]
         assert all("COORDINATOR_LOAD_IN_PROGRESS" in words for _, words in errors)
-        assert not consumer._commits.pending
+        assert not commits_of(consumer).pending
         fake.faults.clear()
         wait_until(lambda: committed(client) == 2)
 
@@ -292,7 +292,7 @@ def test_unanswered_commits_do_not_slow_polls(
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     for offset in range(100):
         consumer.commit_async({FIRST: CommittedOffset(offset)})
-    assert not consumer._commits.pending, "no callback is registered"
+    assert not commits_of(consumer).pending, "no callback is registered"
     looked, failure = [], OffsetManager.failure
     monkeypatch.setattr(
         OffsetManager, "failure", lambda manager, offsets: looked.append(1) or failure(manager, offsets)
@@ -302,7 +302,7 @@ def test_unanswered_commits_do_not_slow_polls(
         consumer.poll(0)
     assert len(looked) < 1_000, "some polls look through all, when the coordinator has replied"
     fake.faults.clear()
-    wait_until(lambda: consumer.poll(20) or not consumer._commits.pending)
+    wait_until(lambda: consumer.poll(20) or not commits_of(consumer).pending)
 
 
 def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:

@@ -28,6 +28,7 @@ from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
 from tests.protocol.consumer_group.members import read
+from tests.support.internals import commits_of, fetcher_of, partitions_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
@@ -62,7 +63,7 @@ def test_records_of_an_interrupted_poll_are_not_committed(
     """Ctrl-C may arrive after a read whose records were not returned."""
     ours = new_consumer(**{"enable.auto.commit": True})
     ours.assign([key])
-    monkeypatch.setattr(ours._partitions, "poll", interrupted_after_a_batch(ours._partitions.poll))
+    monkeypatch.setattr(partitions_of(ours), "poll", interrupted_after_a_batch(partitions_of(ours).poll))
     with pytest.raises(KeyboardInterrupt):
         ours.poll(30_000)
     monkeypatch.undo()
@@ -229,7 +230,7 @@ def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCa
             ours.commit_async(
                 offsets, mistake if offset < 3 else lambda of, _: called_with.append(of["orders", 0].offset)
             )
-        manager = ours._commits.manager
+        manager = commits_of(ours).manager
         assert manager is not None
         assert manager.flush(client.deadline())
         with pytest.raises(ZeroDivisionError, match="in callback 1"):
@@ -250,7 +251,7 @@ def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
         ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
         ours.assign([("orders", 0)])
         read(ours, END)
-        arrival = ours._partitions.reader._fetcher._arrival
+        arrival = fetcher_of(partitions_of(ours).reader)._arrival
         give_up = arrival._release_save  # type: ignore[attr-defined]
         monkeypatch.setattr(arrival, "_release_save", interrupted)
         with pytest.raises(KeyboardInterrupt):

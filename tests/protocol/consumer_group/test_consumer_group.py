@@ -28,6 +28,7 @@ from tests.contract.members import ask_coordinator
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
 from tests.protocol.consumer_group.members import Member
+from tests.support.internals import commits_of, membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -257,7 +258,7 @@ def test_marks_are_committed_within_the_interval(
         return [each.offset for each in fetch_offsets(client, group, None, client.deadline()).values()]
 
     wait_until(lambda: committed() == [100] * PARTITIONS)
-    manager = one.group._commits.manager
+    manager = commits_of(one.group).manager
     assert manager is not None
     assert manager.flush(client.deadline())  # the broker's commit is counted when its reply arrives
     before = manager.counts.succeeded
@@ -318,7 +319,7 @@ def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
         members.consume(["orders"], OnlyMarks())
         other = Member(client, "etl", "orders", **COOPERATIVE)
-        manager, membership = members._commits.manager, members._membership
+        manager, membership = commits_of(members).manager, membership_of(members)
         wait_until(lambda: membership.rebalance_pending)
         marked = []
         fake.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))
@@ -337,7 +338,7 @@ def test_claim_lost_during_a_long_sleep_yields_no_records(
 
             def asleep(timeout_ms: float, max_rows: int | None) -> pa.RecordBatch | None:
                 batch = poll(timeout_ms, max_rows)
-                wait_until(lambda: not session._membership.member.keeps_assignment_of(session.member))
+                wait_until(lambda: not membership_of(session).member.keeps_assignment_of(session.member))
                 return batch
 
             monkeypatch.setattr(claim._consumer, "poll", asleep)
@@ -363,8 +364,7 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
     try:
         wait_until(lambda: two.setups)
         if forgotten:
-            membership = two.group._membership
-            assert membership is not None
+            membership = membership_of(two.group)
             before = membership.member.member_id
             body = {"group_id": group, "members": [{"member_id": before, "group_instance_id": None}]}
             assert ask_coordinator(client, group, LEAVE_GROUP, body)["members"][0]["error_code"] == 0

@@ -27,6 +27,7 @@ from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
 from tests.protocol.transaction.producing import started
+from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -85,8 +86,7 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
             fake.lose_requests(CONSUMER_GROUP_HEARTBEAT) if body["member_epoch"] == 0 else None
         )
         remove(client, fetched_as)
-        membership = consumer._membership
-        assert membership is not None
+        membership = membership_of(consumer)
         wait_until(lambda: not membership.member.is_in_group)
         if has_polled:
             wait_until(lambda: consumer.poll(0) or not consumer.assignment)
@@ -155,7 +155,7 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
                 pass
 
         def cleanup(self, session: ConsumerGroupSession) -> None:
-            assert not session._membership.member.keeps_assignment_of(self.member)
+            assert not membership_of(session).member.keeps_assignment_of(self.member)
             assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
             with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
                 send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))

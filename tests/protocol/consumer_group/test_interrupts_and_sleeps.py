@@ -28,6 +28,7 @@ from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_H
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, read
+from tests.support.internals import membership_of, partitions_of
 from tests.support.interrupts import interrupted_at
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
@@ -137,8 +138,7 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
     with consumer_of(client, KIP_848) as consumer:
         consumer.subscribe(["orders"])
         wait_until(lambda: consumer.poll(0) or len(consumer.assignment) == 2)
-        membership, answer, poll = consumer._membership, list[Callable[[], None]](), AssignedPartitions.poll
-        assert membership is not None
+        membership, answer, poll = membership_of(consumer), list[Callable[[], None]](), AssignedPartitions.poll
         consumer.seek_to_beginning()
         if when == "before the poll":
             answer.append(sleep(fake, membership))
@@ -179,8 +179,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
         consuming = threading.Thread(target=group.consume, args=(["orders"], Handler()))
         consuming.start()
         waiting.wait(20)
-        assert group._membership is not None
-        answer = sleep(fake, group._membership)
+        answer = sleep(fake, membership_of(group))
         suspected.set()
         waiting.wait(20)
         answer()
@@ -196,7 +195,7 @@ def test_pausing_all_claims_in_a_rebalance_succeeds(
     member = Member(client, "etl", "orders", **KIP_848)
     try:
         wait_until(lambda: len(member.claimed) == 2)
-        partitions = member.group._partitions
+        partitions = partitions_of(member.group)
         first = next(iter(partitions.consumers.values()))
         pause = first.pause
 

@@ -26,6 +26,7 @@ from tests.contract.raw_requests import written
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import read
+from tests.support.internals import membership_of, partitions_of
 from tests.support.wait_until import wait_until
 
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
@@ -399,8 +400,7 @@ def test_consumer_over_max_poll_interval_loses_its_partitions(orders: str, new_c
     listener, ours = RecordingListener(), new_consumer(**SLEEPY)
     ours.subscribe([orders], listener)
     read(ours, 1)
-    membership = ours._membership
-    assert membership is not None
+    membership = membership_of(ours)
     wait_until(lambda: not membership.member.is_in_group)
     with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
         ours.commit_sync()
@@ -462,15 +462,14 @@ def test_records_fetched_before_a_long_sleep_are_dropped(
     """The process pauses within `poll`, and another member may own the partitions when it resumes."""
     listener, ours = RecordingListener(), new_consumer(**SLEEPY)
     ours.subscribe([orders], listener)
-    partitions, slept = ours._partitions, threading.Event()
+    partitions, slept = partitions_of(ours), threading.Event()
     poll = partitions.poll
 
     def asleep(timeout_ms: float, max_rows: int | None) -> tuple[TopicPartition, pa.RecordBatch] | None:
         read = poll(timeout_ms, max_rows)
         if read is not None and not slept.is_set():
             slept.set()
-            membership = ours._membership
-            assert membership is not None
+            membership = membership_of(ours)
             wait_until(lambda: not membership.member.is_in_group)
         return read
 

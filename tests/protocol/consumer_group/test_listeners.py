@@ -19,6 +19,7 @@ from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read
+from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -94,8 +95,7 @@ def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
     with consumer_of(client, protocol) as consumer:
         consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
-        membership = consumer._membership
-        assert membership is not None
+        membership = membership_of(consumer)
         with membership.changed:
             membership.machine._lose_assignment(EndReason("its session is over"))
             membership._notify()

@@ -20,6 +20,7 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
+from tests.support.internals import assembler_of, sender_of
 
 TOPIC = "t"
 TOPIC_ID = b"0123456789abcdef"
@@ -207,7 +208,7 @@ def test_producer_forgets_addresses_that_brokers_have_left() -> None:
             for offset in range(4):
                 assert producer.send(TOPIC, b"x", partition=1).result(30).offset == offset
                 kafka.move(2)
-            assert len(producer._sender._brokers) <= 2, "the broker, and its previous address"
+            assert len(sender_of(producer)._brokers) <= 2, "the broker, and its previous address"
             assert producer.requests >= 4
 
 
@@ -217,6 +218,6 @@ def test_partitioners_of_two_topics_share_one_random_generator() -> None:
         for topic in ("first", "second"):
             kafka.create_topic(topic, 2)
             producer.send(topic, b"x").result(30)
-        partitioners = producer._assembler.choice._partitioners.values()
+        partitioners = assembler_of(producer).choice._partitioners.values()
         assert len({id(each._rng) for each in partitioners}) == 1
         assert len(partitioners) == 2

@@ -28,6 +28,7 @@ from tests.protocol.producer.producing import (
 )
 from tests.protocol.producer.test_sender import SkippingClock, trouble
 from tests.support.background import background
+from tests.support.internals import sender_of
 from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.read_back import read_back
 from tests.support.soak import SOAK
@@ -49,7 +50,7 @@ def leader_of(producer: Producer, topic: str, partition: int) -> int:
 
 
 def in_flight(producer: Producer) -> int:
-    return sum(broker.in_flight for broker in list(producer._sender._brokers.values()))
+    return sum(broker.in_flight for broker in list(sender_of(producer)._brokers.values()))
 
 
 class TestBrokers:

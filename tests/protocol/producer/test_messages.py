@@ -21,6 +21,7 @@ from protocol.producer.results import RecordMetadata
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
 from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
+from tests.support.internals import assembler_of, incomplete_of
 from tests.support.wait_until import wait_until
 
 
@@ -69,7 +70,7 @@ def test_failure_reported_by_futures_is_not_raised_again(
     def run_out_of_memory(*_: object) -> None:
         raise MemoryError("as if")
 
-    monkeypatch.setattr(producer._assembler, "encode", run_out_of_memory)
+    monkeypatch.setattr(assembler_of(producer), "encode", run_out_of_memory)
     assert isinstance(producer.send(TOPIC, b"lost").exception(WAIT_S), UsageError)
     monkeypatch.undo()
     producer.flush()
@@ -195,7 +196,7 @@ class TestMemory:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
         with ThreadPoolExecutor(1) as other:
             sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
-            wait_until(lambda: full._incomplete.awaited or sent.done())
+            wait_until(lambda: incomplete_of(full).awaited or sent.done())
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))
         assert full.held_bytes <= 20_000

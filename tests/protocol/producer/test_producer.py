@@ -25,6 +25,7 @@ from tests.protocol.producer.producing import (
     producer_of,
     send_numbered,
 )
+from tests.support.internals import assembler_of
 from tests.support.read_back import read_back
 
 
@@ -179,7 +180,7 @@ class TestBatching:
         with producer_of(kafka.bootstrap_servers, options) as producer:
             for first in range(0, 8_000, 500):
                 send_numbered(producer, name, first, 500, 40)
-                with producer._assembler._lock:  # otherwise rows just being passed on may be counted twice
+                with assembler_of(producer)._lock:  # otherwise rows just being passed on may be counted twice
                     most = max(most, producer.held_bytes)
         # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES

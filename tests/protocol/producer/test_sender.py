@@ -30,6 +30,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import numbered, producer_of
+from tests.support.internals import assembler_of, incomplete_of, sender_of
 from tests.support.wait_until import wait_until
 
 TOPIC = "t"
@@ -64,7 +65,7 @@ def values_of(broker: FakeKafka) -> list[bytes]:
 
 def trouble(producer: Producer, topic: str, partition: int) -> str:
     """Return the last error of the unwritten rows."""
-    busy = producer._sender.busy.get((topic, partition))
+    busy = sender_of(producer).busy.get((topic, partition))
     return busy.failure_suffix if busy else ""
 
 
@@ -191,11 +192,11 @@ class TestMemory:
                     producer.send(TOPIC, b"%0100d" % number, partition=0)
             else:
                 producer.send_columns(TOPIC, numbered(0, rows), np.zeros(rows, np.int32))
-            choice = producer._assembler.choice
+            choice = assembler_of(producer).choice
             choice.choose = looked_at(choice.choose)  # type: ignore[method-assign]
-            producer._assembler.encode = looked_at(producer._assembler.encode)
+            assembler_of(producer).encode = looked_at(assembler_of(producer).encode)
             clock.skip(60)
-            producer._sender.wake()
+            sender_of(producer).wake()
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
             wait_until(lambda: producer.held_bytes == 0)
         assert held
@@ -220,20 +221,20 @@ class TestMemory:
     ) -> None:
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
-            put = producer._assembler._hand_over_batches
+            put = assembler_of(producer)._hand_over_batches
             written: list[Future[RecordMetadata]] = []
             sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
 
             def put_and_stand_still(batches: list[ProducerBatch]) -> None:
                 put(batches)
-                wait_until(lambda: producer._incomplete.empty)
+                wait_until(lambda: incomplete_of(producer).empty)
                 sending.start()
                 wait_until(lambda: bool(written))
 
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
             producer.send_columns(TOPIC, numbered(0, 22), np.zeros(22, np.int32))
-            monkeypatch.setattr(producer._assembler, "_hand_over_batches", put_and_stand_still)
+            monkeypatch.setattr(assembler_of(producer), "_hand_over_batches", put_and_stand_still)
             producer.flush()
             monkeypatch.undo()
             sending.join()
@@ -268,10 +269,10 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
         earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, each, np.int32)) for each in (0, 1)]
         if where == "encoding":
-            monkeypatch.setattr(producer._assembler, "encode", come_between)
+            monkeypatch.setattr(assembler_of(producer), "encode", come_between)
         else:
-            monkeypatch.setattr(producer._assembler, "_holds_at_most", lambda size_bytes: False)
-            monkeypatch.setattr(producer._incomplete, "wait_for_room", come_between)
+            monkeypatch.setattr(assembler_of(producer), "_holds_at_most", lambda size_bytes: False)
+            monkeypatch.setattr(incomplete_of(producer), "wait_for_room", come_between)
         with pytest.raises(type(raised)):
             producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)
         monkeypatch.undo()
@@ -290,7 +291,7 @@ class TestClose:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         producer.flush()
-        ours = producer._sender.thread.name
+        ours = sender_of(producer).thread.name
         assert ours in sender_threads()
         with_producer = open_sockets()
         end(producer)
@@ -306,7 +307,7 @@ class TestClose:
         began_s = time.monotonic()
         producer.abort()
         assert time.monotonic() - began_s < 15
-        assert not producer._sender.thread.is_alive()
+        assert not sender_of(producer).thread.is_alive()
         for error in (sent.errors()[2], waiting.exception(0)):
             assert isinstance(error, UsageError)
             assert "closed" in str(error)
@@ -314,7 +315,7 @@ class TestClose:
     def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
-        thread = producer._sender.thread
+        thread = sender_of(producer).thread
         del producer
         gc.collect()
         thread.join(WAIT_S)
@@ -330,7 +331,7 @@ class TestClose:
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
             sent.result(10_000)
-        producer._sender.thread.join(WAIT_S)
+        sender_of(producer).thread.join(WAIT_S)
         for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
             with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
                 call()
@@ -345,8 +346,8 @@ class TestClose:
         producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         monkeypatch.setattr(Sender, "_take_in", fail)
-        producer._sender.wake()
-        producer._sender.thread.join(WAIT_S)
+        sender_of(producer).wake()
+        sender_of(producer).thread.join(WAIT_S)
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
             producer.flush()
         producer.abort()
@@ -388,7 +389,7 @@ def test_interrupted_hand_over_of_messages_completes_all_futures_and_keeps_the_p
 ) -> None:
     broker.create_topic("other", 1)
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
-        accumulator = producer._assembler._accumulator
+        accumulator = assembler_of(producer)._accumulator
         append = accumulator.append
 
         def interrupted(*arguments: Any) -> None:
@@ -415,7 +416,7 @@ class TestFlush:
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS, partition=(TOPIC, 0))
         broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD, partition=(TOPIC, 1))
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
-            incomplete, wait = producer._incomplete, producer._incomplete.wait
+            incomplete, wait = incomplete_of(producer), incomplete_of(producer).wait
             raised: list[KafkaError] = []
             done: list[bool] = []
 

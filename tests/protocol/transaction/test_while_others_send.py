@@ -26,6 +26,7 @@ from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, started, visible
+from tests.support.internals import incomplete_of
 from tests.support.wait_until import wait_until
 
 
@@ -148,7 +149,7 @@ class TestConcurrentSends:
             producer.send("orders", bytes(8_000), partition=0)
             wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
             waiting = threads.submit(call, producer)
-            wait_until(lambda: producer._incomplete.awaited)
+            wait_until(lambda: incomplete_of(producer).awaited)
             began_s = time.monotonic()
             producer.abort_transaction()
             assert time.monotonic() - began_s < 15
