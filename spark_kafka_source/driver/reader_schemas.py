@@ -1,4 +1,4 @@
-"""The schemas of decoded columns: taken once, when `load()` plans the query, and kept for all its batches.
+"""Resolve the schemas of decoded columns, once per `load()`; they hold for all batches of the query.
 
 `load()` and the query run in different processes, at different times. So the declared column has the subject's version
 as metadata, and the query asks for that version.

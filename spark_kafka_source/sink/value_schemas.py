@@ -1,4 +1,4 @@
-"""Keys and values that are written with a schema: the schema, taken on the driver, and the encoding in tasks."""
+"""Write keys and values with a schema: the driver resolves it once, and tasks encode with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WriterSchema:
 
 @with_remedies()
 def writer_schemas(options: SinkOptions, schema: StructType) -> tuple[WriterSchema, ...]:
-    """Return the schemas of keys and values that are encoded, and check that they take the DataFrame's columns.
+    """Return the schemas of encoded keys and values. Checks that they fit the types of the DataFrame's columns.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa
 def _registered(
     registry: SchemaRegistry, options: SinkOptions, subject: str, text: str | None, kind: pa.DataType
 ) -> RegisteredSchema:
-    """Return the version of the subject to write with; register it first if that is allowed."""
+    """Return the version of the subject to write with. Registers the schema first if options allow that."""
     from protocol.schemas.avro_schema import schema_of
     from protocol.schemas.registry import RegisteredSchema
 

@@ -1,4 +1,4 @@
-"""Keys and values with a schema, as columns of its types; what does not decode fails, is null, or is a dead letter.
+"""Decode keys and values with a schema into columns. Invalid ones fail, become null, or are written as dead letters.
 
 Runs in the executors' Python workers.
 """
@@ -45,13 +45,13 @@ class DecodedColumns:
     def of(
         self, batch: pa.RecordBatch, source_range: Range
     ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
-        """Return the decoded columns of a batch, and `_raw` and `_error` if the query wants them.
+        """Return the decoded columns of a batch, and `_raw` and `_error` if the query selects them.
 
         Returns
         -------
         columns : dict of str to pyarrow.Array
         rows : array of int or None
-            The rows that remain, if others are dead letters.
+            Row numbers of the rows to return; None for all rows. The others are dead letters.
 
         Raises
         ------

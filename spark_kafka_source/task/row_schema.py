@@ -71,7 +71,7 @@ def arrow_schema(columns: Sequence[str], schemas: Schemas = ()) -> pa.Schema:
     ----------
     columns : sequence of str
     schemas : sequence of (str, ReaderSchema)
-        Of decoded columns.
+        Schemas of the decoded columns, by column name.
 
     Notes
     -----

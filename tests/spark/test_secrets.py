@@ -130,7 +130,7 @@ class Secrets:
         return f"${{file:{self.folder}/passwords.properties:{name}}}"
 
     def to_hide(self) -> dict[str, str]:
-        """Return the secrets by description. Of a key one line, of a token its claims: parts would leak, too."""
+        """Return the secrets by description: one line of a key, the claims of a token, since parts would leak, too."""
         return {
             **{f"password of {name}": USERS[name] for name in ("bob", "carol", "dave")},
             "password of a key": KEY_PASSWORD,
