@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class DecodedColumns:
+class TaskDecoder:
     """Decodes the keys and values of one task.
 
     Parameters
@@ -42,7 +42,7 @@ class DecodedColumns:
         self._headers = options.schema_id_location == "header"
         self._wants_errors = bool({RAW, ERROR} & set(options.row_columns))
 
-    def of(
+    def decode(
         self, batch: pa.RecordBatch, source_range: Range
     ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
         """Return the decoded columns of a batch, and `_raw` and `_error` if the query selects them.

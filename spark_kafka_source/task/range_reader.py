@@ -32,7 +32,7 @@ from spark_kafka_source.error_messages import (
 )
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
-from spark_kafka_source.task.decoded_columns import DecodedColumns
+from spark_kafka_source.task.decoded_columns import TaskDecoder
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -103,13 +103,13 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         record_bytes=PROCESS.record_bytes(options.client),
     )
     schema = arrow_schema(options.row_columns, options.schemas)
-    decoded = DecodedColumns(options) if options.schemas else None
+    decoder = TaskDecoder(options) if options.schemas else None
     try:
         with with_remedies():
             for source_range, batch in records:
-                yield _with_spark_columns(batch, source_range, schema, decoded)
-            if decoded is not None:
-                decoded.close()
+                yield _with_spark_columns(batch, source_range, schema, decoder)
+            if decoder is not None:
+                decoder.close()
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
@@ -138,12 +138,12 @@ def fetched_columns(options: SourceOptions) -> list[str]:
 
 
 def _with_spark_columns(
-    batch: pa.RecordBatch, source_range: Range, schema: pa.Schema, decoded: DecodedColumns | None = None
+    batch: pa.RecordBatch, source_range: Range, schema: pa.Schema, decoder: TaskDecoder | None = None
 ) -> pa.RecordBatch:
-    made, rows = decoded.of(batch, source_range) if decoded is not None else ({}, None)
-    columns = [made[name] if name in made else _column(name, batch, source_range) for name in schema.names]
-    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
-    return whole if rows is None else whole.take(to_arrow(rows))
+    decoded, rows = decoder.decode(batch, source_range) if decoder is not None else ({}, None)
+    columns = [decoded[name] if name in decoded else _column(name, batch, source_range) for name in schema.names]
+    all_rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+    return all_rows if rows is None else all_rows.take(to_arrow(rows))
 
 
 def _column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Array:
