@@ -24,6 +24,7 @@ from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -144,11 +145,17 @@ class AssignedPartitions:
     ) -> None:
         if not offsets:
             return
-        self._consumers.update(self.reader.consume_partitions(offsets, deadline, epochs=epochs))
-        for key in offsets:
-            if key in self._paused_not_started:  # checked after the insertion, since another thread may call `pause`
-                self._consumers[key].pause()
-            self._remove_not_started(key)
+        try:
+            self.reader.consume_partitions(offsets, deadline, epochs=epochs)
+        finally:  # also after Ctrl-C, which may come when they have started: they cannot start again
+            with DeferredInterrupts():
+                started = self.reader.streams
+                for key in offsets.keys() & started.keys():
+                    self._consumers[key] = started[key]
+                    # Checked after the insertion, since another thread may call `pause`.
+                    if key in self._paused_not_started:
+                        self._consumers[key].pause()
+                    self._remove_not_started(key)
 
     def _remove_not_started(self, key: TopicPartition) -> None:
         self._not_started.pop(key, None)

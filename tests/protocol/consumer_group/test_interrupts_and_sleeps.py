@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.consumer_records import ConsumerRecords
@@ -118,6 +119,22 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
                 assert sorted(found) == every, place
                 place += 5
     assert place > 150, "poll was interrupted"
+
+
+def test_partitions_start_after_an_interrupted_start(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    consume_partitions = Consumer.consume_partitions
+
+    def interrupted(*given: object, **named: object) -> None:
+        consume_partitions(*given, **named)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with consumer_of(client, {}) as consumer:
+        consumer.assign(BOTH)
+        monkeypatch.setattr(Consumer, "consume_partitions", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(20_000)
+        monkeypatch.undo()
+        assert sorted(read(consumer, 2 * END)) == ALL
 
 
 def test_interrupted_call_leaves_the_consumer_to_other_threads(client: Client) -> None:
