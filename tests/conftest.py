@@ -71,7 +71,8 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
 TopicFactory = Callable[..., str]
 
 # Examples have no deadline: tests share two cores.
-hypothesis.settings.register_profile("usual", deadline=None, max_examples=30)
+# The same examples in each run; `make soak` looks for new ones.
+hypothesis.settings.register_profile("usual", deadline=None, max_examples=30, derandomize=True)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile("soak" if SOAK else "usual")
 
