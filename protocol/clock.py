@@ -31,7 +31,7 @@ class Clock:
 
 
 SYSTEM_CLOCK = Clock()
-_LONGEST_S = (2**31 - 1) / 1000
+_MAX_WAIT_S = (2**31 - 1) / 1000
 
 
 class PausableClock(Clock):
@@ -115,7 +115,7 @@ class Deadline:
 
     def remaining_s(self) -> float:
         """Return the seconds left, at least 0 and at most 2^31 - 1 ms: requests and waits take no larger value."""
-        return min(_LONGEST_S, max(0.0, self.at_s - self.clock.now_s()))
+        return min(_MAX_WAIT_S, max(0.0, self.at_s - self.clock.now_s()))
 
     def remaining_ms(self) -> int:
         """Return the milliseconds left, rounded down."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_SHORTEST = 3
+_MIN_LENGTH = 3
 _SHORT = 8
 
 
@@ -18,7 +18,7 @@ def closest_match(name: str, known: Iterable[str]) -> str | None:
     best: tuple[int, str] | None = None
     for other in known:
         theirs = _letters(other)
-        if min(len(letters), len(theirs)) < _SHORTEST:
+        if min(len(letters), len(theirs)) < _MIN_LENGTH:
             continue
         most = 1 if min(len(letters), len(theirs)) < _SHORT else 2
         if abs(len(letters) - len(theirs)) > most or _opposite(letters, theirs) or _opposite(theirs, letters):

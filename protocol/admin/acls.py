@@ -123,8 +123,8 @@ class AclOperations(Operations):
             self._client,
             CREATE_ACLS,
             acls,
-            lambda left: {"creations": [_creation(each) for each in left]},
-            lambda reply, left: zip(left, reply["results"], strict=False),
+            lambda pending: {"creations": [_creation(each) for each in pending]},
+            lambda reply, pending: zip(pending, reply["results"], strict=False),
             self._deadline(timeout_ms),
         )
         batch.results("CreateAcls", lambda acl, row: None)
@@ -154,8 +154,8 @@ class AclOperations(Operations):
             self._client,
             DELETE_ACLS,
             filters,
-            lambda left: {"filters": [_filter(each) for each in left]},
-            lambda reply, left: zip(left, reply["filter_results"], strict=False),
+            lambda pending: {"filters": [_filter(each) for each in pending]},
+            lambda reply, pending: zip(pending, reply["filter_results"], strict=False),
             self._deadline(timeout_ms),
         )
         for key, row in list(batch.items()):

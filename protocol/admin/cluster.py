@@ -113,8 +113,8 @@ class ClusterOperations(Operations):
         """
         deadline = self._deadline(timeout_ms)
         if not include_fenced_brokers:
-            known = self._client.metadata([], deadline)
-            return ClusterDescription(known.cluster_id, known.controller_id, known.brokers)
+            metadata = self._client.metadata([], deadline)
+            return ClusterDescription(metadata.cluster_id, metadata.controller_id, metadata.brokers)
         body = {"include_fenced_brokers": True}
         reply = self._ask(DESCRIBE_CLUSTER, body, deadline, at_least=_FIRST_WITH_FENCED_BROKERS)
         brokers = {
@@ -174,16 +174,16 @@ class ClusterOperations(Operations):
             The whole update was refused, since Kafka 4.0.
         """
 
-        def body(left: list[str]) -> Body:
-            def of(version: int) -> dict[str, object]:
-                rows = [_feature_update(name, updates[name], version) for name in left]
+        def body(pending: list[str]) -> Body:
+            def fields(version: int) -> dict[str, object]:
+                rows = [_feature_update(name, updates[name], version) for name in pending]
                 return {"feature_updates": rows, **({"validate_only": validate_only} if version >= 1 else {})}
 
-            return of
+            return fields
 
-        def rows(reply: Row, left: list[str]) -> list[tuple[str, Row]]:
+        def rows(reply: Row, pending: list[str]) -> list[tuple[str, Row]]:
             # From version 2 on a reply without an error has no rows.
-            return [(row["feature"], row) for row in reply["results"]] or [(name, {}) for name in left]
+            return [(row["feature"], row) for row in reply["results"]] or [(name, {}) for name in pending]
 
         deadline = self._deadline(timeout_ms)
         at_least = 1 if validate_only else 0

@@ -185,9 +185,9 @@ class ConfigOperations(Operations):
         synonyms: bool = False,
         documentation: bool = False,
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        def body(left: list[ConfigResource]) -> Body:
+        def body(pending: list[ConfigResource]) -> Body:
             fields = {
-                "resources": [{**_resource(each), "configuration_keys": names} for each in left],
+                "resources": [{**_resource(each), "configuration_keys": names} for each in pending],
                 "include_synonyms": synonyms,
             }
             return lambda version: {**fields, "include_documentation": documentation} if version >= 3 else fields
@@ -219,8 +219,8 @@ class ConfigOperations(Operations):
         """
         wanted = {resource: list(ops) for resource, ops in changes.items()}
 
-        def body(left: list[ConfigResource]) -> Body:
-            rows = [{**_resource(each), "configs": [_operation(op) for op in wanted[each]]} for each in left]
+        def body(pending: list[ConfigResource]) -> Body:
+            rows = [{**_resource(each), "configs": [_operation(op) for op in wanted[each]]} for each in pending]
             return {"resources": rows, "validate_only": validate_only}
 
         deadline = self._deadline(timeout_ms)
@@ -252,10 +252,10 @@ class ConfigOperations(Operations):
             Some resources were not changed (INVALID_CONFIG, …).
         """
 
-        def body(left: list[ConfigResource]) -> Body:
+        def body(pending: list[ConfigResource]) -> Body:
             rows = [
                 {**_resource(each), "configs": [{"name": k, "value": v} for k, v in configs[each].items()]}
-                for each in left
+                for each in pending
             ]
             return {"resources": rows, "validate_only": validate_only}
 

@@ -138,12 +138,12 @@ class Metadata:
 
     def without(self, names: Iterable[str]) -> Metadata:
         """Return the snapshot without these topics."""
-        gone = set(names)
+        removed = set(names)
         return Metadata(
             self.cluster_id,
             self.controller_id,
             self.brokers,
-            {name: topic for name, topic in self.topics.items() if name not in gone},
+            {name: topic for name, topic in self.topics.items() if name not in removed},
         )
 
 

@@ -16,7 +16,7 @@ from protocol.errors import BrokerError, KafkaError
 TRANSIENT_UNKNOWN_MS = 10_000
 SUSPECT_DELETED_S = 0.5
 """After a known topic has been unknown for this time, the client sends Metadata requests to several brokers."""
-_LONGEST_SILENCE_S = 3.0
+_MAX_SILENCE_S = 3.0
 
 
 def is_unknown_topic(error: KafkaError) -> bool:
@@ -48,7 +48,7 @@ class UnknownTopicTimer:
         if error is not None and not isinstance(error, BrokerError):
             return
         unknown = _unknown(error) if error is not None and is_unknown_topic(error) else ()
-        before = self._since_s if now_s - self._heard_s <= _LONGEST_SILENCE_S else {}
+        before = self._since_s if now_s - self._heard_s <= _MAX_SILENCE_S else {}
         self._since_s = {what: before.get(what, now_s) for what in unknown}
         self._heard_s = now_s
         if not unknown:
@@ -81,7 +81,7 @@ class UnknownTopicTimer:
 
     def wait_s(self, backoff_s: float) -> float:
         """Return the wait before the next request, short enough not to count as silence."""
-        return backoff_s if self.began_s is None else min(backoff_s, _LONGEST_SILENCE_S / 2)
+        return backoff_s if self.began_s is None else min(backoff_s, _MAX_SILENCE_S / 2)
 
 
 def _unknown(error: BrokerError) -> tuple[Hashable, ...]:

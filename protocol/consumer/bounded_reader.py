@@ -28,7 +28,7 @@ from protocol.net.readiness import ready
 from protocol.records.decode import ALL_COLUMNS
 
 # Another thread may have read our reply from a shared connection: check again after this time.
-_LONGEST_WAIT_S = 0.1
+_MAX_WAIT_S = 0.1
 # Time for a busy broker to send an empty reply, besides fetch.max.wait.ms.
 _ANSWER_MS = 1_000
 
@@ -253,7 +253,7 @@ class BoundedReader:
 
     def _first_to_come(self) -> _InFlight | None:
         deadline = min((each.deadline for each in self._in_flight), key=lambda each: each.at_s)
-        come = ready([each.reply for each in self._in_flight], _LONGEST_WAIT_S, deadline)
+        come = ready([each.reply for each in self._in_flight], _MAX_WAIT_S, deadline)
         for each in self._in_flight:
             if each.reply in come or each.deadline.passed:
                 return each

@@ -30,7 +30,7 @@ UNBOUNDED = 2**63 - 1
 
 _NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 
-_SMALLEST_FETCH_BYTES = 64 * 1024
+_MIN_FETCH_BYTES = 64 * 1024
 # The size of records is unknown before the first reply. A larger record still arrives, since a broker always sends at
 # least one complete record batch (KIP-74).
 _GUESSED_RECORD_BYTES = 1024
@@ -171,7 +171,7 @@ class FetchPosition:
         record_bytes = self._record_bytes.get(self.topic, _GUESSED_RECORD_BYTES)
         wanted = int((self.until_offset - self.position) * record_bytes * 1.1)
         limit = min(self._config.max_partition_fetch_bytes, self._config.fetch_max_bytes)
-        return max(min(max(_SMALLEST_FETCH_BYTES, wanted), limit), self._at_least_bytes)
+        return max(min(max(_MIN_FETCH_BYTES, wanted), limit), self._at_least_bytes)
 
     def request_row(self) -> dict[str, Any]:
         """Return the partition's row of a Fetch request."""

@@ -23,7 +23,7 @@ from protocol.metrics.client_sensors import ClientSensors
 log = logging.getLogger(__name__)
 
 # An unlimited wait still checks at this interval if brokers have failed for too long.
-_LONGEST_WAIT_S = 1.0
+_MAX_WAIT_S = 1.0
 
 
 class ConsumerMessage(NamedTuple):
@@ -150,7 +150,7 @@ class PartitionConsumer:
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
                     return None
-                self._arrival.wait(min(remaining_s, _LONGEST_WAIT_S))
+                self._arrival.wait(min(remaining_s, _MAX_WAIT_S))
         return batches
 
     def _take_what_is_there(self) -> ReplyBatches | None:

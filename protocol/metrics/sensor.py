@@ -20,7 +20,7 @@ WINDOW_S = 30.0
 WINDOWS = 2
 
 _FOLD_AT = 32
-_SHORTEST_S = 0.001
+_MIN_ELAPSED_S = 0.001
 
 Event = tuple[float, ...]
 L = TypeVar("L", bound=Hashable)
@@ -135,7 +135,7 @@ class Sensor:
             elapsed_s = now_s - samples[0].start_s if samples else 0.0
             # Java's rule: the window is as long as if all samples but the last were complete.
             elapsed_s += max(0, WINDOWS - 1 - int(elapsed_s / WINDOW_S)) * WINDOW_S
-            elapsed_s = max(elapsed_s, _SHORTEST_S)
+            elapsed_s = max(elapsed_s, _MIN_ELAPSED_S)
             count = sum(each.count for each in samples)
             sums = tuple(sum(each.sums[nth] for each in samples) for nth in range(self.values))
             maxima = (max((each.maxima[n] for each in samples), default=float("-inf")) for n in range(self.values))

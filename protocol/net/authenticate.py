@@ -36,7 +36,7 @@ _AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS = 10_000, 300_000
 # Messages of SASL mechanisms have some hundred bytes, a Kerberos ticket some thousand.
 _MAX_CHALLENGE_BYTES = 1 << 20
 # A session is renewed after this part of its lifetime, but brokers refuse to reauthenticate within a second (KIP-368).
-_RENEWED_AT, _SHORTEST_RENEWAL_MS = 0.8, 1_050
+_RENEWED_AT, _MIN_RENEWAL_MS = 0.8, 1_050
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _REMEDY: Mapping[int, str] = {
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user and the password or token",
@@ -134,7 +134,7 @@ class Authenticator:
             raise named from error
         self._proven, self._taken, self._refusal = True, config, None
         ends = lifetime_ms > 0
-        return Session(user, max(lifetime_ms * _RENEWED_AT, _SHORTEST_RENEWAL_MS) / 1000 if ends else None)
+        return Session(user, max(lifetime_ms * _RENEWED_AT, _MIN_RENEWAL_MS) / 1000 if ends else None)
 
     def _resolved(self) -> SaslConfig:
         """Resolve the references. A value that is missing temporarily, during its replacement, is not an error."""

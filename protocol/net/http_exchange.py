@@ -18,7 +18,7 @@ from protocol.errors import ConfigurationError, ConnectFailed
 from protocol.net.connect import connect
 from protocol.property_kinds import URL_PORTS
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 # Status codes that another attempt may resolve.
 TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -32,7 +32,7 @@ def exchange(
     deadline: Deadline,
     *,
     context: Callable[[], ssl.SSLContext],
-    most_bytes: int = _MOST_BYTES,
+    most_bytes: int = _MAX_BYTES,
 ) -> tuple[int, bytes]:
     """Send a request and return the status and the body of the response.
 

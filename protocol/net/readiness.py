@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from protocol.clock import Deadline
 from protocol.net.connection import Reply
 
-_LONGEST_POLL_S = 3_600.0
+_MAX_POLL_S = 3_600.0
 
 
 def ready(
@@ -54,7 +54,7 @@ def ready(
         poll.register(number, select.POLLIN)
     if self_pipe is not None:
         poll.register(self_pipe.fileno(), select.POLLIN)
-    events = poll.poll(0 if arrived else min(max(0.0, timeout_s), _LONGEST_POLL_S) * 1000)
+    events = poll.poll(0 if arrived else min(max(0.0, timeout_s), _MAX_POLL_S) * 1000)
     if self_pipe is not None and any(number == self_pipe.fileno() for number, _ in events):
         self_pipe.drain()
     if not events and not arrived and deadline is not None and not deadline.passed:

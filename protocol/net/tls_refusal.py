@@ -82,22 +82,24 @@ def _certificate(error: OSError, config: TLSConfig) -> str | None:
 
 
 def _alert(reason: str, config: TLSConfig) -> str:
-    words = reason.lower().replace("_", " ")
+    reason_text = reason.lower().replace("_", " ")
     if reason in _OF_OUR_CERTIFICATE and config.has_key:
-        return f"the broker refused our certificate ({words}): it must be valid, and of a CA that the broker trusts"
+        return (
+            f"the broker refused our certificate ({reason_text}): it must be valid, and of a CA that the broker trusts"
+        )
     if reason in _OF_OUR_CERTIFICATE:
         return (
-            f"the broker requires a client certificate ({words}). Set ssl.keystore.location, or "
+            f"the broker requires a client certificate ({reason_text}). Set ssl.keystore.location, or "
             "ssl.keystore.certificate.chain and ssl.keystore.key"
         )
     if reason in _OF_VERSIONS:
         spoken = " and ".join(config.versions)
-        return f"the broker does not support {spoken} ({words}): check ssl.enabled.protocols of client and broker"
+        return f"the broker does not support {spoken} ({reason_text}): check ssl.enabled.protocols of client and broker"
     if reason in _OF_CIPHERS:
-        return f"client and broker have no cipher suite in common ({words}): check ssl.cipher.suites of both"
+        return f"client and broker have no cipher suite in common ({reason_text}): check ssl.cipher.suites of both"
     if reason in _NO_TLS:
-        return f"{NO_TLS_THERE} ({words})"
-    return f"the TLS handshake failed ({words})"
+        return f"{NO_TLS_THERE} ({reason_text})"
+    return f"the TLS handshake failed ({reason_text})"
 
 
 def _trust(config: TLSConfig) -> str:

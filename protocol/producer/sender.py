@@ -33,7 +33,7 @@ from protocol.producer.topics import Leaders
 log = logging.getLogger(__name__)
 
 # Interval of the checks for unresponsive brokers while requests are in flight.
-_LONGEST_WAIT_S = 1.0
+_MAX_WAIT_S = 1.0
 
 _numbers = itertools.count()
 
@@ -343,7 +343,7 @@ class Sender:
         next_s = min((at_s for at_s in moments if at_s is not None), default=float("inf"))
         wait_s = max(0.0, next_s - self._client.clock.now_s())
         if any(broker.in_flight for broker in self._brokers.values()):
-            self._take_replies(min(wait_s, _LONGEST_WAIT_S), self._self_pipe)
+            self._take_replies(min(wait_s, _MAX_WAIT_S), self._self_pipe)
         else:
             ready([], wait_s, self_pipe=self._self_pipe)
 

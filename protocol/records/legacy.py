@@ -42,7 +42,7 @@ _MESSAGE_START = struct.Struct(">qiIbb")
 _CRC_DATA_AT = 16
 _ATTRIBUTES_AT = 17
 _INT64, _INT32 = struct.Struct(">q"), struct.Struct(">i")
-_SMALLEST_SIZE = (14, 22)
+_MIN_SIZE = (14, 22)
 """By magic: the size field of a message without key and value."""
 _CODECS = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
 
@@ -87,7 +87,7 @@ def require_message(view: memoryview, position: int, size: int, offset: int, whe
         Start of the error message, for example "orders-3".
     """
     magic = view[position + MAGIC_AT] if position + MAGIC_AT < len(view) else 0
-    if magic >= MAGIC or size < _SMALLEST_SIZE[magic]:
+    if magic >= MAGIC or size < _MIN_SIZE[magic]:
         raise Corrupt(f"{where}: the record batch at offset {offset} announces {size} bytes, less than its header")
 
 
@@ -225,7 +225,7 @@ def _base_offset(view: memoryview, wrapper: Message) -> int:
         return 0
     while position + LOG_OVERHEAD_BYTES <= len(view):
         last, size = FRAME.unpack_from(view, position)
-        if size < _SMALLEST_SIZE[0]:
+        if size < _MIN_SIZE[0]:
             raise Corrupt(f"a message in it announces {size} bytes, less than its header")
         position += LOG_OVERHEAD_BYTES + size
     # Some versions of librdkafka set the wrapper's offset to 0.
@@ -239,7 +239,7 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
         end = start + LOG_OVERHEAD_BYTES + size
         if not 0 <= magic < MAGIC:
             raise Corrupt(f"a message has magic {magic}; known are 0 and 1")
-        if size < _SMALLEST_SIZE[magic] or end > len(view):
+        if size < _MIN_SIZE[magic] or end > len(view):
             raise Corrupt(f"a message announces {size} bytes, but {len(view) - start - LOG_OVERHEAD_BYTES} are left")
         if check_crc and (found := zlib.crc32(view[start + _CRC_DATA_AT : end])) != crc:
             raise Corrupt(

@@ -29,7 +29,7 @@ _MAX_ROUNDS = 100
 # Larger inputs are split in halves, to limit the memory of the arrays of positions.
 _MAX_HEADERS_AT_ONCE = 1 << 18
 _MAX_HEADERS_PER_RECORD = 1 << 20
-_SMALLEST_HEADER_BYTES = 2
+_MIN_HEADER_BYTES = 2
 
 
 @dataclass
@@ -109,7 +109,7 @@ def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions)
     if not counts.any():
         return pa.nulls(rows, HEADERS_TYPE)
     left_bytes = ends - at
-    impossible = counts > left_bytes // _SMALLEST_HEADER_BYTES
+    impossible = counts > left_bytes // _MIN_HEADER_BYTES
     if impossible.any():
         row = int(impossible.argmax())
         raise Corrupt(f"a record announces {counts[row]} headers, but only {left_bytes[row]} bytes are left for them")

@@ -196,8 +196,8 @@ def _refusal_details(refusal: bytes) -> str:
         return ""
     if not isinstance(fields, dict):
         return ""
-    words = ", ".join(f"{name}: {fields[name]}" for name in ("status", "scope") if isinstance(fields.get(name), str))
-    return f" ({words[:_MAX_SHOWN]})" if words else ""
+    details = ", ".join(f"{name}: {fields[name]}" for name in ("status", "scope") if isinstance(fields.get(name), str))
+    return f" ({details[:_MAX_SHOWN]})" if details else ""
 
 
 # RFC 4752: bit of the security layers that the broker offers.
