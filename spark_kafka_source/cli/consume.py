@@ -176,7 +176,13 @@ def consume(
         if group is not None:
             properties = _group_properties(cluster, group, span, given=bool(spans))
             receiver = _open(opened, output, path, topic, None)
-            read_as_member(cluster, properties, topic, output.columns, receiver, stop, exit_at_end=not follows)
+            # Without the file, its records would be lost for the group.
+            complete = None if path is None else opened.close
+            read_as_member(
+                *(cluster, properties, topic, output.columns, receiver, stop),
+                exit_at_end=not follows,
+                complete=complete,
+            )
         else:
             starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
             total = sum(max(0, each.until_offset - each.from_offset) for each in ends or ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -72,27 +72,43 @@ def read_as_member(
     stop: StopRequest,
     *,
     exit_at_end: bool,
+    complete: Callable[[], None] | None = None,
 ) -> None:
-    """Read as a member of the group in `properties`; the offsets of processed records are committed."""
+    """Read as a member of the group in `properties`; the offsets of processed records are committed.
+
+    With `complete`, which completes the output, they are committed only after it.
+    """
+    if complete is not None:
+        properties = {**properties, "enable.auto.commit": "false"}
     with KafkaConsumer(cluster.client, properties, columns=columns) as consumer:
         consumer.subscribe([topic])
-        while not (stop or receiver.done):
-            records = consumer.poll(CHECK_MS)
-            unread = {key: _first_offset(batches[0]) for key, batches in records.items()}
-            try:
-                for key, batches in records.items():
-                    for batch in batches:
-                        if receiver.done:
-                            break
-                        unread[key] = receiver.take(key, batch)
-            finally:
-                # `close` commits positions: those of records that were not processed must not be included.
-                for key, offset in unread.items():
-                    if offset is not None:
-                        consumer.seek(key, offset)
-            owned = consumer.assignment
-            if exit_at_end and not records and owned and all(consumer.current_lag(key) == 0 for key in owned):
-                return
+        _read_as_member(consumer, receiver, stop, exit_at_end=exit_at_end)
+        if complete is not None:
+            complete()
+            if consumer.assignment:
+                consumer.commit_sync()
+
+
+def _read_as_member(consumer: KafkaConsumer, receiver: Receiver, stop: StopRequest, *, exit_at_end: bool) -> None:
+    while not (stop or receiver.done):
+        records = consumer.poll(CHECK_MS)
+        unread = {key: _first_offset(batches[0]) for key, batches in records.items()}
+        try:
+            for key, batches in records.items():
+                for batch in batches:
+                    if receiver.done:
+                        if unread[key] is None:
+                            unread[key] = _first_offset(batch)
+                        break
+                    unread[key] = receiver.take(key, batch)
+        finally:
+            # `close` commits positions: those of records that were not processed must not be included.
+            for key, offset in unread.items():
+                if offset is not None:
+                    consumer.seek(key, offset)
+        owned = consumer.assignment
+        if exit_at_end and not records and owned and all(consumer.current_lag(key) == 0 for key in owned):
+            return
 
 
 def _first_offset(batch: pa.RecordBatch) -> int | None:

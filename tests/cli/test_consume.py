@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
+from protocol import Admin, KafkaConsumer
 from spark_kafka_source.cli import consume
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
@@ -164,20 +167,65 @@ def test_interrupted_export_leaves_no_file(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_following_with_complete_file(
-    kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, number: int
+def test_signal_ends_following_with_complete_file_and_then_commits(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, number: int
 ) -> None:
-    topic, path = topic1(1, config={"retention.ms": "-1"}), tmp_path / "records.parquet"
+    topic, group = topic1(1, config={"retention.ms": "-1"}), f"g-{tmp_path.name}"
+    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
     fill(kafka1, topic, 5)
-    command = ["consume", topic, "-o", "earliest", "--follow", "--to", str(path), "-g", f"g-{topic}"]
-    arguments = [sys.executable, "-m", "spark_kafka_source.cli", *command, "-X", "auto.commit.interval.ms=100"]
+    command = ["consume", topic, "-o", "earliest", "--follow", "--to", str(first), "-g", group]
+    arguments = [sys.executable, "-m", "spark_kafka_source.cli", *command]
     environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: " 5 " in kafka1.describe_group(f"g-{topic}"), lambda: "no commit", every_s=0.5)
+    with (
+        Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin,
+        subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        wait_until(lambda: admin.describe_groups([group])[group].state == "Stable", timeout_s=60, every_s=0.2)
+        assert admin.list_consumer_group_offsets(group) == {}
         process.send_signal(number)
         _, told = process.communicate(timeout=30)
-    assert (process.returncode, told) == (0, f"5 records written to {path}\n")
-    assert pq.read_metadata(path).num_rows == 5
+        # The signal may come before the records.
+        count = pq.read_metadata(first).num_rows
+        assert (process.returncode, told) == (0, f"{count} records written to {first}\n")
+        run(topic, "-o", "earliest", "--to", str(second), "-g", group)
+        assert count + pq.read_metadata(second).num_rows == 5
+        assert admin.list_consumer_group_offsets(group)[topic, 0].offset == 5
+
+
+def test_batch_after_the_last_wanted_record_is_left_to_the_group(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = topic1(1, config={"retention.ms": "-1"}), f"g-{uuid.uuid4().hex}"
+    fill(kafka1, topic, 5)
+    fill(kafka1, topic, 5)
+    poll = KafkaConsumer.poll
+
+    def two_batches(consumer: KafkaConsumer, timeout_ms: float) -> Any:
+        found = {}
+        for key, batches in poll(consumer, timeout_ms).items():
+            rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+            found[key] = [rows.slice(0, 5), rows.slice(5)] if len(rows) > 5 else [rows]
+        return found
+
+    monkeypatch.setattr(KafkaConsumer, "poll", two_batches)
+    assert words(run(topic, "-o", "earliest", "-g", group, "-n", "5")) == [f"value-{number}" for number in range(5)]
+    with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+        assert admin.list_consumer_group_offsets(group)[topic, 0].offset == 5
+
+
+def test_failing_file_leaves_offsets_of_the_group(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = topic1(1, config={"retention.ms": "-1"}), f"g-{tmp_path.name}"
+    fill(kafka1, topic, 5)
+
+    def full(*_: object) -> None:
+        raise click.ClickException("no space left")
+
+    monkeypatch.setattr(f"{consume.__name__}.RecordFile._write_group", full)
+    run(topic, "-o", "earliest", "--to", str(tmp_path / "records.parquet"), "-g", group, code=1)
+    with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
+        assert admin.list_consumer_group_offsets(group) == {}
 
 
 def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: TopicFactory) -> None:
