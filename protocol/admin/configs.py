@@ -71,7 +71,7 @@ class ConfigResource:
 
     @property
     def broker_id(self) -> int | None:
-        """The only broker that handles it; None for any broker."""
+        """Node id of the broker whose configuration it is, which must receive the request; None for any broker."""
         own = self.type in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER) and self.name
         if not own:
             return None
@@ -155,9 +155,9 @@ class ConfigOperations(Operations):
         names
             Settings to return; None for all.
         synonyms
-            Return the settings that each value could come from, too.
+            Also return the settings that could provide each value, in order of precedence.
         documentation
-            Return Kafka's documentation of each setting, too (since Kafka 2.6).
+            Also return Kafka's documentation of each setting (since Kafka 2.6).
         timeout_ms
             Time limit; by default `default.api.timeout.ms`.
 

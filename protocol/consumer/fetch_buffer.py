@@ -139,7 +139,10 @@ class FetchBuffer:
         return self.batches is batches and self._reading is not None
 
     def advance(self, batches: ReplyBatches, batch: pa.RecordBatch | None) -> bool:
-        """Move behind a batch, or with None behind the reply. Return False if a seek or close came meanwhile."""
+        """Move `position` behind a batch, or with None behind the whole reply.
+
+        Returns False if a seek or close has replaced the reply, so that the caller must drop the batch.
+        """
         fetched = self._reading
         if self.batches is not batches or fetched is None:
             return False

@@ -204,11 +204,11 @@ class FetchPosition:
         self.topic_id = topic_id
         self.leader_epoch = leader_epoch
         self.routed_at_s = now_s
-        # Set last: from now on the thread of that broker fetches the partition.
+        # Set last, since the broker's thread fetches the partition as soon as it is set.
         self.broker = broker
 
     def forget_topic(self) -> None:
-        """Accept the topic that has the name now; its id comes from the next metadata."""
+        """Continue with the recreated topic of the same name; the next metadata provides its id."""
         self.topic_id, self.leader_epoch = NO_TOPIC_ID, NO_LEADER_EPOCH
         self.broker, self.preferred_replica = None, NO_REPLICA
 

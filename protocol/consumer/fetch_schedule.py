@@ -106,7 +106,7 @@ class FetchSchedule:
     _by_broker: dict[Broker, dict[FetchBuffer, None]] = field(default_factory=dict)
 
     def add_resolved(self, buffer: FetchBuffer) -> None:
-        """Handle that the broker of a partition was resolved. The next decision removes it from the one it leaves."""
+        """Add a partition to its resolved broker. The next decision for its former broker removes it there."""
         if (broker := buffer.source.broker) is not None:
             self._by_broker.setdefault(broker, {})[buffer] = None
 

@@ -61,9 +61,10 @@ class ListedOffset:
     timestamp_ms: int
 
     def is_stale(self, known_epoch: int) -> bool:
-        """Return True if the leader that listed `LATEST` has been replaced by one of `known_epoch` unnoticed.
+        """Return True if the leader that listed `LATEST` is older than a leader of `known_epoch`.
 
-        Its log may end before records that were read meanwhile. Both epochs must be of the same topic id.
+        A former leader may list a log end before records that were already read from its successor. Both epochs must
+        be of the same topic id.
         """
         return 0 <= self.leader_epoch < known_epoch
 

@@ -234,7 +234,7 @@ class ConsumerGroup:
     def pause_all(self) -> None:
         """Pause all claims. Thread-safe."""
         for key in self._partitions.assigned:
-            with suppress(UsageError):  # a rebalance may drop some meanwhile
+            with suppress(UsageError):  # a rebalance may have dropped it
                 self._partitions.pause([key])
 
     def resume_all(self) -> None:

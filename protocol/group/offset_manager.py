@@ -341,7 +341,7 @@ class OffsetManager:
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
             if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
-                return True  # all these marks were dropped meanwhile
+                return True  # all these marks were dropped during the request
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
                 self._record_result(refused, "was refused and is not retried")
@@ -349,7 +349,7 @@ class OffsetManager:
                 outcome = "has a stale generation, and is retried in the next one if the assignment is kept"
                 self._record_result(stale_error, outcome, logging.INFO)
             if failure is not None:
-                for mark in self._marks.values():  # topics may have been created or deleted meanwhile
+                for mark in self._marks.values():  # topics may have been created or deleted since the first error
                     mark.failing_since_s = None
             if partition_errors and failure is None:
                 outcome = "of some partitions failed and is retried"
@@ -399,6 +399,6 @@ def _loses_assignment(error: BrokerError) -> bool:
 def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:
     """Return True if the commit waits for the next generation, set by `set_member`.
 
-    A member without a generation owns no partitions, so its commit is refused for good.
+    A member without a generation owns no partitions, so its commit is not retried.
     """
     return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0

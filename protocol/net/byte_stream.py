@@ -1,4 +1,4 @@
-"""Send bytes with a deadline, and receive what has come, on a non-blocking socket.
+"""Send bytes with a deadline, and receive available bytes, on a non-blocking socket.
 
 Used by `connection`. One thread may send while another receives. The TLS stream is a subclass: it overrides how bytes
 are sent, received and buffered.
@@ -27,7 +27,7 @@ class ByteStream:
     Parameters
     ----------
     sock : socket.socket
-        Owned by the stream from now on, and set to non-blocking.
+        The stream takes ownership and sets it to non-blocking.
     address : str
         Name of the peer in messages.
     """

@@ -22,7 +22,7 @@ def ready(
     deadline: Deadline | None = None,
     self_pipe: SelfPipe | None = None,
 ) -> list[Reply]:
-    """Wait until a reply arrives or fails. Reads what has come, so `result` of the returned replies does not wait.
+    """Wait until a reply arrives or fails. Reads available bytes, so `result` of the returned replies does not wait.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def ready(
     Returns
     -------
     list of Reply
-        May be empty, also because only part of a reply has come.
+        May be empty: after `timeout_s`, after a wake-up, or if only part of a reply has arrived.
     """
     arrived = [reply for reply in replies if reply.poll()]
     if arrived or not (replies or self_pipe):

@@ -314,7 +314,7 @@ class Producer:
         """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.
 
         For a new epoch of the producer: no batch of the old epoch is in flight afterwards. Rows that other threads send
-        meanwhile may be dropped.
+        during this call may be dropped.
         """
         self._require_alive()
         # In this order: threads that wait for memory block `discard`.

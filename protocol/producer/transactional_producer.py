@@ -193,7 +193,7 @@ class TransactionalProducer(Producer):
     def commit_transaction(self, timeout_ms: float | None = None) -> None:
         """Flush and commit. Returns when the coordinator has confirmed the commit.
 
-        Waits for threads that are sending; refuses sends that begin meanwhile.
+        Waits for threads that are sending, and refuses sends that begin during the wait.
 
         Raises
         ------

@@ -100,7 +100,7 @@ class _Shares:
         return bool(member)
 
     def place_rest(self, partitions: Iterable[TopicPartition]) -> None:
-        """Assign in turns, by member id first for those below their share."""
+        """Assign one partition per member in turn: members below their share first, in the order of their ids."""
         self.below_share = deque(sorted(self.below_share))
         for partition in partitions:
             self.place((self.below_share or self.at_share).popleft(), [partition])

@@ -393,7 +393,10 @@ class Membership:
             self.changed.notify_all()
 
     def _extend_session(self, request: SendRequest, since_s: float) -> float:
-        """Return the time at which the coordinator is known to have seen this member; extend the session meanwhile."""
+        """Return the last time at which the coordinator is known to have seen this member.
+
+        Extends the session of a member whose request the coordinator holds.
+        """
         with self.changed:
             now_s = self._now_s()
             if request.held:
