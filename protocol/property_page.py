@@ -59,25 +59,25 @@ def markdown() -> str:
     others = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
     parts = [
         _INTRODUCTION,
-        "## Of every client",
+        "## All clients",
         property_table(client_rows, defaults(ClientConfig)),
-        "## Of TLS",
+        "## TLS",
         _TLS,
         property_table([row for row in TLS_PROPERTIES if row in rows], defaults(TLSConfig, "ssl_")),
-        "## Of SASL",
+        "## SASL",
         _SASL,
         property_table([row for row in SASL_PROPERTIES if row in rows], defaults(SaslConfig, "sasl_")),
-        "## Of consumers",
+        "## Consumers",
         _CONSUMERS,
         property_table(
             sorted(consumer_rows, key=lambda row: row.name),
             {**defaults(ConsumerConfig), **defaults(GroupConsumerConfig), "group_protocol": "classic, with a group"},
         ),
-        "## Of producers",
+        "## Producers",
         property_table(producer_rows, defaults(ProducerConfig)),
-        "## The others",
+        "## Properties without effect, forbidden or not supported",
         table(
-            ("property", "here", "why"),
+            ("property", "effect", "reason"),
             [(f"`{name}`", *row) for name, row in sorted(others.items()) if name not in group_names],
         ),
     ]

@@ -74,28 +74,31 @@ def markdown() -> str:
         "## Writing",
         _options([row for row in OPTIONS if row.use & Use.WRITE and row.effect is Effect.APPLIES], queries=False),
         "## Accepted, without effect",
-        table(("option", "why"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
+        table(("option", "reason"), [(f"`{row.name}`", row.doc) for row in OPTIONS if row.effect is Effect.NO_EFFECT]),
         _PROPERTIES,
     ]
     rows = [row for row in PROPERTIES if row.effect is Effect.APPLIES and row.name not in FORBIDDEN]
     of_clients = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
-    parts += ["### Of every client", property_table(of_clients, defaults(ClientConfig))]
+    parts += ["### All clients", property_table(of_clients, defaults(ClientConfig))]
     parts += [
-        "### Of TLS",
+        "### TLS",
         _TLS,
         property_table([row for row in TLS_PROPERTIES if row in rows], defaults(TLSConfig, "ssl_")),
-        "### Of SASL",
+        "### SASL",
         _SASL,
         property_table([row for row in SASL_PROPERTIES if row in rows], defaults(SaslConfig, "sasl_")),
     ]
     of_consumers = [row for row in rows if row.role is Role.CONSUMER]
-    parts += ["### Of consumers (source)", property_table(of_consumers, defaults(ConsumerConfig)), _RACK]
+    parts += ["### Consumers (source)", property_table(of_consumers, defaults(ConsumerConfig)), _RACK]
     of_producers = [
         dataclasses.replace(row, doc=SINK_MEANINGS.get(row.name, row.doc)) for row in rows if row.role is Role.PRODUCER
     ]
     of_sinks = {**defaults(ProducerConfig), "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS, "linger_ms": None}
-    parts += ["### Of producers (sink)", property_table(of_producers, of_sinks)]
-    parts += ["### The others", table(("property", "here", "why"), _others())]
+    parts += ["### Producers (sink)", property_table(of_producers, of_sinks)]
+    parts += [
+        "### Properties without effect, forbidden or not supported",
+        table(("property", "effect", "reason"), _others()),
+    ]
     return "\n\n".join(parts)
 
 
