@@ -78,6 +78,28 @@ class _Mark:
         return now_s - self.failing_since_s
 
 
+@dataclass
+class _Replies:
+    """The replies to one commit request, by partition.
+
+    Attributes
+    ----------
+    final : dict
+        Results that are not retried in this generation; None is success.
+    partition_errors : dict
+        Retriable errors of single partitions.
+    too_large : dict
+        Errors of a request that the coordinator's log cannot hold; it is sent again in halves.
+    failure : Exception or None
+        The error of the whole request, which is retried.
+    """
+
+    final: dict[TopicPartition, BrokerError | None] = field(default_factory=dict)
+    partition_errors: dict[TopicPartition, BrokerError] = field(default_factory=dict)
+    too_large: dict[TopicPartition, BrokerError] = field(default_factory=dict)
+    failure: Exception | None = None
+
+
 class OffsetManager:
     """Commits offsets of one group; thread-safe.
 
@@ -301,68 +323,76 @@ class OffsetManager:
 
         Return false if the coordinator did not respond, or refused for a reason that concerns the group.
         """
-        failure: Exception | None = None
-        answers: dict[TopicPartition, BrokerError | None] = {}
-        partition_errors: dict[TopicPartition, BrokerError] = {}
-        too_large: dict[TopicPartition, BrokerError] = {}
+        replies = self._send(due, member)
+        if not self._apply(replies, due, member):
+            return True
+        keys, half = list(replies.too_large), len(replies.too_large) // 2
+        halves = [{key: due[key] for key in half_keys} for half_keys in (keys[:half], keys[half:]) if half_keys]
+        # If the first half fails for another reason, the second half is not sent.
+        return replies.failure is None and all(self._commit(each, member) for each in halves)
+
+    def _send(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> _Replies:
+        """Send the marks and sort the replies, without changing the marks."""
+        replies = _Replies()
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
             if error is not None and error.code in _TOO_LARGE_ERRORS:
-                too_large[key] = error
+                replies.too_large[key] = error
                 return None
             if error is not None and not self._is_final(error, member):
                 if error.code not in _PARTITION_ERRORS:
                     return error
-                partition_errors[key] = error
+                replies.partition_errors[key] = error
                 return None
-            answers[key] = error
+            replies.final[key] = error
             return None
 
         offsets = {key: mark.offset for key, mark in due.items()}
         try:
             commit_offsets(self._client, self.group, offsets, self._client.deadline(_COMMIT_TIMEOUT_MS), member, handle)
         except Exception as error:  # including bugs: the thread must not end
-            failure = error
-        if len(too_large) == 1:
-            key, largest = too_large.popitem()
+            replies.failure = error
+        if len(replies.too_large) == 1:  # cannot be split further
+            key, largest = replies.too_large.popitem()
             if self._is_final(largest, member):
-                answers[key] = largest
+                replies.final[key] = largest
             else:
-                failure = failure or largest
+                replies.failure = replies.failure or largest
+        return replies
+
+    def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
+        """Record replies in the marks and counters. Return False if all these marks were dropped during the request."""
         with self._changed:  # `flush` must see marks and counts change together
             now_s, stale_error = self._client.clock.now_s(), None
-            is_new = any(due[key].failing_since_s is None for key in partition_errors)
-            for key, partition_error in list(partition_errors.items()):
-                if due[key].fail(partition_error, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
-                    answers[key] = partition_errors.pop(key)
-            for key, answer in answers.items():
+            is_new = any(due[key].failing_since_s is None for key in replies.partition_errors)
+            for key, error in list(replies.partition_errors.items()):
+                if due[key].fail(error, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
+                    replies.final[key] = replies.partition_errors.pop(key)
+            for key, answer in replies.final.items():
                 if answer is not None and _is_stale_generation(answer, member):
                     due[key].stale_generation, stale_error = member, answer
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
             if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
-                return True  # all these marks were dropped during the request
+                return False
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
                 self._record_result(refused, "was refused and is not retried")
             if stale_error is not None and self._member == member:
                 outcome = "has a stale generation, and is retried in the next one if the assignment is kept"
                 self._record_result(stale_error, outcome, logging.INFO)
-            if failure is not None:
+            if replies.failure is not None:
                 for mark in self._marks.values():  # topics may have been created or deleted since the first error
                     mark.failing_since_s = None
-            if partition_errors and failure is None:
+            if replies.partition_errors and replies.failure is None:
                 outcome = "of some partitions failed and is retried"
                 self._record_result(
-                    next(iter(partition_errors.values())), outcome, logging.WARNING if is_new else logging.DEBUG
+                    next(iter(replies.partition_errors.values())), outcome, logging.WARNING if is_new else logging.DEBUG
                 )
-            elif failure is not None or (refused is None and None in answers.values()):
-                self._record_result(failure)
+            elif replies.failure is not None or (refused is None and None in replies.final.values()):
+                self._record_result(replies.failure)
             self._notify()
-        keys, half = list(too_large), len(too_large) // 2
-        halves = [{key: due[key] for key in half_keys} for half_keys in (keys[:half], keys[half:]) if half_keys]
-        # If the first half fails for another reason, the second half is not sent.
-        return failure is None and all(self._commit(each, member) for each in halves)
+        return True
 
     def _is_final(self, error: BrokerError, member: GroupMember) -> bool:
         """Return True if the commit is not retried after this error."""
