@@ -38,6 +38,7 @@ _MODULES = {
     "first-batch": "first_batch",
     "tuning": "tuning",
     "decoding": "decoding",
+    "metrics": "metrics",
     "source-sasl-ssl": "source",
     "sink-sasl-ssl": "sink",
 }
@@ -92,6 +93,8 @@ def _topics(section: str, options: argparse.Namespace) -> tuple[Topic, ...]:
             for codec in options.compression.split(",")
             if records
         )
+    if section == "metrics":
+        return (Topic("bench-metrics", options.small_records, 100, "none", options.partitions, options.batch_bytes),)
     if section == "memory":
         return (Topic("bench-memory", options.memory_records, 100, "lz4", options.partitions, options.batch_bytes),)
     events = tuple(
