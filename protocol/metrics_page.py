@@ -31,16 +31,52 @@ an event is a request, a reply or a record batch.
 ```python
 from protocol import KafkaConsumer
 
-with KafkaConsumer({"bootstrap.servers": "broker-1:9092", "group.id": "orders-etl"}) as consumer:
-    consumer.subscribe(["orders"])
-    records = consumer.poll(1_000)
-    for metric in consumer.metrics():
-        print(metric.group, metric.name, dict(metric.tags), metric.value)
+consumer = KafkaConsumer({"bootstrap.servers": "broker-1:9092", "group.id": "orders-etl"})
+consumer.subscribe(["orders"])
+records = consumer.poll(1_000)
+for metric in consumer.metrics():
+    print(metric.group, metric.name, dict(metric.tags), metric.value)
 ```
 
 `KafkaConsumer.metrics`, `Consumer.metrics`, `ConsumerGroup.metrics` and `Producer.metrics` return the metrics of their
 client that concern them, `Client.metrics` all of them. Consumers and producers that share a client share its metrics:
 totals are sums. These methods are thread-safe and send no request."""
+
+_CALLBACK = """\
+`MetricsReporter` calls a function at an interval, and a last time when it is closed:
+
+```python
+from protocol.metrics.reporter import MetricsReporter
+
+with MetricsReporter(consumer, lambda metrics: print(len(metrics), "metrics"), interval_ms=30_000):
+    consumer.poll(1_000)
+```"""
+
+_PROMETHEUS = """\
+`pip install '.[prometheus]'` adds `prometheus_client`. The names are those of Micrometer for the Java client, such as
+`kafka_consumer_fetch_manager_records_lag_max`, and tags become labels:
+
+```python
+from protocol.metrics.prometheus import start_http_server
+
+server, thread = start_http_server(9400, consumer)
+```
+
+Several sources are served together if their clients differ in `client.id`. `MetricsCollector(consumer)` is for a
+registry of your own. Metrics that exist both for a client and for its topics are exported for the topics only.
+
+Lag of groups: [below](#lag-of-groups)."""
+
+_OPENTELEMETRY = """\
+`pip install '.[opentelemetry]'` adds `opentelemetry-api`. Nothing is exported until `observe` is called. It creates an
+observable instrument for each metric, such as `kafka.consumer_fetch_manager.records_lag_max`, which the SDK reads when
+it exports. Histograms have none.
+
+```python
+from protocol.metrics.opentelemetry import observe
+
+observe(consumer)
+```"""
 
 _WINDOWS = """\
 Rates, means and maxima are those of the last 30 to 60 seconds, as in Java with its default configuration: two samples
@@ -51,6 +87,9 @@ _OF_CLIENTS = """\
 Requests and connections, as in Java's `consumer-metrics`, `producer-metrics` and `admin-client-metrics`: here one
 client may serve all three. `client-node-metrics` has the same by broker; `node-id` is `node--1` for an address that is
 not in the metadata, such as a bootstrap server behind a load balancer."""
+
+_LAG = """\
+Groups have lag whether their members run or not."""
 
 _SECTIONS = (
     ("Client", _OF_CLIENTS, (CLIENT, NODE)),
@@ -63,10 +102,11 @@ _SECTIONS = (
 
 def markdown() -> str:
     """Return the page."""
-    parts = [_INTRODUCTION, "## Values", _WINDOWS]
+    parts = [_INTRODUCTION, _CALLBACK, "## Values", _WINDOWS, "## Prometheus", _PROMETHEUS]
+    parts += ["## OpenTelemetry", _OPENTELEMETRY]
     for title, text, groups in _SECTIONS:
         parts += [f"## {title}", text, _table(groups)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, "## Lag of groups", _LAG])
 
 
 def _table(groups: tuple[str, ...]) -> str:

@@ -367,3 +367,9 @@ DEFINITIONS: tuple[Definition, ...] = (
     *_of_producers(),
     *_of_processors(),
 )
+
+
+def most_specific() -> list[Definition]:
+    """Return the definitions without those that exist with more tags, too, whose sum would count everything twice."""
+    tagged = {(each.group, each.name) for each in DEFINITIONS if each.tags}
+    return [each for each in DEFINITIONS if each.tags or (each.group, each.name) not in tagged]

@@ -71,8 +71,11 @@ PYTHON = {
         "processing.md",
         "processor = Processor(",
     ): "tests/protocol/processing/test_processor.py::test_example_of_the_page_runs",
-    ("metrics.md", "consumer.subscribe("): "tests/protocol/metrics/test_metrics_page.py::"
-    "test_first_example_of_the_page_prints_every_metric",
+    **{
+        ("metrics.md", words): "tests/protocol/metrics/test_metrics_page.py::"
+        "test_examples_of_the_page_read_metrics_of_consumer"
+        for words in ("consumer.subscribe(", "MetricsReporter(", "start_http_server(", "observe(consumer)")
+    },
     (
         "properties.md",
         "consumer = KafkaConsumer(",
@@ -144,6 +147,8 @@ COMMANDS: dict[str, str] = {
     "pip install .": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[spark]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[tls]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip install '.[prometheus]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip install '.[opentelemetry]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }
@@ -226,7 +231,7 @@ def test_wheel_contains_package_extras_and_entry_points(tmp_path: Path) -> None:
     assert Path(file).is_relative_to(tmp_path)
     (about,) = (tmp_path / "site").glob("*.dist-info")
     extras = re.findall(r"^Provides-Extra: (.*)$", (about / "METADATA").read_text(), re.MULTILINE)
-    assert {"spark", "cli"} <= set(extras)
+    assert {"spark", "cli", "prometheus", "opentelemetry"} <= set(extras)
     assert "pykafka = spark_kafka_source.cli.__main__:main" in (about / "entry_points.txt").read_text()
 
 

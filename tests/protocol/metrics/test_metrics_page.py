@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from typing import Any
 
 from protocol.metrics.definitions import DEFINITIONS
@@ -22,9 +23,18 @@ def test_docs_page_has_every_metric_once() -> None:
     assert len(named) == len(set(named))
 
 
-def test_first_example_of_the_page_prints_every_metric(capsys: Any) -> None:
+def test_examples_of_the_page_read_metrics_of_consumer(capsys: Any) -> None:
+    names: dict[str, Any] = {}
     with SmallCluster() as fake:
-        exec(block("metrics.md", "consumer.subscribe(").with_names({"broker-1:9092": fake.bootstrap_servers}), {})
-    printed = capsys.readouterr().out
-    assert "records-consumed-total" in printed
-    assert "'topic': 'orders'" in printed
+        exec(block("metrics.md", "consumer.subscribe(").with_names({"broker-1:9092": fake.bootstrap_servers}), names)
+        with names["consumer"]:
+            assert "consumer-fetch-manager-metrics records-consumed-total" in capsys.readouterr().out
+            exec(block("metrics.md", "MetricsReporter(").text, names)
+            assert " metrics\n" in capsys.readouterr().out
+            exec(block("metrics.md", "start_http_server(").with_names({"9400": "0"}), names)
+            address = f"http://127.0.0.1:{names['server'].server_port}/metrics"
+            text = urllib.request.urlopen(address, timeout=20).read().decode()
+            names["server"].shutdown()
+            names["server"].server_close()
+            assert "kafka_consumer_fetch_manager_records_lag_max" in text
+            exec(block("metrics.md", "observe(consumer)").text, names)
