@@ -46,7 +46,7 @@ _CALLBACK = """\
 `MetricsReporter` calls a function at an interval, and a last time when it is closed:
 
 ```python
-from protocol.metrics.reporter import MetricsReporter
+from protocol.metrics import MetricsReporter
 
 with MetricsReporter(consumer, lambda metrics: print(len(metrics), "metrics"), interval_ms=30_000):
     consumer.poll(1_000)

@@ -11,16 +11,22 @@ import pytest
 
 import protocol
 import protocol.admin
+import protocol.metrics
 import protocol.testing
 import spark_kafka_source
 import spark_kafka_source.sink
 from tests.support.documents import ROOT, blocks
 
-PUBLIC = {"protocol", "protocol.admin", "protocol.errors", "protocol.testing", "spark_kafka_source"}
+PUBLIC = {
+    *("protocol", "protocol.admin", "protocol.errors", "protocol.testing", "spark_kafka_source"),
+    *("protocol.metrics", "protocol.metrics.opentelemetry", "protocol.metrics.prometheus"),
+}
 
 
 @pytest.mark.parametrize(
-    "package", [protocol, protocol.admin, protocol.testing, spark_kafka_source], ids=lambda package: package.__name__
+    "package",
+    [protocol, protocol.admin, protocol.metrics, protocol.testing, spark_kafka_source],
+    ids=lambda package: package.__name__,
 )
 def test_public_names_are_listed_and_importable(package: object) -> None:
     names = package.__all__  # type: ignore[attr-defined]
@@ -34,12 +40,12 @@ def test_public_names_are_listed_and_importable(package: object) -> None:
 
 def test_import_of_package_loads_no_other_module() -> None:
     program = (
-        "import sys, protocol, protocol.admin, protocol.testing, spark_kafka_source; "
+        "import sys, protocol, protocol.admin, protocol.metrics, protocol.testing, spark_kafka_source; "
         "found = ('protocol.', 'spark_kafka_source.', 'pyarrow'); "
         "print(sorted(each for each in sys.modules if each.startswith(found)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "['protocol.admin', 'protocol.lazy_names', 'protocol.testing']\n"
+    assert ended.stdout == "['protocol.admin', 'protocol.lazy_names', 'protocol.metrics', 'protocol.testing']\n"
 
 
 def test_old_name_of_foreach_batch_writer_warns() -> None:
