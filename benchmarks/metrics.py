@@ -19,6 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.job import Figure, Job, Topic, say, section_main
+from benchmarks.topics import create_topic, delete_topic
 from protocol import EARLIEST, Client, Consumer, Producer
 from protocol.config import parse_consumer
 from protocol.consumer.bounded_reader import BoundedReader
@@ -26,8 +28,6 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import LATEST
 from protocol.metrics.sensor import Event, Sensor
-from benchmarks.job import Figure, Job, Topic, say, section_main
-from benchmarks.topics import create_topic, delete_topic
 
 WITH, WITHOUT, EVENTS = "with metrics", "without metrics", "events"
 _COLUMNS = ("key", "value", "offset", "timestamp_ms", "timestamp_type")

@@ -63,9 +63,7 @@ server, thread = start_http_server(9400, consumer)
 ```
 
 Several sources are served together if their clients differ in `client.id`. `MetricsCollector(consumer)` is for a
-registry of your own. Metrics that exist both for a client and for its topics are exported for the topics only.
-
-Lag of groups: [below](#lag-of-groups)."""
+registry of your own. Metrics that exist both for a client and for its topics are exported for the topics only."""
 
 _OPENTELEMETRY = """\
 `pip install '.[opentelemetry]'` adds `opentelemetry-api`. Nothing is exported until `observe` is called. It creates an
@@ -88,9 +86,6 @@ Requests and connections, as in Java's `consumer-metrics`, `producer-metrics` an
 client may serve all three. `client-node-metrics` has the same by broker; `node-id` is `node--1` for an address that is
 not in the metadata, such as a bootstrap server behind a load balancer."""
 
-_LAG = """\
-Groups have lag whether their members run or not."""
-
 _SECTIONS = (
     ("Client", _OF_CLIENTS, (CLIENT, NODE)),
     ("Consumer", "Of `KafkaConsumer`, `ConsumerGroup`, `Consumer` and bounded reads.", (CONSUMER, FETCH)),
@@ -106,7 +101,7 @@ def markdown() -> str:
     parts += ["## OpenTelemetry", _OPENTELEMETRY]
     for title, text, groups in _SECTIONS:
         parts += [f"## {title}", text, _table(groups)]
-    return "\n\n".join([*parts, "## Lag of groups", _LAG])
+    return "\n\n".join(parts)
 
 
 def _table(groups: tuple[str, ...]) -> str:
