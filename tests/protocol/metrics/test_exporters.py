@@ -23,8 +23,8 @@ from protocol.metrics.opentelemetry import observe
 from protocol.metrics.prometheus import MetricsCollector, prometheus_name, start_http_server
 from protocol.metrics.reporter import MetricsReporter
 from tests.protocol.metrics.values import value_of
-from tests.small_cluster import END, PARTITIONS, SmallCluster
-from tests.wait_until import wait_until
+from tests.support.small_cluster import END, PARTITIONS, SmallCluster
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture
