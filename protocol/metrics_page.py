@@ -28,6 +28,9 @@ This page is made by `python -m protocol.metrics_page > docs/metrics.md`.
 Every `Client` keeps metrics with the names of Kafka's Java client. They are always on. Nothing is counted per record:
 an event is a request, a reply or a record batch.
 
+Recording took 0.02 % of the processor time of reading 100-byte records, 0.06 % of writing them in columns, and 0.13 %
+with one record per request: the number of events times the cost of one (`python -m benchmarks.run metrics`).
+
 ```python
 from protocol import KafkaConsumer
 
