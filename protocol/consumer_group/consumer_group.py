@@ -85,8 +85,8 @@ class ConsumerGroup:
         Names of the columns to decode, see `KafkaConsumer`.
     on_error : callable
         Called with errors that do not end the session (sarama's `Errors`), in the thread in which they occur: refused
-        commits, lasting failures of brokers, and subscribed topics without a Describe ACL if this member leads the
-        group. By default they are logged.
+        commits, lasting failures of brokers, joins that are retried, and subscribed topics without a Describe ACL if
+        this member leads the group. By default they are logged.
     **properties
         More properties, with `_` for `.`; see `open_client`.
 
@@ -158,7 +158,8 @@ class ConsumerGroup:
         UsageError
             This object is closed, or another call of `consume` is running.
         KafkaError
-            The consumer cannot be a member of the group.
+            The consumer cannot be a member of the group, or `group.join.retries` retries of a join have failed; the
+            next call continues to join.
         Exception
             The first exception of the handler.
         """
@@ -176,7 +177,7 @@ class ConsumerGroup:
                     assignment = membership.poll_rebalance(
                         self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
                     )
-                    _report_authorization_error(membership, self._on_error)
+                    _report_errors(membership, self._on_error)
                     if assignment.pending_reason is None:
                         shared = _Shared(
                             self._client,
@@ -210,7 +211,13 @@ class ConsumerGroup:
         else:
             subscription = TopicSubscription(frozenset(topics))
         if self._membership is None:
-            self._membership = Membership(self._client, self._config.consumer, subscription, self._commits.set_member)
+            self._membership = Membership(
+                self._client,
+                self._config.consumer,
+                subscription,
+                self._commits.set_member,
+                self._config.group_join_retries,
+            )
         elif subscription != self._subscription:
             self._membership.subscribe(subscription)
         self._subscription = subscription
@@ -298,9 +305,12 @@ class ConsumerGroup:
             self._releasing = False
 
 
-def _report_authorization_error(membership: Membership, on_error: OnError) -> None:
+def _report_errors(membership: Membership, on_error: OnError) -> None:
     if (authorization_error := membership.take_authorization_error()) is not None:
         on_error(authorization_error)
+    join_error = membership.take_join_error()
+    if join_error is not None and on_error is not _log:  # the membership logs lasting failures itself
+        on_error(join_error)
 
 
 @dataclass(frozen=True)
@@ -351,7 +361,7 @@ class _SessionRun:
     def _run_once(self) -> None:
         """Run the periodic work: callbacks, rebalances, automatic commits, starts of partitions."""
         self._commits.run_callbacks()
-        _report_authorization_error(self._membership, self._on_error)
+        _report_errors(self._membership, self._on_error)
         if (reason := self._shared.end_reason()) is not None:
             return self._session.end(reason)
         if not self._threads:

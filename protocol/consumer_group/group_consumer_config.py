@@ -55,6 +55,8 @@ class GroupConsumerConfig:
         Interval of automatic commits.
     max_poll_records : int or None
         Maximum number of records of a poll; None: whole record batches.
+    group_join_retries : int or None
+        Maximum number of retries of a join before its error is raised; None: no limit.
     """
 
     consumer: ConsumerConfig
@@ -63,6 +65,7 @@ class GroupConsumerConfig:
     auto_commit_interval_ms: int = 5_000
     # Java's 500 would cut columns of thousands of rows: docs/decisions/0031-max-poll-records.md.
     max_poll_records: int | None = None
+    group_join_retries: int | None = None
 
 
 GROUP_PROPERTIES = (
@@ -81,6 +84,14 @@ GROUP_PROPERTIES = (
         integer(1),
         "the most records of one poll, or of one record batch of a claim. By default a poll returns whole record "
         "batches, of a few thousand records; Java's default is 500",
+    ),
+    applies(
+        Role.CONSUMER,
+        "group.join.retries",
+        integer(0),
+        "the most retries of a join before `poll` or `consume` raises its error; the next call continues to join. By "
+        "default no limit, as in Java (a property of this client, not of Kafka; sarama's "
+        "Consumer.Group.Rebalance.Retry.Max)",
     ),
 )
 """Properties that mean something else to clients that commit on their own, such as a Spark query."""

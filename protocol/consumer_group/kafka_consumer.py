@@ -264,7 +264,8 @@ class KafkaConsumer:
         NoOffset
             A partition has no committed offset, and `auto.offset.reset` is `none`.
         KafkaError
-            The consumer cannot be a member of the group.
+            The consumer cannot be a member of the group, or `group.join.retries` retries of a join have failed; the
+            next call continues to join.
         Exception
             The first exception of the listener or a callback in a rebalance; the consumer stays a member.
 
@@ -381,7 +382,13 @@ class KafkaConsumer:
 
     def _join(self) -> None:
         """Create a member, which joins with the next `poll`."""
-        self._membership = Membership(self._client, self._config.consumer, self._subscription, self._commits.set_member)
+        self._membership = Membership(
+            self._client,
+            self._config.consumer,
+            self._subscription,
+            self._commits.set_member,
+            self._config.group_join_retries,
+        )
 
     def _on_revocation(self, revocation: Revocation) -> None:
         partitions = revocation.partitions

@@ -42,6 +42,8 @@ _PAUSE_DETECTED_S = 3.0
 _WARN_AFTER_S = 10.0
 LEAVE_MS = 5_000
 
+_JOINING = (MemberState.JOINING, MemberState.SYNCING)
+
 _MACHINES: dict[str, type[MemberMachine]] = {"classic": ClassicMember, "consumer": ConsumerMember}
 _numbers = itertools.count(1)
 
@@ -63,6 +65,8 @@ class Membership:
     on_member : callable
         Called with each new generation or epoch, and when there is none any more, in the thread that detects it;
         `OffsetManager.set_member`. It must not call this object.
+    join_retries : int, optional
+        Maximum number of retries of a join before `poll_rebalance` raises its error; None: no limit.
 
     Raises
     ------
@@ -78,6 +82,7 @@ class Membership:
         config: ConsumerConfig,
         subscription: TopicSubscription,
         on_member: Callable[[GroupMember], None] = lambda member: None,
+        join_retries: int | None = None,
     ) -> None:
         if config.group_protocol not in _MACHINES or config.group_id is None:
             needed = ("group.id", "group.protocol")
@@ -100,6 +105,10 @@ class Membership:
         # Topics that the user may not describe, and the error until the owner has taken it.
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._authorization_error: BrokerError | None = None
+        self._join_retries = join_retries
+        # Failures since the last complete join, and the last one until the owner has taken it.
+        self._failed_joins = 0
+        self._join_error: KafkaError | None = None
         self._thread: threading.Thread | None = None
 
     # -- for the owner ------------------------------------------------------------------------
@@ -113,7 +122,8 @@ class Membership:
         """
         with self.changed:
             try:
-                return self.machine.pending(self._now_s())
+                pending = self.machine.pending(self._now_s())
+                return self.machine.reason if pending is None and self._join_has_failed else pending
             finally:
                 self._notify()
 
@@ -150,6 +160,12 @@ class Membership:
             refusal, self._authorization_error = self._authorization_error, None
             return refusal
 
+    def take_join_error(self) -> KafkaError | None:
+        """Return, once, the last error of a join that is being retried."""
+        with self.changed:
+            error, self._join_error = self._join_error, None
+            return error
+
     def progress(self) -> None:
         """Restart `max.poll.interval.ms`, as `poll_rebalance` does."""
         with self.changed:
@@ -185,7 +201,7 @@ class Membership:
         ------
         KafkaError
             The member has failed for good: missing ACLs, no common strategy, another member with its instance id, or
-            brokers without support of the protocol.
+            brokers without support of the protocol. Or `join_retries` retries have failed; the next call may succeed.
         """
         self._start()
         added = NO_PARTITIONS
@@ -194,6 +210,7 @@ class Membership:
                 now_s = self._now_s()
                 self.machine.progress(now_s)
                 self._raise_if_ended()
+                self._raise_failed_join()
                 revocation = self.machine.revocation(now_s)
                 if revocation is None:
                     added |= self.machine.accept_assignment(now_s)
@@ -253,6 +270,24 @@ class Membership:
             raise self.machine.error
         if self.machine.state in TERMINAL or self.machine.state is MemberState.LEAVING:
             raise UsageError(f"this member of group {self.machine.group} was closed")
+
+    @property
+    def _join_has_failed(self) -> bool:
+        """Return True if all retries of the join have failed, and the owner does not know yet."""
+        return self._join_retries is not None and self._failed_joins > self._join_retries
+
+    def _raise_failed_join(self) -> None:
+        if not self._join_has_failed:
+            return
+        error, attempts = self._join_error or KafkaError("the join has failed"), self._failed_joins
+        self._failed_joins, self._join_error = 0, None
+        name = "group.join.retries"
+        raised = type(error)(
+            f"group {self.machine.group}: {attempts} attempts to join have failed ({name}={self._join_retries}); "
+            f"the last one: {error}",
+            **{**error.context, "settings": (name,)},
+        )
+        raise raised from error
 
     def _notify(self) -> None:
         """Report changes of the member. Called under the lock after each change."""
@@ -338,11 +373,11 @@ class Membership:
             body = self._client.retrying(what, attempt, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
             self._log_failing(error)
-            tell = partial(self.machine.on_failure, request, _attempt_error(error))
+            failure = _attempt_error(error)
+            self._deliver(partial(self.machine.on_failure, request, failure), failure)
         else:
             self._log_failing(None)
-            tell = partial(self.machine.on_response, request, body, since_s)
-        self._deliver(tell)
+            self._deliver(partial(self.machine.on_response, request, body, since_s))
 
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
@@ -350,12 +385,11 @@ class Membership:
             cluster = self._client.metadata(step.topics, deadline)
         except KafkaError as error:
             self._log_failing(error)
-            tell = partial(self.machine.on_metadata_failure, error)
+            self._deliver(partial(self.machine.on_metadata_failure, error), _attempt_error(error))
         else:
             self._log_failing(None)
             self._note_unauthorized(step.topics or frozenset(), cluster)
-            tell = partial(self.machine.on_metadata, cluster)
-        self._deliver(tell)
+            self._deliver(partial(self.machine.on_metadata, cluster))
 
     def _log_failing(self, failure: KafkaError | None) -> None:
         """Log a warning once if requests fail for a time, and their recovery."""
@@ -382,13 +416,18 @@ class Membership:
                 self._authorization_error = broker_error(code, text, api="Metadata", topic=names)
             self._unauthorized_topics = hidden
 
-    def _deliver(self, tell: Callable[[float], None]) -> None:
+    def _deliver(self, tell: Callable[[float], None], failure: KafkaError | None = None) -> None:
+        """Pass a response, or a failure, to the state machine."""
         with self.changed:
             self._in_flight = None
+            if failure is not None and self.machine.state in _JOINING:
+                self._failed_joins, self._join_error = self._failed_joins + 1, failure
             try:
                 tell(self._clock.now_s())
             except KafkaError as error:  # such as invalid metadata of another member
                 self.machine.fail(error)
+            if self.machine.state not in _JOINING:
+                self._failed_joins = 0
             self._notify()
             self.changed.notify_all()
 

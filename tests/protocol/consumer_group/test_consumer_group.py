@@ -14,19 +14,21 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, UsageError
+from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.contract.members import ask_coordinator
 from tests.protocol.consumer.consuming import client_of, produce
-from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member
 from tests.support.internals import commits_of, membership_of
 from tests.support.small_cluster import END, SmallCluster
@@ -447,6 +449,70 @@ def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
         assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
         timer.join()
         assert handler.sessions == []
+
+
+def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCluster) -> None:
+    """The next `consume` continues to join."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    reported: list[KafkaError] = []
+    given = {"group.id": "etl", "group.join.retries": 3, **EAGER}
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=100) as client,
+        ConsumerGroup(client, given, on_error=reported.append) as members,
+    ):
+        for _ in range(2):
+            with pytest.raises(
+                BrokerError, match=r"4 attempts to join have failed \(group\.join\.retries=3\)"
+            ) as raised:
+                members.consume(["orders"], Handler())
+            assert raised.value.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            assert raised.value.settings == {"group.join.retries"}
+        assert {getattr(error, "code", None) for error in reported} == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+        fake.faults.clear()
+        stop = threading.Event()
+
+        class Joined(Handler):
+            def setup(self, session: ConsumerGroupSession) -> None:
+                super().setup(session)
+                stop.set()
+
+        members.consume(["orders"], joined := Joined(), stop)
+        assert len(joined.sessions) == 1
+
+
+def test_joins_are_retried_without_a_limit_by_default(fake: SmallCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """The default handler of errors does not log each of them."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=8)
+    stop = threading.Event()
+
+    class Joined(Handler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            stop.set()
+
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=50) as client,
+        consumer_group(client, "etl", **EAGER) as members,
+    ):
+        members.consume(["orders"], Joined(), stop)
+    assert len(fake.asked(JOIN_GROUP)) > 8
+    assert "COORDINATOR_LOAD_IN_PROGRESS" not in caplog.text
+
+
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
+def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    api = JOIN_GROUP if protocol == EAGER else CONSUMER_GROUP_HEARTBEAT
+    fake.refuse(api, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    given = {"group.id": "etl", "group.join.retries": 2, "auto.offset.reset": "earliest", **protocol}
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=20) as client,
+        KafkaConsumer(client, given) as consumer,
+    ):
+        consumer.subscribe(["orders"])
+        with pytest.raises(BrokerError, match=r"attempts to join .* \(group\.join\.retries=2\)"):
+            consumer.poll(30_000)
+        assert len(fake.asked(api)) >= 3
+        fake.faults.clear()
+        wait_until(lambda: consumer.poll(100))
 
 
 @pytest.mark.timeout(60)
