@@ -14,7 +14,6 @@ from protocol.metrics.definitions import (
     DEFINITIONS,
     FETCH,
     NODE,
-    PROCESSOR,
     PRODUCER,
     PRODUCER_TOPIC,
 )
@@ -94,7 +93,6 @@ _SECTIONS = (
     ("Consumer", "Of `KafkaConsumer`, `ConsumerGroup`, `Consumer` and bounded reads.", (CONSUMER, FETCH)),
     ("Group member", "Of `KafkaConsumer`, `ConsumerGroup` and `OffsetManager`.", (COORDINATOR,)),
     ("Producer", "Of `Producer` and `TransactionalProducer`.", (PRODUCER, PRODUCER_TOPIC)),
-    ("Processor", "Of `Processor`.", (PROCESSOR,)),
 )
 
 

@@ -266,7 +266,7 @@ PROPERTIES: tuple[Property, ...] = (
         _CLIENT,
         "metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms "
         "auto.include.jmx.reporter enable.metrics.push",
-        "there are no JVM metrics",
+        "metrics are always kept, and read with `metrics()`: docs/metrics.md",
     ),
     *no_effect(_CONSUMER, "auto.commit.interval.ms", "offsets are committed when their records have been processed"),
     *no_effect(_CONSUMER, "max.poll.records", "records arrive in columns, some thousands of rows at a time"),

@@ -16,7 +16,6 @@ FETCH = "consumer-fetch-manager-metrics"
 COORDINATOR = "consumer-coordinator-metrics"
 PRODUCER = "producer-metrics"
 PRODUCER_TOPIC = "producer-topic-metrics"
-PROCESSOR = "processor-metrics"
 
 CONSUMER_GROUPS = (CONSUMER, FETCH, COORDINATOR)
 PRODUCER_GROUPS = (PRODUCER, PRODUCER_TOPIC)
@@ -350,22 +349,11 @@ def _of_producers() -> Iterator[Definition]:
     yield from _meter("record-error", PRODUCER_TOPIC, "records given up", "failed", value=_RECORDS, tags=tags)
 
 
-def _of_processors() -> Iterator[Definition]:
-    for name, what in (
-        ("handled-total", "records whose handler has returned"),
-        ("retries-total", "further calls of a handler after an exception"),
-        ("skipped-total", "records given up"),
-        ("dead-letters-total", "records written to the dead letter topic"),
-    ):
-        yield Definition(name, PROCESSOR, what, "", Stat.SUM_OF_GAUGES)
-
-
 DEFINITIONS: tuple[Definition, ...] = (
     *_of_requests(),
     *_of_consumers(),
     *_of_members(),
     *_of_producers(),
-    *_of_processors(),
 )
 
 
