@@ -78,6 +78,25 @@ from protocol.metrics.opentelemetry import observe
 observe(consumer)
 ```"""
 
+_LAG = """\
+`pykafka groups lag GROUP... --serve :9308` serves the lag of groups, and `LagListener(options=...).serve(9309)` that of
+the queries of a Spark session, with their rates. Both need `pip install '.[prometheus]'`. The lag is read anew for each
+scrape of a group; that of a query is the newest one that Spark has reported. The names are those of kafka_exporter and
+Kafka Lag Exporter. The dashboard `conf/grafana-lag.json` shows them.
+
+| metric | labels | meaning |
+| --- | --- | --- |
+| `kafka_consumergroup_lag` | consumergroup, topic, partition | offsets between the committed offset and the log end |
+| `kafka_consumergroup_current_offset` | consumergroup, topic, partition | the committed offset |
+| `kafka_consumergroup_group_lag_seconds` | consumergroup, topic, partition | age of the first uncommitted record |
+| `kafka_consumergroup_members` | consumergroup | members of the group |
+| `kafka_topic_partition_current_offset` | topic, partition | the log end |
+| `spark_streaming_input_rows_per_second` | query | rows that arrived per second |
+| `spark_streaming_processed_rows_per_second` | query | rows processed per second |
+| `spark_streaming_batch_duration_seconds` | query | time of the last trigger |
+
+For a query the label `consumergroup` is its name, or its id."""
+
 _WINDOWS = """\
 Rates, means and maxima are those of the last 30 to 60 seconds, as in Java with its default configuration: two samples
 of 30 seconds. A mean or maximum without events in this time is NaN. Totals begin with the client. Every metric has the
@@ -100,6 +119,7 @@ def markdown() -> str:
     """Return the page."""
     parts = [_INTRODUCTION, _CALLBACK, "## Values", _WINDOWS, "## Prometheus", _PROMETHEUS]
     parts += ["## OpenTelemetry", _OPENTELEMETRY]
+    parts += ["## Lag of groups and queries", _LAG]
     for title, text, groups in _SECTIONS:
         parts += [f"## {title}", text, _table(groups)]
     return "\n\n".join(parts)

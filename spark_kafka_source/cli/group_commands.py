@@ -105,15 +105,37 @@ def remove_members(cluster: Cluster, group: str, instance_ids: tuple[str, ...], 
         raise failed
 
 
+def _address(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 65536:
+        raise click.BadParameter(f"{text} is not [HOST]:PORT, such as :9308 or 127.0.0.1:9308.")
+    return host.strip("[]"), int(port)
+
+
 @click.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_groups)
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C; JSON lines unless on a terminal.")
 @click.option("--interval", "interval_ms", type=DURATION, default="5s", show_default=True, help="Time between two.")
 @click.option("-n", "--count", type=click.IntRange(1), help="With --watch: end after this number of times.")
+@click.option(
+    "--serve",
+    "address",
+    metavar="[HOST]:PORT",
+    callback=_address,
+    help="Serve the lag for Prometheus until Ctrl-C, read anew for each request; needs the extra prometheus.",
+)
 @output_option
 @asks_brokers
 def lag(
-    cluster: Cluster, names: tuple[str, ...], watch: bool, interval_ms: int, count: int | None, output: str
+    cluster: Cluster,
+    names: tuple[str, ...],
+    watch: bool,
+    interval_ms: int,
+    count: int | None,
+    address: tuple[str, int] | None,
+    output: str,
 ) -> None:
     """Show the lag of groups by topic: the sum in offsets, the largest in offsets and in seconds.
 
@@ -121,7 +143,13 @@ def lag(
     Examples:
       pykafka groups lag orders-etl payments-etl
       pykafka groups lag orders-etl --watch --interval 2s
+      pykafka groups lag orders-etl --serve :9308
     """
+    if address is not None:
+        if watch:
+            raise click.UsageError("Give only one of --watch and --serve.")
+        _serve(cluster, names, *address)
+        return
     if not watch:
         print_rows(_LAG_COLUMNS, _lag_rows(cluster, names), output)
         return
@@ -137,6 +165,28 @@ def lag(
                 now_ms = cluster.client.clock.wall_ms()
                 for row in rows:
                     click.echo(json.dumps({"timestamp_ms": now_ms, **dict(zip(_LAG_COLUMNS, row, strict=True))}))
+
+
+def _serve(cluster: Cluster, names: tuple[str, ...], host: str, port: int) -> None:
+    from spark_kafka_source.lag.prometheus import NamedLag, serve
+
+    def read() -> Iterator[NamedLag]:
+        now = cluster.restarted()
+        for name in dict.fromkeys(names):
+            group = describe_group(now.client, name, now.deadline)
+            yield NamedLag(name, described.lag_of(now, group), len(group.members))
+
+    list(read())  # fails now if brokers do not reply
+    with stop_request(prints=False) as stop:
+        try:
+            server, thread = serve(port, read, host or "0.0.0.0")  # noqa: S104
+        except OSError as error:
+            raise click.ClickException(f"{host}:{port}: {error.strerror}") from error
+        click.echo(f"serving the lag of {', '.join(names)} at http://{host or '0.0.0.0'}:{server.server_port}/metrics")  # noqa: S104
+        while not stop:
+            time.sleep(CHECK_MS / 1000)
+        server.shutdown()
+        thread.join()
 
 
 _LAG_COLUMNS: Columns = ("group", "state", "members", "topic", "partitions", "lag", "max_lag", "max_lag_seconds")

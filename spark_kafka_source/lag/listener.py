@@ -36,6 +36,8 @@ HISTORY_SCHEMA = pa.schema(
     ]
 )
 _KEPT = 1_000
+# What of a query's progress is served beside its lag.
+_RATES = ("inputRowsPerSecond", "processedRowsPerSecond", "batchDuration")
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 
@@ -107,6 +109,7 @@ class LagListener(StreamingQueryListener):
         self._history: deque[_Trigger] = deque(maxlen=kept)
         self._number = 0
         self._latest: dict[str, tuple[int, Lag]] = {}
+        self._progress: dict[str, Mapping[str, Any]] = {}
         self._running: dict[str, str] = {}  # query id -> name
         self._waiting: list[Mapping[str, Any]] = []
         self._sampling = False
@@ -123,6 +126,34 @@ class LagListener(StreamingQueryListener):
         """The newest lag by query name or id, of all running queries and of ended ones in `history`."""
         with self._lock:
             return {query: lag for query, (_, lag) in self._latest.items()}
+
+    def serve(self, port: int, address: str = "0.0.0.0") -> tuple[Any, Any]:  # noqa: S104
+        """Serve the newest lags, rates and times of triggers for Prometheus; docs/metrics.md has the names.
+
+        Parameters
+        ----------
+        port : int
+            0: a free port.
+        address : str
+
+        Returns
+        -------
+        (server, thread)
+            `server.server_port` is the port, `server.shutdown()` ends it.
+
+        Raises
+        ------
+        UsageError
+            prometheus_client is not installed.
+        """
+        from spark_kafka_source.lag.prometheus import NamedLag, serve
+
+        def read() -> list[NamedLag]:
+            with self._lock:
+                progress = dict(self._progress)
+            return [NamedLag(name, lag, progress=progress.get(name, {})) for name, lag in self.latest.items()]
+
+        return serve(port, read, address)
 
     def onQueryStarted(self, event: Any) -> None:
         """Do nothing; Spark requires the method."""
@@ -172,7 +203,7 @@ class LagListener(StreamingQueryListener):
                 return
             time = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
             ended = LagAtTime(time, _name(progress), progress["batchId"], lag)
-            self._keep(ended, progress["id"])
+            self._keep(ended, progress)
             if self._report is not None:
                 self._report(ended)
         except UsageError as error:
@@ -181,14 +212,15 @@ class LagListener(StreamingQueryListener):
         except Exception:
             log.exception("cannot determine the lag of a query")
 
-    def _keep(self, ended: LagAtTime, query_id: str) -> None:
+    def _keep(self, ended: LagAtTime, progress: Mapping[str, Any]) -> None:
         packed = _packed(ended.lag.to_arrow())
         with self._lock:
             self._number += 1
             trigger = _Trigger(self._number, ended.time, ended.query, ended.batch, ended.lag.offsets_behind, packed)
             self._history.append(trigger)
             self._latest[ended.query] = self._number, ended.lag
-            self._running[query_id] = ended.query
+            self._running[progress["id"]] = ended.query
+            self._progress[ended.query] = {name: progress.get(name) for name in _RATES}
             self._forget_ended()
 
     def _forget_ended(self) -> None:
@@ -199,6 +231,7 @@ class LagListener(StreamingQueryListener):
             for query, (number, lag) in self._latest.items()
             if number >= oldest or query in running
         }
+        self._progress = {query: progress for query, progress in self._progress.items() if query in self._latest}
 
     def _triggers(self) -> list[_Trigger]:
         with self._lock:

@@ -273,6 +273,7 @@ def _groups(run: Run) -> None:
     run.example("pykafka groups describe orders-etl --output json")
     run.example("pykafka groups lag orders-etl payments-etl", shown=True)
     run.example("pykafka groups lag orders-etl --watch --interval 2s", follows=True)
+    run.example("pykafka groups lag orders-etl --serve :9308", follows=True)
     run.example("pykafka groups reset orders-etl --topic orders:0,1 --shift-by -100 --execute", shown=True)
     run.example("pykafka groups reset orders-etl --topic orders --to-datetime 2026-01-31T06:00:00Z --execute")
     run.example("pykafka groups reset orders-etl --all-topics --to-current --to-file offsets.csv")

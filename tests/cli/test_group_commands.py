@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,3 +199,25 @@ def test_group_commands_of_docs_succeed(
         words += ["-n", "1"] if "--watch" in words else []
         words = [word for word in words if not word.startswith("broker-1") and word != "--bootstrap-server"]
         run(*words, code=1 if words[0] == "remove-members" else 0)  # the group has no members
+
+
+def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    topic, group = topic1(), f"group-{uuid.uuid4().hex[:8]}"
+    produce(kafka1, topic, "a", "b", "c")
+    commit(kafka1, group, {(topic, 0): 1})
+    command = [sys.executable, "-m", "spark_kafka_source.cli", "groups", "lag", group, "--serve", "127.0.0.1:0"]
+    env = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        with urllib.request.urlopen(line.split(" at ")[1].strip(), timeout=30) as response:
+            page = response.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    (served,) = re.findall(rf'kafka_consumergroup_lag{{.*topic="{topic}".*}} (.+)', page)
+    assert float(served) == 2
+
+
+def test_address_to_serve_at_is_checked(run: Any) -> None:
+    assert "is not [HOST]:PORT" in run("lag", "g", "--serve", "9308x", code=2).output
+    assert "only one of --watch and --serve" in run("lag", "g", "--serve", ":1", "--watch", code=2).output

@@ -1,0 +1,127 @@
+"""Lag for Prometheus, under the names of kafka_exporter and Kafka Lag Exporter, which dashboards already have.
+
+Needs the extra `prometheus`. Served by `pykafka groups lag --serve` for groups, and by `LagListener.serve` for the
+queries of a Spark session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import UsageError
+from spark_kafka_source.lag.table import Lag
+
+try:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise UsageError(
+        "lag for Prometheus needs prometheus_client: pip install 'spark-kafka-source[prometheus]'"
+    ) from error
+
+_PARTITION = ("consumergroup", "topic", "partition")
+NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "kafka_consumergroup_lag": ("offsets between the committed offset and the log end", _PARTITION),
+    "kafka_consumergroup_current_offset": ("the committed offset", _PARTITION),
+    "kafka_consumergroup_group_lag_seconds": ("age of the first uncommitted record", _PARTITION),
+    "kafka_consumergroup_members": ("members of the group", ("consumergroup",)),
+    "kafka_topic_partition_current_offset": ("the log end", ("topic", "partition")),
+    "spark_streaming_input_rows_per_second": ("rows that arrived per second", ("query",)),
+    "spark_streaming_processed_rows_per_second": ("rows processed per second", ("query",)),
+    "spark_streaming_batch_duration_seconds": ("time of the last trigger", ("query",)),
+}
+"""Meaning and labels by name."""
+
+_RATES = {
+    "inputRowsPerSecond": ("spark_streaming_input_rows_per_second", 1.0),
+    "processedRowsPerSecond": ("spark_streaming_processed_rows_per_second", 1.0),
+    "batchDuration": ("spark_streaming_batch_duration_seconds", 0.001),
+}
+
+
+@dataclass(frozen=True)
+class NamedLag:
+    """The lag of a group or a query.
+
+    Attributes
+    ----------
+    name : str
+        The label `consumergroup`.
+    lag : Lag
+    members : int or None
+        None for a query.
+    progress : mapping
+        A query's progress, for its rates and the time of its trigger.
+    """
+
+    name: str
+    lag: Lag
+    members: int | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+
+class LagCollector(Collector):
+    """A collector of `prometheus_client`.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the present lags; called for each scrape, in its thread.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[NamedLag]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Any]:
+        """Return nothing: `prometheus_client` would collect the metrics at registration."""
+        return ()
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families that have values."""
+        families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in NAMES.items()}
+        ends: dict[tuple[str, str], int] = {}
+        for each in self._read():
+            for row in each.lag:
+                place = row.topic, str(row.partition)
+                values = {
+                    "kafka_consumergroup_lag": row.offsets_behind,
+                    "kafka_consumergroup_current_offset": row.committed,
+                    "kafka_consumergroup_group_lag_seconds": row.seconds_behind,
+                }
+                for name, value in values.items():
+                    if value is not None:
+                        families[name].add_metric([each.name, *place], value)
+                if row.end is not None:
+                    ends[place] = max(row.end, ends.get(place, row.end))
+            if each.members is not None:
+                families["kafka_consumergroup_members"].add_metric([each.name], each.members)
+            for key, (name, factor) in _RATES.items():
+                if isinstance(each.progress.get(key), (int, float)):
+                    families[name].add_metric([each.name], each.progress[key] * factor)
+        for place, end in ends.items():
+            families["kafka_topic_partition_current_offset"].add_metric(list(place), end)
+        yield from (family for family in families.values() if family.samples)
+
+
+def serve(port: int, read: Callable[[], Iterable[NamedLag]], address: str = "0.0.0.0") -> tuple[Any, Any]:  # noqa: S104
+    """Serve lags over HTTP.
+
+    Parameters
+    ----------
+    port : int
+        0: a free port.
+    read : callable
+        As of `LagCollector`.
+    address : str
+
+    Returns
+    -------
+    (server, thread)
+        `server.server_port` is the port, `server.shutdown()` ends it.
+    """
+    registry = CollectorRegistry()
+    registry.register(LagCollector(read))
+    return start_http_server(port, address, registry)

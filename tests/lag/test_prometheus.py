@@ -1,0 +1,70 @@
+"""Lag for Prometheus: names, labels and values; the dashboard shows only metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from spark_kafka_source.lag import LagListener
+from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
+from spark_kafka_source.lag.table import Lag, PartitionLag
+from tests.lag.test_lag import PROGRESS, progress_event
+from tests.support.documents import ROOT
+
+LAG = Lag((PartitionLag("orders", 0, 5, 9, 1.5), PartitionLag("orders", 1, None, 7)))
+
+
+def scrape(port: int) -> dict[tuple[str, ...], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    families = list(text_string_to_metric_families(text))
+    assert {each.name for each in families} <= NAMES.keys()
+    labels = ("consumergroup", "query", "topic", "partition")
+    return {
+        (sample.name, *(sample.labels[label] for label in labels if label in sample.labels)): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_lag_of_groups_is_served_and_unknown_values_are_left_out() -> None:
+    server, thread = serve(0, lambda: [NamedLag("etl", LAG, members=2), NamedLag("copy", LAG)], "127.0.0.1")
+    found = scrape(server.server_port)
+    server.shutdown()
+    thread.join()
+    assert found == {
+        **{("kafka_consumergroup_lag", name, "orders", "0"): 4 for name in ("etl", "copy")},
+        **{("kafka_consumergroup_current_offset", name, "orders", "0"): 5 for name in ("etl", "copy")},
+        **{("kafka_consumergroup_group_lag_seconds", name, "orders", "0"): 1.5 for name in ("etl", "copy")},
+        ("kafka_consumergroup_members", "etl"): 2,
+        ("kafka_topic_partition_current_offset", "orders", "0"): 9,
+        ("kafka_topic_partition_current_offset", "orders", "1"): 7,
+    }
+
+
+def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
+    listener = LagListener()
+    server, thread = listener.serve(0, "127.0.0.1")
+    assert scrape(server.server_port) == {}
+    rates = {"inputRowsPerSecond": 10.0, "processedRowsPerSecond": 20.0, "batchDuration": 1500}
+    listener.onQueryProgress(progress_event({**PROGRESS, **rates}))
+    found = scrape(server.server_port)
+    server.shutdown()
+    thread.join()
+    assert sum(value for (name, *_), value in found.items() if name == "kafka_consumergroup_lag") == 11
+    assert [found[f"spark_streaming_{name}", "etl"] for name in (
+        "input_rows_per_second", "processed_rows_per_second", "batch_duration_seconds")] == [10, 20, 1.5]  # fmt: skip
+
+
+def test_dashboard_and_page_name_the_metrics_that_exist() -> None:
+    dashboard = (ROOT / "conf" / "grafana-lag.json").read_text()
+    named = r"\b(?:kafka_(?:consumergroup|topic)|spark_streaming)_[a-z_]+"
+    assert set(re.findall(named, dashboard)) == NAMES.keys()
+    page = Path(ROOT / "docs" / "metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `((?:kafka|spark)_\w+)` \| [\w, ]+ \| (.+) \|$", page, re.MULTILINE))
+    assert rows == {name: text for name, (text, _) in NAMES.items()}
+    assert json.loads(dashboard)["panels"]
