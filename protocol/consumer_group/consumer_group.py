@@ -16,6 +16,7 @@ from typing import Protocol
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
+from protocol.condition import acquired
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
@@ -120,7 +121,7 @@ class ConsumerGroup:
         self._closed = False
         # Reentrant, since a signal handler may call `close` in the thread of `consume` or of another `close`.
         self._lock = threading.RLock()
-        self._inside = self._releasing = False
+        self._releasing = False
         self._thread_local = threading.local()
 
     def __enter__(self) -> ConsumerGroup:
@@ -275,22 +276,15 @@ class ConsumerGroup:
     @contextmanager
     def _exclusive(self, *, wait: bool = True) -> Iterator[bool]:
         """Yield True if no other call holds this object. The call that ends after `close` releases all resources."""
-        if not self._lock.acquire(blocking=wait):
-            yield False
-            return
         try:
-            if self._inside:  # by this thread: a signal handler has interrupted a call
-                yield False
-                return
-            self._inside = True
-            try:
-                yield True
-            finally:
-                self._inside = False  # before `closed` is checked: a later `close` releases resources
-                if self.closed and not self._releasing:
-                    self._release()
+            with acquired(self._lock, -1 if wait else 0) as free:
+                yield free
         finally:
-            self._lock.release()
+            # Behind the lock: a signal handler may have called `close` until here.
+            if self._closed and not self._releasing:
+                with acquired(self._lock, 0) as free:
+                    if free and not self._releasing:
+                        self._release()
 
     def _release(self) -> None:
         self._releasing = True

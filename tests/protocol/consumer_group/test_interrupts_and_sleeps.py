@@ -14,7 +14,7 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
-from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
@@ -145,6 +145,33 @@ def test_interrupted_call_leaves_the_consumer_to_other_threads(client: Client) -
                 consumer.pause([])
             reached = was_reached()
             assert other.submit(lambda: consumer.assignment).result(20) == frozenset()
+            place += 1
+
+
+def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> None:
+    class Nothing(ConsumerGroupHandler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    stop = threading.Event()
+    stop.set()
+    given = parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"})
+    with ThreadPoolExecutor(1) as other:
+        place, reached = 1, True
+        while reached:
+            group = ConsumerGroup(client, given)
+            code = ("protocol.consumer_group", "protocol.condition", "contextlib")
+            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
+                group.consume(["orders"], Nothing(), stop)
+            reached = was_reached()
+            other.submit(group.close).result(20)
+            assert group.closed
             place += 1
 
 
