@@ -80,9 +80,9 @@ observe(consumer)
 
 _LAG = """\
 `pykafka groups lag GROUP... --serve :9308` serves the lag of groups, and `LagListener(options=...).serve(9309)` that of
-the queries of a Spark session, with their rates. Both need `pip install '.[prometheus]'`. The lag is read anew for each
-scrape of a group; that of a query is the newest one that Spark has reported. The names are those of kafka_exporter and
-Kafka Lag Exporter. The dashboard `conf/grafana-lag.json` shows them.
+the queries of a Spark session, with their rates. Both need `pip install '.[prometheus]'`. The lag of a group is
+computed for each scrape; that of a query is the newest one that Spark has reported. The names are those of
+kafka_exporter and Kafka Lag Exporter. The dashboard `conf/grafana-lag.json` shows them.
 
 | metric | labels | meaning |
 | --- | --- | --- |

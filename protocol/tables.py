@@ -20,7 +20,7 @@ from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.errors import DecodeFailed, NoOffset, UsageError
+from protocol.errors import NoOffset, UsageError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
@@ -30,7 +30,6 @@ from protocol.records.decode import SCHEMA
 from protocol.secret import hide_variables
 
 if TYPE_CHECKING:
-    from protocol.schemas.avro_resolution import InvalidValue
     from protocol.schemas.reader_schema import Format, Part
     from protocol.schemas.values import ColumnDecoder
 
@@ -181,6 +180,8 @@ def _read(
     schema: pa.Schema,
     decoders: Mapping[str, ColumnDecoder],
 ) -> Iterator[Any]:
+    if decoders:
+        from protocol.schemas.values import decode_failed
     names = sorted({each.topic for each in ranges})
     indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
     with client:
@@ -202,20 +203,8 @@ def _read(
                 if name in arrays:
                     arrays[name], invalid = decoder.decode(arrays[name])
                     if invalid:
-                        raise decode_failed(each, name, batch, invalid)
+                        raise decode_failed(each.topic, each.partition, name, batch, invalid)
             yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
-
-
-def decode_failed(at: Range, part: str, batch: pa.RecordBatch, invalid: list[InvalidValue]) -> DecodeFailed:
-    """Return the error for the first invalid key or value of a batch, which has the column `offset`."""
-    first = min(invalid, key=lambda each: each.row)
-    offset = batch.column("offset")[first.row].as_py()
-    return DecodeFailed(
-        f"{at.topic}-{at.partition}, offset {offset}: the {part} does not decode: {first}",
-        topic=at.topic,
-        partition=at.partition,
-        offset=offset,
-    )
 
 
 def _ranges(

@@ -33,7 +33,7 @@ _RECORDS, _RECORD_BYTES, _QUEUE_MS, _RATIO = range(4)
 
 
 class Stat(Enum):
-    """What a metric is computed from: a value of the events, or their number."""
+    """The source of a metric: a value of the events, or their number."""
 
     TOTAL = "sum since the start"
     RATE = "sum per second in the window"

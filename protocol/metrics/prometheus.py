@@ -40,7 +40,7 @@ class MetricsCollector(Collector):
     Parameters
     ----------
     *sources : Client, KafkaConsumer, Consumer, ConsumerGroup or Producer
-        Of consumers and producers that share a client, name only one, or the client.
+        If consumers and producers share a client, name only one of them, or the client.
     """
 
     def __init__(self, *sources: HasMetrics) -> None:

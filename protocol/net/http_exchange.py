@@ -32,7 +32,7 @@ def exchange(
     deadline: Deadline,
     *,
     context: Callable[[], ssl.SSLContext],
-    most_bytes: int = _MAX_BYTES,
+    max_bytes: int = _MAX_BYTES,
 ) -> tuple[int, bytes]:
     """Send a request and return the status and the body of the response.
 
@@ -42,7 +42,7 @@ def exchange(
         With path and query.
     context : callable
         Returns the TLS context, for https.
-    most_bytes : int
+    max_bytes : int
         Limit of the body.
 
     Raises
@@ -59,7 +59,7 @@ def exchange(
         with _connected(url, context, deadline) as connection:
             connection.request(method, target, body, dict(headers))
             response = connection.getresponse()
-            received = response.read(most_bytes)
+            received = response.read(max_bytes)
             if response.length or (response.length is None and response.read(1)):
                 raise ConnectFailed("the response is truncated or too long")
             return response.status, received

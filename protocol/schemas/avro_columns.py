@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.errors import Corrupt
+from protocol.errors import Corrupt, ProtocolError
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
+from protocol.wire.primitives import Reader
 
 # An array's items are read in rounds over all records, as long as enough records have more items.
 _MAX_ROUNDS = 64
@@ -83,8 +84,8 @@ class ColumnReader(ABC):
         return self.read(data, at, ends)[1]
 
     @abstractmethod
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
-        """Return the position behind one value, for values that must be found one by one; IndexError at the end."""
+    def skip_one(self, reader: Reader) -> None:
+        """Skip one value, for values that must be found one by one. Raises `ProtocolError` for one that is invalid."""
 
 
 # -- numbers ----------------------------------------------------------------------------------
@@ -113,21 +114,10 @@ def _too_long(data: Bytes, at: Positions) -> Positions:
     return np.empty(0, np.int64)
 
 
-def _skip_number(data: Bytes, at: int, end: int) -> int:
-    while data[at] >= 0x80:
-        at += 1
-    return at + 1
-
-
-def _read_number(data: Bytes, at: int) -> tuple[int, int]:
-    raw = shift = 0
-    while True:
-        byte = int(data[at])
-        at += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (raw >> 1) ^ -(raw & 1), at
-        shift += 7
+def _not_negative(size_bytes: int) -> int:
+    if size_bytes < 0:
+        raise Corrupt(f"a length of {size_bytes}")
+    return size_bytes
 
 
 class NullReader(ColumnReader):
@@ -142,9 +132,8 @@ class NullReader(ColumnReader):
         """Return nulls."""
         return pa.nulls(len(at), self.type), at
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
-        """Return `at`."""
-        return at
+    def skip_one(self, reader: Reader) -> None:
+        """Do nothing."""
 
 
 class NumberReader(ColumnReader):
@@ -182,9 +171,9 @@ class NumberReader(ColumnReader):
         """Return the cursors behind the varints."""
         return read_numbers(data, at, ends)[1]
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
-        """Return the position behind a varint."""
-        return _skip_number(data, at, end)
+    def skip_one(self, reader: Reader) -> None:
+        """Skip a varint."""
+        reader.varlong()
 
 
 class FixedWidthReader(ColumnReader):
@@ -222,9 +211,9 @@ class FixedWidthReader(ColumnReader):
         _refuse(after > ends, "the value ends in the middle of the field")
         return after
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
-        """Return the position behind a value."""
-        return at + self._stored.itemsize
+    def skip_one(self, reader: Reader) -> None:
+        """Skip the bytes of a value."""
+        reader.advance(self._stored.itemsize)
 
 
 # -- bytes ------------------------------------------------------------------------------------
@@ -288,14 +277,9 @@ class BytesReader(ColumnReader):
         start, lengths = self.bounds(data, at, ends)
         return start + lengths
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
-        """Return the position behind a value."""
-        if self._size_bytes is not None:
-            return at + self._size_bytes
-        length, at = _read_number(data, at)
-        if not 0 <= length <= end - at:
-            raise IndexError
-        return at + length
+    def skip_one(self, reader: Reader) -> None:
+        """Skip the bytes of a value."""
+        reader.advance(_not_negative(reader.varlong()) if self._size_bytes is None else self._size_bytes)
 
     def _decimals(self, data: Bytes, at: Positions, lengths: Integers) -> pa.Array:
         """Return decimals from big-endian two's complement numbers of any length."""
@@ -369,9 +353,9 @@ class EnumReader(ColumnReader):
         """Return the cursors behind the indices."""
         return self._indices(data, at, ends)[1]
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
-        """Return the position behind an index."""
-        return _skip_number(data, at, end)
+    def skip_one(self, reader: Reader) -> None:
+        """Skip an index."""
+        reader.varlong()
 
 
 # -- composite types --------------------------------------------------------------------------
@@ -431,11 +415,10 @@ class RecordReader(ColumnReader):
                 raise error.inside(step.name) from None
         return at
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+    def skip_one(self, reader: Reader) -> None:
         """Skip the fields one after another."""
         for step in self._steps:
-            at = step.reader.skip_one(data, at, end)
-        return at
+            step.reader.skip_one(reader)
 
 
 class ArrayReader(ColumnReader):
@@ -518,17 +501,17 @@ class ArrayReader(ColumnReader):
         """Read what is left of long blocks: find where each item starts one by one, then read all items at once."""
         starts: list[int] = []
         truncated: list[int] = []
+        view = data.data
         for row, count in zip(live.tolist(), left.tolist(), strict=True):
-            at, end = int(cursor[row]), int(ends[row])
+            reader = Reader(view[: int(ends[row])])
+            reader.position = int(cursor[row])
             try:
                 for _ in range(count):
-                    starts.append(at)
-                    at = self._items.skip_one(data, at, end)
-                    if at > end:
-                        raise IndexError
-            except IndexError:
+                    starts.append(reader.position)
+                    self._items.skip_one(reader)
+            except ProtocolError:
                 truncated.append(row)
-            cursor[row] = at
+            cursor[row] = reader.position
         if truncated:
             raise InvalidRows(np.array(truncated), "the value ends in the middle of the field", "[]")
         owner = np.repeat(live, left)
@@ -551,22 +534,16 @@ class ArrayReader(ColumnReader):
             items = items.take(to_arrow(np.argsort(owner, kind="stable")))
         return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items])
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+    def skip_one(self, reader: Reader) -> None:
         """Skip the blocks."""
-        while True:
-            count, at = _read_number(data, at)
-            if count == 0:
-                return at
+        while count := reader.varlong():
             if count < 0:
-                size, at = _read_number(data, at)
-                if not 0 <= size <= end - at:
-                    raise IndexError
-                at += size
+                reader.advance(_not_negative(reader.varlong()))
                 continue
-            if count > (max(end - at, 0) if self._items.smallest_bytes else _MAX_EMPTY_ITEMS):
-                raise IndexError
+            if count > (reader.left if self._items.smallest_bytes else _MAX_EMPTY_ITEMS):
+                raise Corrupt(f"a block of {count} items")
             for _ in range(count):
-                at = self._items.skip_one(data, at, end)
+                self._items.skip_one(reader)
 
 
 class UnionReader(ColumnReader):
@@ -640,15 +617,13 @@ class UnionReader(ColumnReader):
                 raise error.inside("", rows) from None
         return at
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+    def skip_one(self, reader: Reader) -> None:
         """Skip the branch."""
-        number, at = _read_number(data, at)
-        if not 0 <= number < len(self._branches):
-            raise IndexError
-        branch = self._branches[number]
+        number = reader.varlong()
+        branch = self._branches[number] if 0 <= number < len(self._branches) else "no such branch"
         if isinstance(branch, str):
-            raise IndexError
-        return branch.skip_one(data, at, end)
+            raise Corrupt(branch)
+        branch.skip_one(reader)
 
 
 class MemberReader(ColumnReader):
@@ -675,6 +650,6 @@ class MemberReader(ColumnReader):
         columns[self._member] = column
         return pa.Array.from_buffers(self.type, len(at), [None], children=columns), at
 
-    def skip_one(self, data: Bytes, at: int, end: int) -> int:
+    def skip_one(self, reader: Reader) -> None:
         """Skip the member."""
-        return self._reader.skip_one(data, at, end)
+        self._reader.skip_one(reader)

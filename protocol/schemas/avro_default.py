@@ -9,6 +9,7 @@ import struct
 from typing import Any
 
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroType
+from protocol.wire.primitives import Writer
 
 
 def encode_default(avro: AvroType, value: Any) -> bytes:
@@ -18,7 +19,7 @@ def encode_default(avro: AvroType, value: Any) -> bytes:
         # Since Avro 1.12 of any branch, before of the first.
         for number, branch in enumerate(avro.children):
             try:
-                return _varint(number) + encode_default(branch, value)
+                return zigzag_varint(number) + encode_default(branch, value)
             except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
                 continue
         raise ValueError
@@ -30,7 +31,7 @@ def encode_default(avro: AvroType, value: Any) -> bytes:
         return bytes([value])
     if kind in ("int", "long"):
         _require(isinstance(value, int) and not isinstance(value, bool))
-        return _varint(value)
+        return zigzag_varint(value)
     if kind in ("float", "double"):
         _require(isinstance(value, (int, float)) and not isinstance(value, bool))
         return struct.pack("<f" if kind == "float" else "<d", value)
@@ -44,13 +45,13 @@ def encode_default(avro: AvroType, value: Any) -> bytes:
     if kind == "array":
         _require(isinstance(value, list))
         items = b"".join(encode_default(avro.children[0], each) for each in value)
-        return (_varint(len(value)) + items if value else b"") + b"\0"
+        return (zigzag_varint(len(value)) + items if value else b"") + b"\0"
     if kind == "map":
         items = b"".join(_sized(key.encode()) + encode_default(avro.children[0], each) for key, each in value.items())
-        return (_varint(len(value)) + items if value else b"") + b"\0"
+        return (zigzag_varint(len(value)) + items if value else b"") + b"\0"
     _require(isinstance(value, str))
     if kind == "enum":
-        return _varint(avro.symbols.index(value))
+        return zigzag_varint(avro.symbols.index(value))
     if kind == "string":
         return _sized(value.encode())
     # Each character is a byte.
@@ -65,14 +66,11 @@ def _require(condition: bool) -> None:
 
 
 def _sized(raw: bytes) -> bytes:
-    return _varint(len(raw)) + raw
+    return zigzag_varint(len(raw)) + raw
 
 
-def _varint(number: int) -> bytes:
-    raw = (number << 1) ^ (number >> 63)
-    encoded = bytearray()
-    while raw >= 0x80:
-        encoded.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    encoded.append(raw)
-    return bytes(encoded)
+def zigzag_varint(number: int) -> bytes:
+    """Return a number as Avro's int and long."""
+    writer = Writer()
+    writer.uvarint((number << 1) ^ (number >> 63))
+    return b"".join(writer.parts())

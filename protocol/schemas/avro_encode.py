@@ -20,10 +20,10 @@ from protocol.errors import ConfigurationError, UsageError
 from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.records.row_layout import varint_sizes
 from protocol.schemas.avro_columns import InvalidRows
-from protocol.schemas.avro_default import encode_default
+from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
 
-_NUMBERS = {"int": "i4", "long": "i8", "float": "<f4", "double": "<f8"}
+_STORED = {"float": "<f4", "double": "<f8"}
 # Arrow types whose values a type can take without loss.
 _TAKES: dict[str, tuple[pa.DataType, ...]] = {
     "boolean": (pa.bool_(),),
@@ -112,7 +112,7 @@ def _writer(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
         if kind.scale == avro.scale and kind.precision <= avro.precision:
             return _Decimal(avro)
     elif avro.logical == "date" and pa.types.is_date32(kind):
-        return _Number("int", path)
+        return _Number()
     elif avro.logical is not None and "timestamp" in avro.logical and pa.types.is_timestamp(kind):
         if avro.logical.startswith("local") == (kind.tz is None):
             return _Timestamp(avro.logical.endswith("millis"))
@@ -129,9 +129,9 @@ def _cannot_take(avro: AvroType, kind: pa.DataType, path: str) -> ConfigurationE
 
 def _simple(avro: AvroType, path: str) -> ColumnWriter:
     if avro.kind in ("int", "long"):
-        return _Number(avro.kind, path)
+        return _Number()
     if avro.kind in ("float", "double"):
-        return _FixedWidth(_NUMBERS[avro.kind])
+        return _FixedWidth(_STORED[avro.kind])
     if avro.kind == "boolean":
         return _Boolean()
     if avro.kind == "enum":
@@ -178,7 +178,7 @@ def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
             writers = [_writer(each, kind.field(number).type, path) for number, each in enumerate(members)]
             return _Members([avro.children.index(each) for each in members], writers, null, path)
     if null is not None and (pa.types.is_null(kind) or not members):
-        return _Constant(_varint_bytes(null))
+        return _Constant(zigzag_varint(null))
     for number, branch in enumerate(avro.children):
         if branch.kind == "null":
             continue
@@ -221,10 +221,6 @@ def _varints(numbers: npt.NDArray[np.int64]) -> pa.Array:
     return _binary(encoded[place < sizes[:, None]], np.cumsum(sizes))
 
 
-def _varint_bytes(number: int) -> bytes:
-    return _varints(np.array([number], np.int64))[0].as_py()  # type: ignore[no-any-return]
-
-
 def _mask(there: npt.NDArray[np.bool_]) -> pa.Array:
     bits = pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(there), [None, bits])
@@ -259,9 +255,6 @@ class _Constant(ColumnWriter):
 
 
 class _Number(ColumnWriter):
-    def __init__(self, kind: str, path: str) -> None:
-        self._path = path
-
     def write(self, column: pa.Array) -> pa.Array:
         integers = column.view(pa.int32()) if pa.types.is_date32(column.type) else column
         return _varints(to_numpy(integers).astype(np.int64))
@@ -392,7 +385,7 @@ class _Union(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         there = valid(column)
         if there.all():
-            return _joined([_constant(_varint_bytes(self._branch), len(column)), self._writer.write(column)])
+            return _joined([_constant(zigzag_varint(self._branch), len(column)), self._writer.write(column)])
         if self._null is None:
             _refuse(~there, self._path, "null, which the schema's union cannot take")
         branch = _varints(np.where(there, self._branch, self._null or 0))

@@ -15,7 +15,7 @@ import ssl
 import threading
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
@@ -34,8 +34,8 @@ from protocol.security.tls_config import DEFAULT_TLS
 log = logging.getLogger(__name__)
 
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
-_MOST_BYTES = 16 << 20
-_MOST_REFERENCES = 1_000
+_MAX_BYTES = 16 << 20
+_MAX_REFERENCES = 1_000
 _MAX_REFERENCE_DEPTH = 50
 # An unknown id is requested again after this time: the registry may lag behind a producer that has just registered it.
 _UNKNOWN_S = 10.0
@@ -93,12 +93,6 @@ class _Unknown:
     until_s: float
 
 
-@dataclass
-class _Cache:
-    schemas: dict[str, RegisteredSchema | _Unknown] = field(default_factory=dict)
-    versions: dict[tuple[str, int], RegisteredSchema] = field(default_factory=dict)
-
-
 class SchemaRegistry:
     """A client of one registry. Thread-safe.
 
@@ -113,39 +107,37 @@ class SchemaRegistry:
         self._clock = clock
         self._tls = TLSContext(config.tls)
         self._lock = threading.Lock()
-        self._cache = _Cache()
+        self._schemas: dict[str, RegisteredSchema | _Unknown] = {}  # by the path of their request
+        self._versions: dict[tuple[str, int], RegisteredSchema] = {}
         self._token: _Token | None = None
 
     # -- schemas ------------------------------------------------------------------------------
 
-    def by_id(self, schema_id: int, *, form: str | None = None) -> RegisteredSchema:
-        """Return the schema with an id; `form="serialized"` asks for a Protobuf descriptor instead of its text.
+    def by_id(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema with an id.
 
         Raises
         ------
         RegistryFailed
             There is none, or the registry refused or did not respond.
         """
-        query = f"?format={form}" if form else ""
-        return self._cached(f"/schemas/ids/{schema_id}{query}", f"the schema with the id {schema_id}", schema_id)
+        return self._cached(f"/schemas/ids/{schema_id}", f"the schema with the id {schema_id}", schema_id)
 
-    def by_guid(self, guid: str, *, form: str | None = None) -> RegisteredSchema:
+    def by_guid(self, guid: str) -> RegisteredSchema:
         """Return the schema with a globally unique id. Raises `RegistryFailed`."""
-        query = f"?format={form}" if form else ""
-        return self._cached(f"/schemas/guids/{urllib.parse.quote(guid)}{query}", f"the schema {guid}", None)
+        return self._cached(f"/schemas/guids/{urllib.parse.quote(guid)}", f"the schema {guid}", None)
 
-    def version(self, subject: str, version: int | None = None, *, form: str | None = None) -> RegisteredSchema:
-        """Return a version of a subject; None: the latest one, which is always asked for. Raises `RegistryFailed`."""
-        if version is not None and form is None and (known := self._cache.versions.get((subject, version))):
+    def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
+        """Return a version of a subject; None: the latest one, which is always requested. Raises `RegistryFailed`."""
+        if version is not None and (known := self._versions.get((subject, version))):
             return known
-        query = f"?format={form}" if form else ""
-        path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}{query}"
+        path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}"
         found = _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
-        if form is None and found.version is not None:
-            self._cache.versions[subject, found.version] = found
+        if found.version is not None:
+            self._versions[subject, found.version] = found
         return found
 
-    def references(self, schema: RegisteredSchema, *, form: str | None = None) -> dict[str, RegisteredSchema]:
+    def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
         """Return the schemas that a schema uses, by name, each behind those that it uses itself."""
         found: dict[str, RegisteredSchema] = {}
         begun: set[str] = set()
@@ -155,10 +147,10 @@ class SchemaRegistry:
                 if each.name in begun:
                     continue
                 begun.add(each.name)
-                if len(begun) > _MOST_REFERENCES or depth > _MAX_REFERENCE_DEPTH:
-                    limits = f"{_MOST_REFERENCES} others, or {_MAX_REFERENCE_DEPTH} inside each other"
+                if len(begun) > _MAX_REFERENCES or depth > _MAX_REFERENCE_DEPTH:
+                    limits = f"{_MAX_REFERENCES} others, or {_MAX_REFERENCE_DEPTH} inside each other"
                     raise RegistryFailed(f"a schema uses more than {limits}")
-                other = self.version(each.subject, each.version, form=form)
+                other = self.version(each.subject, each.version)
                 add(other.references, depth + 1)
                 found[each.name] = other
 
@@ -187,18 +179,18 @@ class SchemaRegistry:
             The schema is not compatible with the versions before, or the registry refused or did not respond.
         """
         path = f"/subjects/{_quoted(subject)}/versions{'?normalize=true' if normalize else ''}"
-        answer = self._request("POST", path, f"a new version of the subject {subject}", _body(schema))
-        return int(answer["id"])
+        response = self._request("POST", path, f"a new version of the subject {subject}", _body(schema))
+        return int(response["id"])
 
     def compatible(self, subject: str, schema: RegisteredSchema) -> tuple[bool, list[str]]:
         """Return whether a schema may be registered as the next version of a subject, and the reasons if not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
-        answer = self._request("POST", path, f"the compatibility with the subject {subject}", _body(schema))
-        return bool(answer.get("is_compatible")), [str(each) for each in answer.get("messages", ())]
+        response = self._request("POST", path, f"the compatibility with the subject {subject}", _body(schema))
+        return bool(response.get("is_compatible")), [str(each) for each in response.get("messages", ())]
 
     def _cached(self, path: str, what: str, schema_id: int | None) -> RegisteredSchema:
         with self._lock:
-            known = self._cache.schemas.get(path)
+            known = self._schemas.get(path)
             if isinstance(known, RegisteredSchema):
                 return known
             if known is not None and known.until_s > self._clock.now_s():
@@ -207,9 +199,9 @@ class SchemaRegistry:
                 found = _schema(self._request("GET", path, what), schema_id)
             except RegistryFailed as error:
                 if error.context.get("status") == _NOT_FOUND:
-                    self._cache.schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
+                    self._schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
                 raise
-            self._cache.schemas[path] = found
+            self._schemas[path] = found
             return found
 
     # -- requests -----------------------------------------------------------------------------
@@ -232,7 +224,7 @@ class SchemaRegistry:
                     failure = f"{shown_url(url)}: {error}"
                     continue
                 if status not in TRANSIENT_STATUS:
-                    return self._answer(url, status, received, what)
+                    return self._parse_response(url, status, received, what)
                 failure = f"{shown_url(url)}: status {status}"
             log.debug("no response from the schema registry: %s", failure)
         raise RegistryFailed(
@@ -246,7 +238,7 @@ class SchemaRegistry:
         if text is not None:
             headers["Content-Type"] = _MEDIA_TYPE
         try:
-            return exchange(url, method, headers, text, deadline, context=self._context, most_bytes=_MOST_BYTES)
+            return exchange(url, method, headers, text, deadline, context=self._context, max_bytes=_MAX_BYTES)
         except ssl.SSLCertVerificationError as error:
             raise RegistryFailed(
                 f"the certificate of the schema registry {shown_url(url)} is not trusted: {error.verify_message}",
@@ -256,15 +248,15 @@ class SchemaRegistry:
     def _context(self) -> ssl.SSLContext:
         return ssl.create_default_context() if self.config.tls == DEFAULT_TLS else self._tls.current()
 
-    def _answer(self, url: urllib.parse.SplitResult, status: int, received: bytes, what: str) -> Any:
+    def _parse_response(self, url: urllib.parse.SplitResult, status: int, received: bytes, what: str) -> Any:
         try:
-            said = json.loads(received)
+            body = json.loads(received)
         except (ValueError, RecursionError):
-            said = None
-        if status in (200, 201) and said is not None:
-            return said
-        code, words = (said.get("error_code"), said.get("message")) if isinstance(said, dict) else (None, None)
-        detail = f": {str(words)[:500]}" if words else ""
+            body = None
+        if status in (200, 201) and body is not None:
+            return body
+        code, message = (body.get("error_code"), body.get("message")) if isinstance(body, dict) else (None, None)
+        detail = f": {str(message)[:500]}" if message else ""
         hint = f"; check {PREFIX}basic.auth.user.info or the token" if status in (401, 403) else ""
         raise RegistryFailed(
             f"the schema registry {shown_url(url)} refuses the request for {what} with the status {status}"
@@ -323,19 +315,19 @@ def _body(schema: RegisteredSchema) -> dict[str, Any]:
     return {"schema": schema.text, **kind, **({"references": references} if references else {})}
 
 
-def _schema(said: Any, schema_id: int | None = None) -> RegisteredSchema:
+def _schema(document: Any, schema_id: int | None = None) -> RegisteredSchema:
     try:
         references = tuple(
             SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"]))
-            for each in said.get("references") or ()
+            for each in document.get("references") or ()
         )
         return RegisteredSchema(
-            str(said["schema"]),
-            str(said.get("schemaType") or "AVRO").upper(),
-            said.get("id", schema_id),
-            said.get("guid"),
-            said.get("subject"),
-            said.get("version"),
+            str(document["schema"]),
+            str(document.get("schemaType") or "AVRO").upper(),
+            document.get("id", schema_id),
+            document.get("guid"),
+            document.get("subject"),
+            document.get("version"),
             references,
         )
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -7,6 +7,7 @@ are resolved to it; each of these schemas is fetched once per process.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.errors import ConfigurationError, RegistryFailed
-from protocol.records.arrow_numpy import take_rows, text_column, valid
+from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
+from protocol.records.arrow_numpy import take_rows, text_column, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue
 from protocol.schemas.avro_schema import parse_avro
@@ -193,6 +194,20 @@ class ColumnDecoder:
         with self._lock:
             self._decoders[key] = made
         return made
+
+
+def decode_failed(
+    topic: str, partition: int, part: str, batch: pa.RecordBatch, invalid: Sequence[InvalidValue]
+) -> DecodeFailed:
+    """Return the error for the first invalid key or value of a batch, which has the column `offset`."""
+    first = min(invalid, key=lambda each: each.row)
+    offset = int(to_numpy(batch.column("offset"))[first.row])
+    return DecodeFailed(
+        f"{topic}-{partition}, offset {offset}: the {part} does not decode: {first}",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+    )
 
 
 class _Pieces:

@@ -124,7 +124,7 @@ def _address(_context: click.Context, _parameter: click.Parameter, text: str | N
     "address",
     metavar="[HOST]:PORT",
     callback=_address,
-    help="Serve the lag for Prometheus until Ctrl-C, read anew for each request; needs the extra prometheus.",
+    help="Serve the lag for Prometheus until Ctrl-C, computed for each request; needs the extra prometheus.",
 )
 @output_option
 @asks_brokers

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DecodeFailed
-from protocol.records.arrow_numpy import nullable_binaries, take_rows, to_arrow, to_numpy
+from protocol.records.arrow_numpy import nullable_binaries, take_rows, to_arrow
 from spark_kafka_source.options.selection import ERROR, RAW
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from protocol.schemas.avro_resolution import InvalidValue
 
 log = logging.getLogger(__name__)
+
+_CONSEQUENCES = {"null": "null in the rows", "dead-letter": "written to the dead letter topic"}
 
 
 class TaskDecoder:
@@ -82,19 +84,16 @@ class TaskDecoder:
         self._dead_letters.close()
 
     def _report(self, part: str, batch: pa.RecordBatch, source_range: Range, invalid: list[InvalidValue]) -> None:
-        first = min(invalid, key=lambda each: each.row)
-        offset = int(to_numpy(batch.column("offset"))[first.row])
-        place = f"{source_range.topic}-{source_range.partition}, offset {offset}"
+        from protocol.schemas.values import decode_failed
+
+        error = decode_failed(source_range.topic, source_range.partition, part, batch, invalid)
         if self._on_error == "fail":
-            raise DecodeFailed(
-                f"{place}: the {part} does not decode: {first}. To read on with null for such a {part}, set "
-                "onDecodeError=null; to write such records to another topic, onDecodeError=dead-letter",
-                topic=source_range.topic,
-                partition=source_range.partition,
-                offset=offset,
+            error.message += (
+                f". To read on with null for such a {part}, set onDecodeError=null; to write such records to another "
+                "topic, onDecodeError=dead-letter"
             )
-        then = "null" if self._on_error == "null" else "dead letters"
-        log.warning("%s: %d %ss do not decode and are %s; the first one: %s", place, len(invalid), part, then, first)
+            raise error
+        log.warning("%s (%d in this batch: %s)", error, len(invalid), _CONSEQUENCES[self._on_error])
 
 
 class DeadLetters:

@@ -57,7 +57,7 @@ class Run:
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Names in the examples, and what stands for them here; the longer names first."""
+        """Replacements of the names in the examples, for the longer names first."""
         return {
             "test-broker-1:9092": self.other.bootstrap_servers,
             "broker-1:9092": self.kafka.bootstrap_servers,
