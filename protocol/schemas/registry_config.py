@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
+from protocol.once import warn_once
 from protocol.property_kinds import (
     MILLISECONDS,
     NONEMPTY,
@@ -148,16 +149,24 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
     return config
 
 
+_SOURCE, _TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
+_OAUTH = ("bearer.auth.issuer.endpoint.url", "bearer.auth.client.id", "bearer.auth.client.secret")
+
+
 def _check_bearer(config: RegistryConfig) -> None:
-    token, issuer = "bearer.auth.token", "bearer.auth.issuer.endpoint.url"
     if config.bearer_auth_source == "STATIC_TOKEN" and config.bearer_auth_token is None:
-        raise _missing(token, "bearer.auth.credentials.source")
+        raise _missing(_TOKEN, _SOURCE)
+    given = [name for name in _OAUTH if getattr(config, name.replace(".", "_")) is not None]
     if config.bearer_auth_source == "OAUTHBEARER":
-        for name in (issuer, "bearer.auth.client.id", "bearer.auth.client.secret"):
-            if getattr(config, name.replace(".", "_")) is None:
-                raise _missing(name, "bearer.auth.credentials.source")
-    elif config.bearer_auth_token is not None and config.basic_auth_user_info is not None:
-        both = (PREFIX + token, f"{PREFIX}basic.auth.user.info")
+        for name in _OAUTH:
+            if name not in given:
+                raise _missing(name, _SOURCE)
+        return
+    if given:
+        names = PREFIX + given[0], PREFIX + _SOURCE
+        warn_once(f"{names[0]} has no effect: {names[1]} is not OAUTHBEARER", *names)
+    if config.bearer_auth_token is not None and config.basic_auth_user_info is not None:
+        both = PREFIX + _TOKEN, f"{PREFIX}basic.auth.user.info"
         raise ConfigurationError(f"{both[0]} and {both[1]} are both set. Remove one of them.", settings=both)
 
 

@@ -188,10 +188,14 @@ def _registry_options(options: Mapping[str, str], *own: str) -> dict[str, Any]:
     from protocol.schemas.registry_config import is_registry_secret, parse_registry
 
     found: dict[str, Any] = {}
-    for name in own:
-        if (text := given.pop(name, None)) is not None:
-            field, kind = _REGISTRY_OPTIONS[name]
+    for name, (field, kind) in _REGISTRY_OPTIONS.items():
+        if (text := given.pop(name, None)) is None:
+            continue
+        if name in own:
             found[field] = kind.read(name, text, name)
+        else:
+            theirs = Use.WRITE if _READER_VERSION in own else READ
+            warn_once(f"{name} has no effect: it is an option of {_description(theirs)}")
     found["registry"] = parse_registry(given)
     for name in (name for name, text in given.items() if is_registry_secret(name, text)):
         warn_once(

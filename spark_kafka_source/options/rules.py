@@ -48,12 +48,17 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
             )
         if format == "confluent-avro":
             _check_registry(options, part, has_subject=bool(subjects[part] or schemas[part]))
+            if schemas[part] is not None and subjects[part] is not None:
+                warn_once(f"{part}Subject has no effect: {part}Schema is set")
         else:
             without = {f"{part}Subject": subjects[part] is not None}
             if format in ("binary", "string"):
                 without |= {f"{part}Schema": schemas[part] is not None, f"{part}Fields": f"{part}fields" in texts}
             for name in (name for name, given in without.items() if given):
                 warn_once(f"{name} has no effect: {part}Format is {format}")
+    from_registry = [part for part in formats if formats[part] == "confluent-avro" and schemas[part] is None]
+    if "schema.registry.reader.version" in texts and not from_registry:
+        warn_once("schema.registry.reader.version has no effect: no schema is taken from the registry")
     wanted = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
     if wanted and options.on_decode_error != "null":
         raise ConfigurationError(

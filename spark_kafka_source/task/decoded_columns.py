@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DecodeFailed
-from protocol.records.arrow_numpy import nullable_binaries, take_rows, to_arrow
+from protocol.records.arrow_numpy import binaries, take_rows, to_arrow
 from spark_kafka_source.options.selection import ERROR, RAW
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
@@ -71,17 +71,31 @@ class TaskDecoder:
                 self._report(part, batch, source_range, invalid)
                 errors.update({each.row: f"{part}: {each}" for each in invalid if each.row not in errors})
         if self._wants_errors:
-            texts = [None if (text := errors.get(row)) is None else text.encode() for row in range(batch.num_rows)]
-            columns[ERROR] = nullable_binaries(texts).cast(pa.string())
-            columns[RAW] = take_rows(batch.column("value"), _positions(errors, batch.num_rows))
+            rows = np.array(sorted(errors), np.int64)
+            texts = binaries([errors[row].encode() for row in rows.tolist()])
+            columns[ERROR] = _scattered(texts, rows, batch.num_rows).cast(pa.string())
+            columns[RAW] = _scattered(batch.column("value").take(to_arrow(rows)), rows, batch.num_rows)
         if not errors or self._on_error != "dead-letter":
             return columns, None
         self._dead_letters.send(batch, source_range, errors)
         return columns, np.setdiff1d(np.arange(batch.num_rows), list(errors))
 
-    def close(self) -> None:
-        """Wait until the dead letters are acknowledged. Raises `KafkaError` if one is not."""
-        self._dead_letters.close()
+    def __enter__(self) -> TaskDecoder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait until the dead letters are acknowledged; drop them if the task has failed.
+
+        Raises
+        ------
+        KafkaError
+            A dead letter was not acknowledged.
+        """
+        # Spark ends the iteration of a task whose rows suffice (LIMIT).
+        if kind is None or kind is GeneratorExit:
+            self._dead_letters.close()
+        else:
+            self._dead_letters.abort()
 
     def _report(self, part: str, batch: pa.RecordBatch, source_range: Range, invalid: list[InvalidValue]) -> None:
         from protocol.schemas.values import decode_failed
@@ -130,6 +144,11 @@ class DeadLetters:
                 timestamp_ms=None if time_ms is None or time_ms < 0 else time_ms,
             )
 
+    def abort(self) -> None:
+        """Drop what is not sent."""
+        if self._producer is not None:
+            self._producer.abort()
+
     def close(self) -> None:
         """Wait for the acknowledgements. Raises `KafkaError`."""
         if self._producer is not None:
@@ -138,8 +157,8 @@ class DeadLetters:
                 producer.flush()
 
 
-def _positions(rows: dict[int, str], count: int) -> npt.NDArray[np.int64]:
+def _scattered(values: pa.Array, rows: npt.NDArray[np.int64], count: int) -> pa.Array:
+    """Return a column of `count` rows that has the values in these rows, else null."""
     positions = np.full(count, -1, np.int64)
-    for row in rows:
-        positions[row] = row
-    return positions
+    positions[rows] = np.arange(len(rows))
+    return take_rows(values, positions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -103,13 +104,10 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         record_bytes=PROCESS.record_bytes(options.client),
     )
     schema = arrow_schema(options.row_columns, options.schemas)
-    decoder = TaskDecoder(options) if options.schemas else None
     try:
-        with with_remedies():
+        with with_remedies(), TaskDecoder(options) if options.schemas else nullcontext() as decoder:
             for source_range, batch in records:
                 yield _with_spark_columns(batch, source_range, schema, decoder)
-            if decoder is not None:
-                decoder.close()
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()

@@ -8,6 +8,8 @@ import pytest
 
 from spark_kafka_source.options.parsing import parse_source_options
 
+AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry:8081"}
+
 
 @pytest.mark.parametrize(
     ("given", "warning"),
@@ -17,6 +19,18 @@ from spark_kafka_source.options.parsing import parse_source_options
         (
             {"kafka.group.id": "etl", "commitOffsets": "false", "startingOffsets": "earliest"},
             "kafka.group.id has no effect: this stream does not start from the group, and commits nothing",
+        ),
+        (
+            {**AVRO, "valueSchema": '"long"', "valueSubject": "orders"},
+            "valueSubject has no effect: valueSchema is set",
+        ),
+        (
+            {**AVRO, "valueSchema": '"long"', "schema.registry.reader.version": "2"},
+            "schema.registry.reader.version has no effect: no schema is taken from the registry",
+        ),
+        (
+            {**AVRO, "schema.registry.auto.register.schemas": "true"},
+            "schema.registry.auto.register.schemas has no effect: it is an option of writes",
         ),
     ],
 )

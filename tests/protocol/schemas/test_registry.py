@@ -218,6 +218,11 @@ def test_wrong_property_is_refused_with_its_name(properties: dict[str, object], 
     assert "pw" not in str(refused.value).replace("wrong", "")
 
 
+def test_property_of_another_source_of_tokens_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    parse_registry({"schema.registry.url": "http://r:1", "schema.registry.bearer.auth.client.id": "me"})
+    assert "schema.registry.bearer.auth.client.id has no effect" in caplog.text
+
+
 def test_configuration_reaches_other_processes_with_its_secret() -> None:
     config = parse_registry({"schema.registry.url": "http://r:1", "schema.registry.basic.auth.user.info": "me:hunter2"})
     assert config is not None
