@@ -9,8 +9,8 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.errors import DeadlineExceeded
-from protocol.testing.fake_broker import kept_port
 from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.listener import kept_port
 from spark_kafka_source import process_state
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader

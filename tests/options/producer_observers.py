@@ -216,7 +216,7 @@ def share_of_silent_partition(cluster: SmallCluster, given: dict[str, str]) -> f
         known = {"bootstrap.servers": two.bootstrap_servers, "batch.size": "1000", **given}
         with Client(parse_client(known)) as client:
             leader = client.leader("orders", 0)[0]
-            two.listeners[leader.node_id].handlers[PRODUCE.key] = lambda body, version: None
+            two.listeners[leader.node_id].handlers[PRODUCE] = lambda body, version: None
             producer = Producer(client, parse_producer(known))
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
             wait_until(lambda: two.asked(PRODUCE))

@@ -18,8 +18,8 @@ from protocol.config import parse_client
 from protocol.errors import ConnectFailed, KafkaError
 from protocol.net import http_exchange
 from protocol.sasl.credentials import Kerberos, credentials
-from protocol.testing.fake_broker import FakeBroker
 from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from tests.support.small_cluster import SmallCluster
@@ -43,8 +43,9 @@ def authentication_request(given: dict[str, str], clock: Clock = SYSTEM_CLOCK) -
         messages.append(bytes(body["auth_bytes"]))
         return {"error_code": 58}
 
-    with FakeBroker({SASL_HANDSHAKE: handshake, SASL_AUTHENTICATE: authenticate}) as broker:
-        where = {"bootstrap.servers": f"{broker.host}:{broker.port}", "security.protocol": "SASL_PLAINTEXT"}
+    with FakeKafka() as kafka:
+        kafka.handlers.update({SASL_HANDSHAKE: handshake, SASL_AUTHENTICATE: authenticate})
+        where = {"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SASL_PLAINTEXT"}
         with Client(parse_client(where | given), clock) as client, suppress(KafkaError):
             client.metadata([])
     return "".join(mechanisms[:1]), b"".join(messages[:1])

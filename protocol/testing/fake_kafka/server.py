@@ -15,11 +15,11 @@ from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.messages import Headers, Message
 from protocol.producer.partitioner import partition_of
-from protocol.testing.fake_broker import CUT, FakeBroker, Handler, kept_port
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.faults import Fault, Kind, api_of
 from protocol.testing.fake_kafka.handlers import VERSIONS
+from protocol.testing.fake_kafka.listener import CUT, Handler, Listener, kept_port
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
 from protocol.testing.fake_kafka.record_batches import Batch, Record, committed, read_batch, rows, write_batch
 from protocol.testing.fake_kafka.requests import ANONYMOUS, Body, Pending, Request
@@ -65,8 +65,9 @@ class FakeKafka(Cluster):
     Attributes
     ----------
     handlers
-        By API: a test's handlers in place of the model's, as in `FakeBroker`. `listeners[broker]` has handlers of one
-        broker, by API key.
+        By API: a test's handlers in place of the model's. A handler gets (body, version) and returns a body, raw bytes
+        to send unchanged, `b""` to reset the connection, or None for silence. `listeners[broker].handlers` apply to
+        one broker.
     before
         By API: a function called with each request before it is handled, to change the cluster in between.
     requests
@@ -98,10 +99,10 @@ class FakeKafka(Cluster):
         self._host = host
         self._kept: dict[int, socket.socket] = {}
         self._turns: dict[str, int] = {}
-        self.listeners: dict[int, _Listener] = {}
+        self.listeners: dict[int, _BrokerListener] = {}
         try:
             for number, node_id in enumerate(self.brokers):
-                self.listeners[node_id] = _Listener(self, node_id, port and port + number)
+                self.listeners[node_id] = _BrokerListener(self, node_id, port and port + number)
         except BaseException:
             self.close()
             raise
@@ -298,7 +299,7 @@ class FakeKafka(Cluster):
     def add_broker(self) -> int:
         """Start one more broker, without replicas, and return its id."""
         broker_id = max(self.brokers) + 1
-        listener = self.listeners[broker_id] = _Listener(self, broker_id)
+        listener = self.listeners[broker_id] = _BrokerListener(self, broker_id)
         self.addresses[broker_id] = listener.host, listener.port
         self.join(broker_id)
         return broker_id
@@ -312,34 +313,35 @@ class FakeKafka(Cluster):
     def start(self, broker_id: int) -> None:
         """Start a stopped broker again, at the same address and with its logs."""
         self._kept.pop(broker_id).close()
-        self.listeners[broker_id] = _Listener(self, broker_id, self.addresses[broker_id][1])
+        self.listeners[broker_id] = _BrokerListener(self, broker_id, self.addresses[broker_id][1])
         super().start(broker_id)
 
     def move(self, broker_id: int) -> None:
         """Stop the broker, and start it at another address."""
         self.listeners[broker_id].close()
         super().stop(broker_id)
-        moved = self.listeners[broker_id] = _Listener(self, broker_id)
+        moved = self.listeners[broker_id] = _BrokerListener(self, broker_id)
         self.addresses[broker_id] = moved.host, moved.port
         super().start(broker_id)
 
 
-class _Listener(FakeBroker):
-    """The sockets of one broker."""
+class _BrokerListener(Listener):
+    """One broker's listener: replies of the test's handlers, of the pending faults, and of the model."""
 
     def __init__(self, kafka: FakeKafka, broker_id: int, port: int = 0) -> None:
         self._kafka = kafka
         self._broker_id = broker_id
+        self.handlers: dict[Api, Handler] = {}
         # Each connection has a thread.
         self._local = threading.local()
-        super().__init__(host=kafka.host, port=port, tls=kafka.tls, record_requests=kafka.record_requests)
+        super().__init__(kafka.host, port, kafka.tls, kafka.record_requests)
 
     def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
         kafka = self._kafka
         if kafka.record_requests:
             kafka.requests.append((api.name, version, body))
         kafka.before.get(api, _nothing)(body)
-        own = self.handlers.get(api.key) or kafka.handlers.get(api)
+        own = self.handlers.get(api) or kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
         if kafka.authenticates:

@@ -163,7 +163,7 @@ def test_coordinator_that_moved_is_looked_up_again_without_the_other(both: Both)
         cluster.move_coordinator("etl", ONE, TRANSACTION)
         return {"error_code": int(ErrorCode.NOT_COORDINATOR)}
 
-    cluster.listeners[THREE].handlers[END_TXN.key] = moved
+    cluster.listeners[THREE].handlers[END_TXN] = moved
     call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
     assert sorted(cluster.brokers_asked(END_TXN)) == [ONE, THREE]
     assert [body["key_type"] for body in cluster.asked(FIND_COORDINATOR)].count(GROUP) == 1
@@ -250,7 +250,7 @@ def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
     cluster, client = both
     refusals = [{"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER)}, {"p1": int(ErrorCode.KAFKA_STORAGE_ERROR)}]
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
-    cluster.listeners[TWO].handlers[LIST_OFFSETS.key] = lambda body, version: offsets_of(
+    cluster.listeners[TWO].handlers[LIST_OFFSETS] = lambda body, version: offsets_of(
         body, **(refusals.pop() if refusals else {})
     )
     assert listed(client)["orders", 1] == 11
@@ -345,7 +345,7 @@ def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(both: Both)
 
     cluster.handlers[LIST_OFFSETS] = offsets
     assert listed(client).keys() == ALL.keys()
-    cluster.listeners[TWO].handlers[LIST_OFFSETS.key] = lambda *_: {"topics": []}
+    cluster.listeners[TWO].handlers[LIST_OFFSETS] = lambda *_: {"topics": []}
     with pytest.raises(Corrupt, match=r"ListOffsets at .* \(broker 2\): the reply omits orders-1"):
         listed(client)
 

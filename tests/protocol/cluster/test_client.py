@@ -33,11 +33,12 @@ from protocol.errors import (
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.net.readiness import ready
-from protocol.testing.fake_broker import FakeBroker, kept_port
 from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.listener import kept_port
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
+from tests.support.no_broker import no_broker
 
 
 @pytest.fixture
@@ -292,8 +293,8 @@ class TestBadBootstrapAddresses:
         "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x46", b"\0\0\0\x06no Kafka"]
     )
     def test_peer_that_is_no_broker_does_no_harm(self, kafka_of_two: FakeKafka, greeting: bytes) -> None:
-        with FakeBroker(greeting=greeting) as wrong:
-            servers = ((wrong.host, wrong.port), kafka_of_two.addresses[1])
+        with no_broker(greeting) as wrong:
+            servers = (wrong.addresses[1], kafka_of_two.addresses[1])
             for _ in range(8):
                 with Client(ClientConfig(servers)) as client:
                     assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
@@ -305,23 +306,22 @@ class TestBadBootstrapAddresses:
                 assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
     def test_addresses_without_reply_are_named_with_their_errors(self) -> None:
-        wrong = FakeBroker(greeting=b"HTTP/1.1 400 Bad Request")
-        with wrong, kept_port() as kept, silent_address() as silent:
+        with no_broker(b"HTTP/1.1 400 Bad Request") as wrong, kept_port() as kept, silent_address() as silent:
             closed = kept.getsockname()
-            servers = ((wrong.host, wrong.port), closed, silent.getsockname(), ("a..b", 9092))
+            servers = (wrong.addresses[1], closed, silent.getsockname(), ("a..b", 9092))
             with Client(ClientConfig(servers)) as client:
                 client.has_answered = True  # otherwise the client retries
                 with pytest.raises(ConnectFailed) as caught:
                     client.ask_any(METADATA, {"topics": []}, client.deadline(2_000))
         words = str(caught.value)
-        assert f"{wrong.host}:{wrong.port}: the reply announces" in words
+        assert f"{wrong.bootstrap_servers}: the reply announces" in words
         assert f"{closed[0]}:{closed[1]}: cannot connect" in words
         assert f"{servers[2][0]}:{servers[2][1]}: no reply to ApiVersions" in words
         assert "a..b:9092: the host name cannot be resolved" in words
 
     def test_peers_that_are_no_brokers_fail_at_once(self) -> None:
-        with FakeBroker(greeting=b"HTTP/1.1 400 Bad Request") as one, FakeBroker(greeting=b"HTTP/1.1 400") as two:
-            servers = ((one.host, one.port), (two.host, two.port))
+        with no_broker(b"HTTP/1.1 400 Bad Request") as one, no_broker(b"HTTP/1.1 400") as two:
+            servers = one.addresses[1], two.addresses[1]
             with Client(ClientConfig(servers)) as client, pytest.raises(FrameTooLarge) as caught:
                 client.metadata(["orders"])
         assert all(f"{host}:{port}: the reply announces" in str(caught.value) for host, port in servers)

@@ -13,7 +13,8 @@ import pytest
 from protocol.clock import Deadline
 from protocol.errors import ConnectFailed
 from protocol.net.connect import connect
-from protocol.testing.fake_broker import FakeBroker, kept_port
+from protocol.testing.fake_kafka.listener import kept_port
+from protocol.testing.fake_kafka.server import FakeKafka
 
 NUMERIC = socket.getaddrinfo
 
@@ -50,8 +51,8 @@ def black_hole() -> Iterator[tuple[str, int]]:
 def test_connect_uses_the_next_address_if_the_first_is_a_black_hole(
     monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
 ) -> None:
-    with FakeBroker() as fake:
-        resolves_to(monkeypatch, black_hole, (fake.host, fake.port))
+    with FakeKafka() as kafka:
+        resolves_to(monkeypatch, black_hole, kafka.addresses[1])
         started_s = time.monotonic()
         connect("broker.example", 9092, Deadline.after_ms(60_000)).close()
         assert time.monotonic() - started_s < 15
@@ -72,11 +73,11 @@ def test_failed_addresses_are_named_with_their_errors(
 
 
 def test_connect_after_a_failure_starts_with_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeBroker() as one, FakeBroker() as two:
-        resolves_to(monkeypatch, (one.host, one.port), (two.host, two.port))
-        for first, fake in enumerate([one, two, one]):
+    with FakeKafka(2) as kafka:
+        resolves_to(monkeypatch, *kafka.addresses.values())
+        for first, broker_id in enumerate([1, 2, 1]):
             with connect("broker.example", 9092, Deadline.after_ms(5_000), first=first) as sock:
-                assert sock.getpeername()[1] == fake.port
+                assert sock.getpeername() == kafka.addresses[broker_id]
 
 
 def test_hanging_resolver_is_called_once_and_awaited_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,17 +91,18 @@ def test_hanging_resolver_is_called_once_and_awaited_until_the_deadline(monkeypa
         release.wait(30)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    with FakeBroker() as fake:
+    with FakeKafka() as kafka:
+        port = kafka.addresses[1][1]
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
         started_s = time.monotonic()
         for _ in range(3):
             with pytest.raises(ConnectFailed, match=r"hangs\.example:\d+: the host name was not resolved in time"):
-                connect("hangs.example", fake.port, Deadline.after_ms(100))
+                connect("hangs.example", port, Deadline.after_ms(100))
         assert time.monotonic() - started_s < 15
         assert asked == ["hangs.example"]
         assert [each.name for each in threading.enumerate()].count("resolve-hangs.example") == 1
         release.set()
-        connect("hangs.example", fake.port, Deadline.after_ms(5_000)).close()
+        connect("hangs.example", port, Deadline.after_ms(5_000)).close()
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "nul\0l", ""])

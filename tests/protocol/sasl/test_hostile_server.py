@@ -17,7 +17,8 @@ from protocol.config import parse_client
 from protocol.errors import AuthenticationFailed, KafkaError, ProtocolError
 from protocol.sasl.mechanisms import oauthbearer, scram
 from protocol.secret import Secret
-from protocol.testing.fake_broker import FakeBroker
+from protocol.testing.fake_kafka.listener import Handler
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from tests.support.hostile import cases, corrupted, provoke, tracing
@@ -58,28 +59,36 @@ FINAL = {
 
 
 @contextmanager
-def posing(first: Any, final: str = "") -> Iterator[FakeBroker]:
-    """Run a broker that answers the first message with `first`, given its nonce, and the second with `final`."""
+def posing(first: Any, final: str = "") -> Iterator[FakeKafka]:
+    """Run a server that answers the first message with `first`, given its nonce, and the second with `final`."""
 
     def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
         message = bytes(body["auth_bytes"])
         reply = first(nonce_of(message)) if message.startswith(b"n,,") else final
         return {"auth_bytes": reply.encode()}
 
-    handlers = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}, SASL_AUTHENTICATE: answer}
-    with FakeBroker(handlers) as broker:
-        yield broker
+    with server(answer) as kafka:
+        yield kafka
 
 
-def refused(broker: FakeBroker, mechanism: str = "SCRAM-SHA-256") -> KafkaError:
+@contextmanager
+def server(authenticate: Handler) -> Iterator[FakeKafka]:
+    """Run a server that takes any mechanism, and answers each SaslAuthenticate with `authenticate`."""
+    with FakeKafka() as kafka:
+        kafka.handlers[SASL_HANDSHAKE] = lambda body, version: {"mechanisms": []}
+        kafka.handlers[SASL_AUTHENTICATE] = authenticate
+        yield kafka
+
+
+def refused(kafka: FakeKafka, mechanism: str = "SCRAM-SHA-256") -> KafkaError:
     who = {"sasl.mechanism": mechanism, "sasl.username": "me", "sasl.password": PASSWORD}
-    where = {"bootstrap.servers": f"{broker.host}:{broker.port}", "security.protocol": "SASL_PLAINTEXT"}
+    where = {"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SASL_PLAINTEXT"}
     began_s, cpu_s = time.monotonic(), time.process_time()
     with Client(parse_client(where | who)) as client, pytest.raises(KafkaError) as raised:
         client.metadata([])
     assert time.process_time() - cpu_s < 1
     assert time.monotonic() - began_s < 15
-    assert PASSWORD not in repr(broker.requests)
+    assert PASSWORD not in repr(kafka.requests)
     assert PASSWORD not in str(raised.value)
     return raised.value
 
@@ -87,26 +96,25 @@ def refused(broker: FakeBroker, mechanism: str = "SCRAM-SHA-256") -> KafkaError:
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("first", FIRST)
 def test_invalid_first_message_ends_the_exchange(first: str, mechanism: str) -> None:
-    with posing(FIRST[first]) as broker:
-        assert isinstance(refused(broker, mechanism), AuthenticationFailed)
-        sent = [body["auth_bytes"] for name, _, body in broker.requests if name == "SaslAuthenticate"]
+    with posing(FIRST[first]) as kafka:
+        assert isinstance(refused(kafka, mechanism), AuthenticationFailed)
+        sent = [body["auth_bytes"] for name, _, body in kafka.requests if name == "SaslAuthenticate"]
     # The client has sent nothing that guessed passwords could be tested against.
     assert len(sent) == 1
 
 
 @pytest.mark.parametrize("final", FINAL)
 def test_server_without_proof_of_the_password_is_refused(final: str) -> None:
-    with posing(lambda nonce: f"r={nonce}x,s={SALT},i=4096", FINAL[final]) as broker:
-        assert "has not proved that it knows the password" in str(refused(broker))
-        assert not [name for name, *_ in broker.requests if name == "Metadata"]
+    with posing(lambda nonce: f"r={nonce}x,s={SALT},i=4096", FINAL[final]) as kafka:
+        assert "has not proved that it knows the password" in str(refused(kafka))
+        assert not [name for name, *_ in kafka.requests if name == "Metadata"]
 
 
 @pytest.mark.parametrize("word", ["a", "me:hunter2@"])
 def test_long_refusal_is_truncated(word: str) -> None:
     answer = {"error_code": 58, "error_message": (word * 32_767)[:32_767]}
-    handlers: dict[Any, Any] = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}}
-    with FakeBroker({**handlers, SASL_AUTHENTICATE: lambda body, version: answer}) as broker:
-        assert len(str(refused(broker))) < 1_000
+    with server(lambda body, version: answer) as kafka:
+        assert len(str(refused(kafka))) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -120,9 +128,8 @@ def test_long_refusal_is_truncated(word: str) -> None:
     ids=["a frame of 2 GiB", "a challenge of 2 GiB", "no challenge", "another request's reply"],
 )
 def test_invalid_frame_is_refused_before_it_arrives(reply: bytes) -> None:
-    handlers: dict[Any, Any] = {SASL_HANDSHAKE: lambda body, version: {"mechanisms": []}}
-    with FakeBroker({**handlers, SASL_AUTHENTICATE: lambda body, version: reply}) as broker:
-        assert isinstance(refused(broker), ProtocolError)
+    with server(lambda body, version: reply) as kafka:
+        assert isinstance(refused(kafka), ProtocolError)
 
 
 def test_randomly_corrupted_challenges_are_refused() -> None:

@@ -1,7 +1,4 @@
-"""A broker with scripted replies: a loopback server that answers each API with the replies of a test.
-
-It speaks the real wire format through `protocol.wire` (its server side), or sends raw bytes for hostile replies.
-"""
+"""The sockets of one broker: accepts connections, and passes decoded requests to `answer`."""
 
 from __future__ import annotations
 
@@ -10,17 +7,19 @@ import socket
 import ssl
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import ProtocolError, UnsupportedVersion
+from protocol.testing.fake_kafka.requests import Body
 from protocol.wire import frame
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 
-Handler = Callable[[dict[str, Any], int], "dict[str, Any] | bytes | None"]
+Handler = Callable[[Body, int], "Body | bytes | None"]
+"""Returns the reply to a request body of a version: a body, raw bytes to send unchanged, `CUT`, or None for silence."""
 
 CUT = b""
 """In place of a reply: the connection is reset."""
@@ -34,28 +33,22 @@ def kept_port(port: int = 0) -> socket.socket:
     return kept
 
 
-class FakeBroker:
-    """Answers on a free loopback port until closed.
+class Listener(ABC):
+    """Listens on a loopback port until closed; speaks the server's side of `protocol.wire`.
 
-    `handlers[api]` gets (body, version) and returns a body, raw bytes to send as they are, `CUT`, or None for silence.
-    `greeting`: bytes sent in place of any reply (a peer that is no Kafka broker). `tls`: the context of a TLS server.
-    `record_requests`: keep all in `requests`, and their client ids in `client_ids`.
+    Parameters
+    ----------
+    host, port
+        Address to listen on. Port 0: a free port.
+    tls : ssl.SSLContext, optional
+        The context of a TLS server.
+    record_requests : bool
+        Keep all requests in `requests`, and their client ids in `client_ids`.
     """
 
-    def __init__(
-        self,
-        handlers: dict[Api, Handler] | None = None,
-        *,
-        greeting: bytes | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        tls: ssl.SSLContext | None = None,
-        record_requests: bool = True,
-    ) -> None:
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, record_requests: bool) -> None:
         self.record_requests = record_requests
-        self.handlers = {api.key: handler for api, handler in (handlers or {}).items()}
-        self.greeting = greeting
-        self.requests: list[tuple[str, int, dict[str, Any]]] = []
+        self.requests: list[tuple[str, int, Body]] = []
         self.client_ids: list[str | None] = []
         self.connections: list[socket.socket] = []
         self._tls = tls
@@ -63,11 +56,9 @@ class FakeBroker:
         self.host, self.port = self._server.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> FakeBroker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @abstractmethod
+    def answer(self, api: Api, version: int, client_id: str | None, body: Body) -> Body | bytes | None:
+        """Return the reply to a request, in the form of `Handler`; runs in the thread of the connection."""
 
     def close(self) -> None:
         """Stop listening, and close all connections. Idempotent."""
@@ -121,9 +112,6 @@ class FakeBroker:
         return secured
 
     def _answer(self, connection: socket.socket, request: bytes) -> None:
-        if self.greeting is not None:
-            _send(connection, self.greeting)
-            return
         try:
             api, version, correlation_id, client_id, body = frame.decode_request(memoryview(request), exact=False)
         except UnsupportedVersion as error:
@@ -142,13 +130,6 @@ class FakeBroker:
             _send(connection, reply)
         elif reply is not None:
             _send(connection, b"".join(frame.encode_response(api, version, correlation_id, reply)))
-
-    def answer(
-        self, api: Api, version: int, client_id: str | None, body: dict[str, Any]
-    ) -> dict[str, Any] | bytes | None:
-        """Return the reply to a request; a subclass may override it."""
-        handler = self.handlers.get(api.key, _api_versions if api is API_VERSIONS else None)
-        return handler(body, version) if handler else None
 
 
 def _read(stream: BinaryIO, count: int) -> bytes:
@@ -177,8 +158,3 @@ def _refuse_version(connection: socket.socket, error: UnsupportedVersion) -> Non
     row = {"api_key": API_VERSIONS.key, "min_version": API_VERSIONS.first, "max_version": API_VERSIONS.last}
     body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": [row]}
     _send(connection, b"".join(frame.encode_response(API_VERSIONS, 0, error.context["correlation_id"], body)))
-
-
-def _api_versions(body: dict[str, Any], version: int) -> dict[str, Any]:
-    rows = [{"api_key": api.key, "min_version": api.first, "max_version": api.last} for api in API_BY_KEY.values()]
-    return {"error_code": 0, "api_keys": rows}
