@@ -354,7 +354,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         self.send_header("Content-Length", str(len(encoded)))
         self.end_headers()
-        self.wfile.write(encoded)
+        with contextlib.suppress(ConnectionError):  # a client that no longer waits
+            self.wfile.write(encoded)
 
     do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815
 

@@ -14,7 +14,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.driver.discovery import discover, leaders, retry_unknown_topics
+from spark_kafka_source.driver.discovery import discover, leaders, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
@@ -52,6 +52,7 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
         """
         client, options = PROCESS.client(self._options.client), self._options
         deadline = client.deadline(options.offsets_timeout_ms)
+        require_dead_letter_topic(client, options, deadline)
         return retry_unknown_topics(client, lambda: self._plan(client, deadline), deadline)
 
     def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:

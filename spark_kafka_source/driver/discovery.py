@@ -18,7 +18,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Topic
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer, is_unknown_topic
-from protocol.errors import BrokerError, ConfigurationError, KafkaError, TopicUnknown
+from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
@@ -85,6 +85,32 @@ def discover_present(client: Client, options: SourceOptions, deadline: Deadline)
     named = _named_topics(options)
     snapshot = client.metadata(None if named is None else sorted(named), deadline)
     return dict(sorted(_subscribed(snapshot.topics.values(), options).items()))
+
+
+def require_dead_letter_topic(client: Client, options: SourceOptions, deadline: Deadline) -> None:
+    """Raise `ConfigurationError` if `deadLetterTopic` does not exist: a task would find out with its first dead letter.
+
+    Brokers with auto.create.topics.enable create it.
+    """
+    topic = options.dead_letter_topic
+    if topic is None:
+        return
+
+    def request() -> None:
+        found = client.metadata([topic], deadline, create=True).topics.get(topic)
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error_code
+        if code != ErrorCode.NONE:
+            raise broker_error(code, f"topic {topic}", topic=topic)
+
+    try:
+        client.retrying("Metadata of the dead letter topic", request, deadline)
+    except DeadlineExceeded as error:
+        if not (isinstance(error.__cause__, KafkaError) and is_unknown_topic(error.__cause__)):
+            raise
+        raise ConfigurationError(
+            f"deadLetterTopic: the topic {topic} does not exist; create it first, or correct the option",
+            name="deadLetterTopic",
+        ) from error
 
 
 def _discover_with_retries(

@@ -22,7 +22,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.once import log_once
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
-from spark_kafka_source.driver.discovery import discover_present, retry_unknown_topics
+from spark_kafka_source.driver.discovery import discover_present, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import warn_if_offsets_differ
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_end_offsets
@@ -179,9 +179,10 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         self.query.commits.close()
 
     def _begin_run(self, limit: ReadLimit | None, deadline: Deadline) -> None:
-        """Connect and check the group. Warns if the trigger `once` will not commit its batch."""
+        """Connect, check the dead letter topic and the group. Warns if the trigger `once` will not commit its batch."""
         query = self.query
         query.client.brokers(deadline)  # fails early for a wrong address
+        require_dead_letter_topic(query.client, self._options, deadline)
         query.commits.start(deadline)
         if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
             log_once(_ONCE_WARNING % query.commits.group)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CONSEQUENCES = {"null": "null in the rows", "dead-letter": "written to the dead letter topic"}
+_CONSEQUENCES = {"null": "null in the rows", "dead-letter": "sent to the dead letter topic"}
 
 
 class TaskDecoder:

@@ -256,3 +256,15 @@ def test_example_of_the_page_runs(
     found["written"].awaitTermination(120)
     again = read(spark, options(paid)).select("value.*").collect()
     assert [tuple(row) for row in again] == [(7, 0)]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_missing_dead_letter_topic_is_reported_before_the_first_record(
+    spark: SparkSession, topic1: Any, write: Write, options: Any, tmp_path: Path, *, streaming: bool
+) -> None:
+    topic = topic1()
+    write(topic, FIRST, orders(1))
+    soon = {"fetchOffset_numRetries": "0", "kafka_default_api_timeout_ms": "3000"}
+    given = options(topic, onDecodeError="dead-letter", deadLetterTopic=f"{topic}-missing", **soon)
+    with pytest.raises(Exception, match=f"deadLetterTopic: the topic {topic}-missing does not exist; create it first"):
+        _ = run(spark, given, tmp_path) if streaming else read(spark, given).collect()
