@@ -30,7 +30,8 @@ from protocol.records.decode import SCHEMA
 from protocol.secret import hide_variables
 
 if TYPE_CHECKING:
-    from protocol.schemas.reader_schema import Format, Part
+    from protocol.schemas.formats import Format
+    from protocol.schemas.reader_schema import Part
     from protocol.schemas.values import ColumnDecoder
 
 _REGISTRY = "schema.registry."
@@ -149,6 +150,7 @@ def _decoders(
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
     if set(formats.values()) == {"binary"}:
         return {}
+    from protocol.schemas.formats import FORMATS
     from protocol.schemas.registry import SchemaRegistry
     from protocol.schemas.registry_config import parse_registry
     from protocol.schemas.values import ColumnDecoder, choose_schema
@@ -160,7 +162,7 @@ def _decoders(
         if format == "binary":
             continue
         own = part == "value"
-        if format == "confluent-avro" and len(topics) != 1 and not (own and (subject or text)):
+        if FORMATS[format].registered and len(topics) != 1 and not (own and (subject or text)):
             raise UsageError(f"{len(topics)} topics are read: read one, or give value_subject")
         schema = choose_schema(
             format,

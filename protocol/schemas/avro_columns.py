@@ -20,6 +20,7 @@ import pyarrow as pa
 from protocol.errors import Corrupt, ProtocolError
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
+from protocol.schemas.decoding import InvalidRows, refuse
 from protocol.wire.primitives import Reader
 
 # An array's items are read in rounds over all records, as long as enough records have more items.
@@ -30,35 +31,6 @@ _MAX_EMPTY_ITEMS = 1 << 16
 _INT = (-(2**31), 2**31 - 1)
 _LONG = (-(2**63), 2**63 - 1)
 _DECIMAL_BYTES = 16
-
-
-class InvalidRows(Exception):
-    """Records that the schema cannot have written.
-
-    Attributes
-    ----------
-    rows : array of int
-        Their numbers among the cursors that were read.
-    reason : str
-    path : str
-        The field, such as `customer.address[].city`.
-    """
-
-    def __init__(self, rows: Positions, reason: str, path: str = "") -> None:
-        super().__init__(reason)
-        self.rows = rows
-        self.reason = reason
-        self.path = path
-
-    def inside(self, name: str, rows: Positions | None = None) -> InvalidRows:
-        """Return the error as seen from the enclosing type, whose numbers of the read rows are `rows`."""
-        path = f"{name}{'.' if name and self.path and self.path[0] != '[' else ''}{self.path}"
-        return InvalidRows(self.rows if rows is None else rows[self.rows], self.reason, path)
-
-
-def _refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:
-    if wrong.any():
-        raise InvalidRows(np.flatnonzero(wrong), reason)
 
 
 class ColumnReader(ABC):
@@ -98,7 +70,7 @@ def read_numbers(data: Bytes, at: Positions, ends: Positions) -> tuple[Integers,
     except Corrupt as error:
         raise InvalidRows(_too_long(data, at), str(error)) from None
     if (after > ends).any():
-        _refuse(after > ends, "the value ends in the middle of the field")
+        refuse(after > ends, "the value ends in the middle of the field")
     return numbers, after
 
 
@@ -161,7 +133,7 @@ class NumberReader(ColumnReader):
         numbers, after = read_numbers(data, at, ends)
         if self._checked and numbers.dtype == np.int64:
             lowest, highest = self._range
-            _refuse((numbers < lowest) | (numbers > highest), self._what)
+            refuse((numbers < lowest) | (numbers > highest), self._what)
         made = numbers.astype(self._dtype)
         if self._factor > 1:
             made *= self._factor
@@ -201,14 +173,14 @@ class FixedWidthReader(ColumnReader):
         values = np.ndarray((len(data) - size + 1,), self._stored, np.ascontiguousarray(data), 0, (1,))[at]
         if not pa.types.is_boolean(self.type):
             return to_arrow(values.astype(numpy_type(self.type), copy=False)), after
-        _refuse(values > 1, "a boolean that is neither 0 nor 1")
+        refuse(values > 1, "a boolean that is neither 0 nor 1")
         bits = pa.py_buffer(np.packbits(values.view(np.bool_), bitorder="little"))
         return pa.Array.from_buffers(self.type, len(at), [None, bits]), after
 
     def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
         """Return the cursors behind the values."""
         after = at + self._stored.itemsize
-        _refuse(after > ends, "the value ends in the middle of the field")
+        refuse(after > ends, "the value ends in the middle of the field")
         return after
 
     def skip_one(self, reader: Reader) -> None:
@@ -247,11 +219,11 @@ class BytesReader(ColumnReader):
         """Return where the bytes of each value start, and how many they are."""
         if self._size_bytes is not None:
             lengths: Integers = np.full(len(at), self._size_bytes, np.int64)
-            _refuse(at + lengths > ends, "the value ends in the middle of the field")
+            refuse(at + lengths > ends, "the value ends in the middle of the field")
             return at, lengths
         lengths, start = read_numbers(data, at, ends)
         # Not `start + lengths > ends`, which a hostile length lets overflow.
-        _refuse((lengths < 0) | (lengths > ends - start), "a length that exceeds the value")
+        refuse((lengths < 0) | (lengths > ends - start), "a length that exceeds the value")
         return start, lengths
 
     def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
@@ -298,7 +270,7 @@ class BytesReader(ColumnReader):
             for row in np.flatnonzero(longer).tolist():
                 head = data[at[row] : at[row] + size[row] - _DECIMAL_BYTES]
                 longer[row] = (head != sign[row]).any() or negative[row] != (sign[row] == 0xFF)
-            _refuse(longer, f"a number too large for {self.type}")
+            refuse(longer, f"a number too large for {self.type}")
         validity = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
         made = pa.Array.from_buffers(self.type, len(at), [validity, pa.py_buffer(np.ascontiguousarray(raw))])
         try:
@@ -306,7 +278,7 @@ class BytesReader(ColumnReader):
         except pa.ArrowInvalid:
             limit = 10**self.type.precision
             numbers = [int.from_bytes(bytes(each), "little", signed=True) for each in raw]
-            _refuse(there & np.array([abs(each) >= limit for each in numbers]), f"a number too large for {self.type}")
+            refuse(there & np.array([abs(each) >= limit for each in numbers]), f"a number too large for {self.type}")
         return made
 
 
@@ -338,7 +310,7 @@ class EnumReader(ColumnReader):
 
     def _indices(self, data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
         numbers, after = read_numbers(data, at, ends)
-        _refuse((numbers < 0) | (numbers >= len(self._names)), f"a symbol that is not in 0 to {len(self._names) - 1}")
+        refuse((numbers < 0) | (numbers >= len(self._names)), f"a symbol that is not in 0 to {len(self._names) - 1}")
         return numbers, after
 
     def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
@@ -346,7 +318,7 @@ class EnumReader(ColumnReader):
         numbers, after = self._indices(data, at, ends)
         if self._missing.any() and (missing := self._missing[numbers]).any():
             names = sorted({self._names[each] for each in numbers[missing].tolist()})
-            _refuse(missing, f"the reader's enum has neither the symbol {', '.join(names)} nor a default")
+            refuse(missing, f"the reader's enum has neither the symbol {', '.join(names)} nor a default")
         return self._symbols.take(to_arrow(numbers)), after
 
     def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
@@ -475,7 +447,7 @@ class ArrayReader(ColumnReader):
             sized = np.flatnonzero(count < 0)
             if len(sized):
                 # The size of the block in bytes follows, for readers that skip it.
-                _refuse(count == _LONG[0], "a block with too many items")
+                refuse(count == _LONG[0], "a block with too many items")
                 count[sized] = -count[sized]
                 try:
                     _, after[sized] = read_numbers(data, after[sized], ends[rows][sized])
@@ -483,7 +455,7 @@ class ArrayReader(ColumnReader):
                     raise error.inside("", sized) from None
             smallest = self._items.smallest_bytes
             most = (ends[rows] - after) // smallest if smallest else np.int64(_MAX_EMPTY_ITEMS)
-            _refuse(count > most, "a block with more items than the value has bytes")
+            refuse(count > most, "a block with more items than the value has bytes")
         except InvalidRows as error:
             raise error.inside("", rows) from None
         return count, after
@@ -568,7 +540,7 @@ class UnionReader(ColumnReader):
 
     def _numbers(self, data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
         numbers, after = read_numbers(data, at, ends)
-        _refuse((numbers < 0) | (numbers >= len(self._branches)), "a union branch that the schema does not have")
+        refuse((numbers < 0) | (numbers >= len(self._branches)), "a union branch that the schema does not have")
         return numbers, after
 
     def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:

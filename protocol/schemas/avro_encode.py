@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from protocol.errors import ConfigurationError, UsageError
 from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.records.row_layout import varint_sizes
-from protocol.schemas.avro_columns import InvalidRows
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
+from protocol.schemas.decoding import InvalidRows
 
 _STORED = {"float": "<f4", "double": "<f8"}
 # Arrow types whose values a type can take without loss.

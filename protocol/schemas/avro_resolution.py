@@ -7,7 +7,6 @@ without an error, such as another scale of a decimal or another unit of a timest
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,6 @@ from protocol.schemas.avro_columns import (
     EnumReader,
     FieldStep,
     FixedWidthReader,
-    InvalidRows,
     MemberReader,
     NullReader,
     NumberReader,
@@ -30,6 +28,7 @@ from protocol.schemas.avro_columns import (
 )
 from protocol.schemas.avro_default import encode_default
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, arrow_type, widened_kind
+from protocol.schemas.decoding import InvalidValue, read_valid, refuse
 
 # The reader's types that may take the writer's values.
 _PROMOTIONS = {
@@ -190,36 +189,6 @@ def _from_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
     return UnionReader(arrow_type(reader), branches)
 
 
-# -- values -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class InvalidValue:
-    """A value that was not decoded.
-
-    Attributes
-    ----------
-    row : int
-        Its number in the column.
-    reason : str
-    path : str
-        The field; empty for the value itself.
-    schema_id : int or str or None
-        The id or GUID of the writer's schema.
-    """
-
-    row: int
-    reason: str
-    path: str = ""
-    schema_id: int | str | None = None
-
-    def __str__(self) -> str:
-        schema = "" if self.schema_id is None else f"schema id {self.schema_id}"
-        field = f"field {self.path}" if self.path else ""
-        where = ", ".join(filter(None, (schema, field)))
-        return f"{where}: {self.reason}" if where else self.reason
-
-
 class AvroDecoder:
     """Decodes columns of Avro values that were written with one schema.
 
@@ -241,29 +210,13 @@ class AvroDecoder:
             raise ConfigurationError(f"incompatible Avro schemas: {error}") from None
 
     def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
-        """Decode the values `data[at[i]:ends[i]]`, which ascend.
+        """Decode values, as `decoding.ValueDecoder`."""
+        return read_valid(self._read, data, at, ends)
 
-        Returns
-        -------
-        tuple
-            The column of the valid values, their numbers, and the invalid values. Each pass over the columns leaves
-            out the values that the pass before has found to be invalid.
-        """
-        rows = np.arange(len(at))
-        invalid: list[InvalidValue] = []
-        # A byte for values without bytes.
-        data = data if len(data) else np.zeros(1, np.uint8)
-        while True:
-            try:
-                column, after = self._reader.read(data, at[rows], ends[rows])
-                left = np.flatnonzero(after != ends[rows])
-                if len(left):
-                    raise InvalidRows(left, "bytes are left behind the value")
-                return column, rows, invalid
-            except InvalidRows as error:
-                wrong = np.unique(error.rows)
-                invalid += [InvalidValue(row, error.reason, error.path) for row in rows[wrong].tolist()]
-                rows = np.delete(rows, wrong)
+    def _read(self, data: Bytes, at: Positions, ends: Positions) -> pa.Array:
+        column, after = self._reader.read(data, at, ends)
+        refuse(after != ends, "bytes are left behind the value")
+        return column
 
 
 def select_fields(avro: AvroType, fields: Collection[str]) -> AvroType:

@@ -8,10 +8,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-from protocol.schemas.avro_resolution import AvroDecoder, select_fields
-from protocol.schemas.avro_schema import AvroType, parse_avro
+from protocol.schemas.formats import Format, column_type
 
-Format = Literal["binary", "string", "avro", "confluent-avro"]
 Part = Literal["key", "value"]
 
 
@@ -21,9 +19,10 @@ class ReaderSchema:
 
     Attributes
     ----------
-    format : {"binary", "string", "avro", "confluent-avro"}
+    format : str
+        One of `formats.FORMATS`.
     text : str
-        The schema; empty for the first two formats.
+        The schema; empty for formats without one.
     references : tuple of (str, str)
         Schemas that it uses, by name, each behind those that it uses itself.
     fields : tuple of str
@@ -41,14 +40,6 @@ class ReaderSchema:
     schema_id: int | None = None
 
     @cached_property
-    def avro(self) -> AvroType:
-        """The parsed schema with its fields. Raises `ConfigurationError`."""
-        parsed = parse_avro(self.text, dict(self.references))
-        return select_fields(parsed, self.fields) if self.fields else parsed
-
-    @property
     def type(self) -> pa.DataType:
         """The Arrow type of the column. Raises `ConfigurationError` if the schema is invalid."""
-        if self.format in ("binary", "string"):
-            return pa.binary() if self.format == "binary" else pa.string()
-        return AvroDecoder(self.avro, self.avro).type
+        return column_type(self.format, self)

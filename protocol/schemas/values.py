@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
-from protocol.records.arrow_numpy import take_rows, text_column, to_numpy, valid
+from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.avro_resolution import AvroDecoder, InvalidValue
-from protocol.schemas.avro_schema import parse_avro
-from protocol.schemas.reader_schema import Format, Part, ReaderSchema
+from protocol.schemas.decoding import InvalidValue, ValueDecoder
+from protocol.schemas.formats import FORMATS, Format, language_of
+from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
 
 # Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
@@ -31,7 +31,7 @@ _NOT_FOUND = 404
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
     """Return a registered schema as reader's schema. Raises `RegistryFailed` and `ConfigurationError`."""
-    if schema.kind != "AVRO":
+    if schema.kind != FORMATS[format].language:
         raise ConfigurationError(
             f"the subject {schema.subject} has a schema of the type {schema.kind}, which {format} cannot read"
         )
@@ -59,11 +59,11 @@ def choose_schema(
     ConfigurationError
         There is no schema, no registry, or the schema is invalid or has a type that no column can have.
     """
-    if format == "confluent-avro" and registry is None:
-        raise ConfigurationError("the format confluent-avro needs schema.registry.url")
-    if format == "avro" and text is None:
-        raise ConfigurationError("the format avro needs a schema")
-    if text is not None or format in ("binary", "string") or registry is None:
+    spec = FORMATS[format]
+    _require_registry(format, registry)
+    if spec.language is not None and not spec.registered and text is None:
+        raise ConfigurationError(f"the format {format} needs a schema")
+    if text is not None or not spec.registered or registry is None:
         schema = ReaderSchema(format, text or "", fields=fields)
     else:
         schema = replace(registered(format, registry, registry.version(subject, version)), fields=fields)
@@ -75,6 +75,11 @@ def choose_schema(
     return schema
 
 
+def _require_registry(format: Format, registry: SchemaRegistry | None) -> None:
+    if FORMATS[format].registered and registry is None:
+        raise ConfigurationError(f"the format {format} needs schema.registry.url")
+
+
 class ColumnDecoder:
     """Decodes columns of keys or values. Thread-safe.
 
@@ -82,19 +87,18 @@ class ColumnDecoder:
     ----------
     schema : ReaderSchema
     registry : SchemaRegistry, optional
-        For the format "confluent-avro".
+        For formats with the ids of schemas.
     part : {"key", "value"}
         Decides which header may have the schema's id.
     """
 
     def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None = None, part: Part = "value") -> None:
-        if schema.format == "confluent-avro" and registry is None:
-            raise ConfigurationError("the format confluent-avro needs schema.registry.url")
+        _require_registry(schema.format, registry)
         self.schema = schema
         self.type = schema.type
         self._registry = registry
         self._header = f"__{part}_schema_id"
-        self._decoders: dict[int | str, AvroDecoder | str] = {}
+        self._decoders: dict[int | bytes, ValueDecoder | str] = {}
         self._lock = threading.Lock()
 
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
@@ -126,26 +130,28 @@ class ColumnDecoder:
         ends = offsets.astype(np.int64)
         at, ends = ends[:-1], ends[1:]
         rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
-        if self.schema.format == "avro":
+        if not FORMATS[self.schema.format].registered:
             pieces = _Pieces(self.type, len(column))
             pieces.add(self._fixed, data, at, ends, rows)
             return pieces.column(), pieces.invalid
         return self._decode_framed(data, at, ends, rows, headers)
 
     @cached_property
-    def _fixed(self) -> AvroDecoder:
-        return AvroDecoder(self.schema.avro, self.schema.avro)
+    def _fixed(self) -> ValueDecoder:
+        return language_of(self.schema.format).decoder(self.schema)
 
     def _decode_framed(
         self, data: Bytes, at: Positions, ends: Positions, rows: Positions, headers: pa.Array | None
     ) -> tuple[pa.Array, list[InvalidValue]]:
         pieces = _Pieces(self.type, len(at))
         if headers is not None:
-            with_guid, guids = header_guids(headers, self._header)
+            with_guid, ids = header_ids(headers, self._header)
             known = np.isin(with_guid, rows)
-            for guid in np.unique(guids[known], axis=0):
-                same = with_guid[known & (guids == guid).all(axis=1)]
-                self._add(pieces, bytes(guid).hex(), data, at, ends, same)
+            which = to_numpy(ids.indices)
+            for number, each in enumerate(ids.dictionary.to_pylist()):
+                same = with_guid[known & (which == number)]
+                if len(same):
+                    self._add(pieces, each, data, at, ends, same)
             rows = np.setdiff1d(rows, with_guid)
         framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
         framed &= ends[rows] - at[rows] >= _ID_BYTES
@@ -164,27 +170,30 @@ class ColumnDecoder:
         return pieces.column(), pieces.invalid
 
     def _add(
-        self, pieces: _Pieces, key: int | str, data: Bytes, at: Positions, ends: Positions, rows: Positions
+        self, pieces: _Pieces, key: int | bytes, data: Bytes, at: Positions, ends: Positions, rows: Positions
     ) -> None:
         decoder = self._decoder(key)
+        schema_id = key if isinstance(key, int) else _guid(key)
         if isinstance(decoder, str):
-            pieces.refuse(rows, decoder, key)
+            pieces.refuse(rows, decoder, schema_id)
         else:
-            pieces.add(decoder, data, at, ends, rows, key)
+            pieces.add(decoder, data, at, ends, rows, schema_id)
 
-    def _decoder(self, key: int | str) -> AvroDecoder | str:
-        """Return the decoder of a writer's schema, or why there is none."""
+    def _decoder(self, key: int | bytes) -> ValueDecoder | str:
+        """Return the decoder of a writer's schema, or why there is none. `key`: an id, or the value of a header."""
         with self._lock:
             known = self._decoders.get(key)
             if known is not None:
                 return known
         assert self._registry is not None
         try:
-            schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid_text(key))
-            if schema.kind != "AVRO":
+            schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid(key))
+            if schema.kind != FORMATS[self.schema.format].language:
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}")
             references = {name: each.text for name, each in self._registry.references(schema).items()}
-            made: AvroDecoder | str = AvroDecoder(parse_avro(schema.text, references), self.schema.avro)
+            message = None if isinstance(key, int) else key[_GUID_BYTES:]
+            language = language_of(self.schema.format)
+            made: ValueDecoder | str = language.resolver(schema.text, references, self.schema, message)
         except RegistryFailed as error:
             if error.context.get("status") != _NOT_FOUND:
                 raise
@@ -222,7 +231,7 @@ class _Pieces:
 
     def add(
         self,
-        decoder: AvroDecoder,
+        decoder: ValueDecoder,
         data: Bytes,
         at: Positions,
         ends: Positions,
@@ -249,8 +258,8 @@ class _Pieces:
         return take_rows(whole, positions)
 
 
-def header_guids(headers: pa.Array, name: str) -> tuple[Positions, npt.NDArray[np.uint8]]:
-    """Return the rows whose headers have the GUID of a schema, and the 16 bytes of each.
+def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryArray]:
+    """Return the rows whose headers have the GUID of a schema, and these headers.
 
     Parameters
     ----------
@@ -258,26 +267,30 @@ def header_guids(headers: pa.Array, name: str) -> tuple[Positions, npt.NDArray[n
         list<struct<key: string, value: binary>>.
     name : str
         The header's key.
+
+    Returns
+    -------
+    rows : array of int
+    ids : pyarrow.DictionaryArray of binary
+        For each of these rows a byte 1, the 16 bytes of the GUID, and for Protobuf the number of the message.
     """
-    empty = np.empty(0, np.int64), np.empty((0, _GUID_BYTES - 1), np.uint8)
     first = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
     pairs = headers.values
     keys, values = pairs.field(0), pairs.field(1)
     key_at, key_ends, key_data = _bounds(keys)
     value_at, value_ends, value_data = _bounds(values)
     wanted = np.frombuffer(name.encode(), np.uint8)
-    right = (key_ends - key_at == len(wanted)) & (value_ends - value_at == _GUID_BYTES) & valid(values)
-    candidates = np.flatnonzero(right)
-    if not len(candidates):
-        return empty
-    candidates = candidates[(_gather(key_data, key_at[candidates], len(wanted)) == wanted).all(axis=1)]
-    raw = _gather(value_data, value_at[candidates], _GUID_BYTES)
-    candidates, raw = candidates[raw[:, 0] == _MAGIC_GUID], raw[raw[:, 0] == _MAGIC_GUID]
+    candidates = np.flatnonzero(
+        (key_ends - key_at == len(wanted)) & (value_ends - value_at >= _GUID_BYTES) & valid(values)
+    )
+    if len(candidates):
+        candidates = candidates[(_gather(key_data, key_at[candidates], len(wanted)) == wanted).all(axis=1)]
+        candidates = candidates[value_data.take(value_at[candidates]) == _MAGIC_GUID]
     rows = np.searchsorted(first, candidates, side="right") - 1
     inside = (rows >= 0) & (rows < len(headers))
     # The first one of a record counts.
     rows, which = np.unique(rows[inside], return_index=True)
-    return rows.astype(np.int64), raw[inside][which][:, 1:]
+    return rows.astype(np.int64), values.take(to_arrow(candidates[inside][which])).dictionary_encode()
 
 
 def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:
@@ -291,5 +304,6 @@ def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:
     return gathered
 
 
-def _guid_text(key: str) -> str:
+def _guid(header: bytes) -> str:
+    key = header[1:_GUID_BYTES].hex()
     return "-".join((key[:8], key[8:12], key[12:16], key[16:20], key[20:]))

@@ -15,6 +15,7 @@ from protocol.errors import ConfigurationError
 from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
 from protocol.property_kinds import BOOLEAN, Effect, Kind, Role, integer
+from protocol.schemas.formats import FORMATS
 from protocol.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
@@ -53,7 +54,7 @@ SINK_MEANINGS = {
 }
 
 _FORMATS = ("keyformat", "valueformat")
-_REGISTERED = ("confluent-avro",)
+_REGISTERED = tuple(name for name, spec in FORMATS.items() if spec.registered)
 REGISTRY_PREFIX = "schema.registry."
 _READER_VERSION = f"{REGISTRY_PREFIX}reader.version"
 _VERSION = Kind(

@@ -11,6 +11,7 @@ from typing import Any
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.property_kinds import shown
+from protocol.schemas.formats import FORMATS
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
@@ -40,23 +41,24 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
     schemas = {"key": options.key_schema, "value": options.value_schema}
     subjects = {"key": options.key_subject, "value": options.value_subject}
     for part, format in formats.items():
-        if format == "avro" and schemas[part] is None:
+        spec = FORMATS[format]
+        if spec.language is not None and not spec.registered and schemas[part] is None:
             raise ConfigurationError(
-                f"{part}Format is avro, but there is no {part}Schema; set it, or use confluent-avro if the {part}s "
-                "begin with the id of a schema in a registry.",
+                f"{part}Format is {format}, but there is no {part}Schema; set it, or use confluent-{format} if the "
+                f"{part}s begin with the id of a schema in a registry.",
                 name=f"{part}Schema",
             )
-        if format == "confluent-avro":
-            _check_registry(options, part, has_subject=bool(subjects[part] or schemas[part]))
+        if spec.registered:
+            _check_registry(options, part, format, has_subject=bool(subjects[part] or schemas[part]))
             if schemas[part] is not None and subjects[part] is not None:
                 warn_once(f"{part}Subject has no effect: {part}Schema is set")
         else:
             without = {f"{part}Subject": subjects[part] is not None}
-            if format in ("binary", "string"):
+            if spec.language is None:
                 without |= {f"{part}Schema": schemas[part] is not None, f"{part}Fields": f"{part}fields" in texts}
             for name in (name for name, given in without.items() if given):
                 warn_once(f"{name} has no effect: {part}Format is {format}")
-    from_registry = [part for part in formats if formats[part] == "confluent-avro" and schemas[part] is None]
+    from_registry = [part for part in formats if FORMATS[formats[part]].registered and schemas[part] is None]
     if "schema.registry.reader.version" in texts and not from_registry:
         warn_once("schema.registry.reader.version has no effect: no schema is taken from the registry")
     wanted = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
@@ -71,9 +73,9 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
         )
     if options.dead_letter_topic is not None and options.on_decode_error != "dead-letter":
         warn_once("deadLetterTopic has no effect: onDecodeError is not dead-letter")
-    if "ondecodeerror" in texts and not set(formats.values()) - {"binary", "string"}:
+    if "ondecodeerror" in texts and all(FORMATS[each].language is None for each in formats.values()):
         warn_once("onDecodeError has no effect: neither keyFormat nor valueFormat has a schema")
-    if "schemaidlocation" in texts and "confluent-avro" not in formats.values():
+    if "schemaidlocation" in texts and not any(FORMATS[each].registered for each in formats.values()):
         warn_once("schemaIdLocation has no effect: neither keyFormat nor valueFormat uses a registry")
 
 
@@ -81,19 +83,20 @@ def check_sink_formats(given: Mapping[str, Any]) -> None:
     """Check the formats of keys and values of a write. `given` holds the values of options by field."""
     for part in ("key", "value"):
         format, schema = given.get(f"{part}_format", "binary"), given.get(f"{part}_schema")
-        if format == "avro" and schema is None:
+        spec = FORMATS[format]
+        if spec.language is not None and not spec.registered and schema is None:
             raise ConfigurationError(
-                f"{part}Format is avro, but there is no {part}Schema; set it.", name=f"{part}Schema"
+                f"{part}Format is {format}, but there is no {part}Schema; set it.", name=f"{part}Schema"
             )
-        if format == "confluent-avro":
+        if spec.registered:
             if given.get("registry") is None:
                 raise ConfigurationError(
-                    f"{part}Format is confluent-avro, but there is no schema.registry.url; set it.",
+                    f"{part}Format is {format}, but there is no schema.registry.url; set it.",
                     name="schema.registry.url",
                 )
             if given.get(f"{part}_subject") is None and given.get("topic") is None:
                 raise ConfigurationError(
-                    f"{part}Format is confluent-avro, and rows have their own topics: set {part}Subject.",
+                    f"{part}Format is {format}, and rows have their own topics: set {part}Subject.",
                     name=f"{part}Subject",
                 )
         elif given.get(f"{part}_subject") is not None:
@@ -102,15 +105,15 @@ def check_sink_formats(given: Mapping[str, Any]) -> None:
             warn_once(f"{part}Schema has no effect: {part}Format is binary")
 
 
-def _check_registry(options: SourceOptions, part: str, *, has_subject: bool) -> None:
+def _check_registry(options: SourceOptions, part: str, format: str, *, has_subject: bool) -> None:
     if options.registry is None:
         raise ConfigurationError(
-            f"{part}Format is confluent-avro, but there is no schema.registry.url; set it.", name="schema.registry.url"
+            f"{part}Format is {format}, but there is no schema.registry.url; set it.", name="schema.registry.url"
         )
     topics = options.subscribe or tuple(options.assign or ())
     if len(topics) != 1 and not has_subject:
         raise ConfigurationError(
-            f"{part}Format is confluent-avro, and the query reads {len(topics) or 'any number of'} topics: set "
+            f"{part}Format is {format}, and the query reads {len(topics) or 'any number of'} topics: set "
             f"{part}Subject, the subject with the schema that all {part}s are resolved to.",
             name=f"{part}Subject",
         )

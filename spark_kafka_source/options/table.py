@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
 from protocol.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
+from protocol.schemas.formats import FORMATS, WRITTEN
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.partitions import ByPartition, checked_topic
 from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_bytes, timestamp_ms
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
 
 if TYPE_CHECKING:
-    from protocol.schemas.reader_schema import Format, Part, ReaderSchema
+    from protocol.schemas.formats import Format
+    from protocol.schemas.reader_schema import Part, ReaderSchema
     from protocol.schemas.registry_config import RegistryConfig
 
 ReaderVersion = Literal["latest", "pinned"] | int
@@ -92,8 +94,8 @@ _TIMESTAMPS = Kind(
 _DURATION = Kind("a number with the unit us, ms, s, m, min, h or d; without a unit, milliseconds", duration_ms)
 _BYTES = Kind("a number with b, k, m, g or t (powers of 1024); without a unit, bytes; at least 1", size_bytes)
 _SCHEMA = Kind("a schema in JSON, or file:PATH of one", selection.schema_text)
-_FORMAT = one_of("binary", "string", "avro", "confluent-avro")
-_WRITE_FORMAT = one_of("binary", "avro", "confluent-avro")
+_FORMAT = one_of(*FORMATS)
+_WRITE_FORMAT = one_of(*WRITTEN)
 _FIELDS = Kind("field names, separated by commas", selection.fields)
 _DELIVERY = one_of("at-least-once", "exactly-once", "none")
 _PREFIX = Kind("at most 200 letters, digits, `.`, `_` and `-`", id_prefix)
@@ -454,10 +456,8 @@ class SinkOptions:
         "acknowledgements (acks=0), records can get lost",
         default_text="at-least-once; with `kafka.acks` 0: none",
     )
-    key_format: Literal["binary", "avro", "confluent-avro"] = option(
-        "keyFormat", Use.WRITE, _WRITE_FORMAT, "as `valueFormat`, for keys", default="binary"
-    )
-    value_format: Literal["binary", "avro", "confluent-avro"] = option(
+    key_format: Format = option("keyFormat", Use.WRITE, _WRITE_FORMAT, "as `valueFormat`, for keys", default="binary")
+    value_format: Format = option(
         "valueFormat",
         Use.WRITE,
         _WRITE_FORMAT,

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
+from protocol.schemas.formats import FORMATS
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
@@ -79,13 +80,14 @@ def _arrow_type(schema: StructType, part: str) -> pa.DataType:
 def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa.DataType) -> WriterSchema:
     is_key = part == "key"
     text = options.key_schema if is_key else options.value_schema
-    if (options.key_format if is_key else options.value_format) == "avro" or options.registry is None:
+    spec = FORMATS[options.key_format if is_key else options.value_format]
+    if not spec.registered or options.registry is None:
         return WriterSchema(part, text or "")
     subject = (options.key_subject if is_key else options.value_subject) or f"{options.topic}-{part}"
     registry = PROCESS.registry(options.registry)
     found = _registered(registry, options, subject, text, kind)
-    if found.kind != "AVRO":
-        raise ConfigurationError(f"the subject {subject} has a schema of the type {found.kind}, not AVRO")
+    if found.kind != spec.language:
+        raise ConfigurationError(f"the subject {subject} has a schema of the type {found.kind}, not {spec.language}")
     assert found.schema_id is not None
     references = tuple((name, each.text) for name, each in registry.references(found).items())
     return WriterSchema(part, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"))

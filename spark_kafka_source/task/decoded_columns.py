@@ -22,7 +22,7 @@ from spark_kafka_source.process_state import PROCESS
 
 if TYPE_CHECKING:
     from protocol.producer.producer import Producer
-    from protocol.schemas.avro_resolution import InvalidValue
+    from protocol.schemas.decoding import InvalidValue
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,132 @@
+"""Decoders of values: their interface, and how invalid values are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.records.varints import Bytes, Positions
+
+
+class InvalidRows(Exception):
+    """Records that the schema cannot have written.
+
+    Attributes
+    ----------
+    rows : array of int
+        Their numbers among the cursors that were read.
+    reason : str
+    path : str
+        The field, such as `customer.address[].city`.
+    """
+
+    def __init__(self, rows: Positions, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.rows = rows
+        self.reason = reason
+        self.path = path
+
+    def inside(self, name: str, rows: Positions | None = None) -> InvalidRows:
+        """Return the error as seen from the enclosing type, whose numbers of the read rows are `rows`."""
+        path = f"{name}{'.' if name and self.path and self.path[0] != '[' else ''}{self.path}"
+        return InvalidRows(self.rows if rows is None else rows[self.rows], self.reason, path)
+
+
+def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:
+    """Raise `InvalidRows` with these rows, if there are any."""
+    if wrong.any():
+        raise InvalidRows(np.flatnonzero(wrong), reason)
+
+
+@dataclass(frozen=True)
+class InvalidValue:
+    """A value that was not decoded.
+
+    Attributes
+    ----------
+    row : int
+        Its number in the column.
+    reason : str
+    path : str
+        The field; empty for the value itself.
+    schema_id : int or str or None
+        The id or GUID of the writer's schema.
+    """
+
+    row: int
+    reason: str
+    path: str = ""
+    schema_id: int | str | None = None
+
+    def __str__(self) -> str:
+        schema = "" if self.schema_id is None else f"schema id {self.schema_id}"
+        field = f"field {self.path}" if self.path else ""
+        where = ", ".join(filter(None, (schema, field)))
+        return f"{where}: {self.reason}" if where else self.reason
+
+
+class SchemaText(Protocol):
+    """A schema as it is written, with what it uses; see `reader_schema.ReaderSchema`."""
+
+    @property
+    def text(self) -> str:
+        """The schema."""
+
+    @property
+    def references(self) -> tuple[tuple[str, str], ...]:
+        """Schemas that it uses, by name."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a record to decode; empty: all."""
+
+
+class ValueDecoder(Protocol):
+    """Decodes values that were written with one schema.
+
+    Attributes
+    ----------
+    type : pyarrow.DataType
+        The type of the columns.
+    """
+
+    type: pa.DataType
+
+    def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
+        """Decode the values `data[at[i]:ends[i]]`, which ascend.
+
+        Returns
+        -------
+        tuple
+            The column of the valid values, their numbers, and the invalid values.
+        """
+
+
+def read_valid(
+    read: Callable[[Bytes, Positions, Positions], pa.Array], data: Bytes, at: Positions, ends: Positions
+) -> tuple[pa.Array, Positions, list[InvalidValue]]:
+    """Read values until all are valid: each pass leaves out those that the pass before has found to be invalid.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the column of the values `data[at[i]:ends[i]]`, or raises `InvalidRows`.
+    data, at, ends
+        As those of `ValueDecoder.decode`, which this returns for.
+    """
+    rows = np.arange(len(at))
+    invalid: list[InvalidValue] = []
+    # A byte for values without bytes.
+    data = data if len(data) else np.zeros(1, np.uint8)
+    while True:
+        try:
+            return read(data, at[rows], ends[rows]), rows, invalid
+        except InvalidRows as error:
+            wrong = np.unique(error.rows)
+            invalid += [InvalidValue(row, error.reason, error.path) for row in rows[wrong].tolist()]
+            rows = np.delete(rows, wrong)

@@ -1,0 +1,84 @@
+"""The formats of keys and values, and the language of each one's schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from protocol.schemas.decoding import SchemaText, ValueDecoder
+
+Format = Literal["binary", "string", "avro", "confluent-avro"]
+
+
+@dataclass(frozen=True)
+class FormatSpec:
+    """A format.
+
+    Attributes
+    ----------
+    language : str or None
+        The type of its schemas, as a registry names it; None: it has no schema.
+    registered : bool
+        Whether each value has the id of its schema in a registry. Otherwise all values have one schema.
+    """
+
+    language: str | None = None
+    registered: bool = False
+
+
+FORMATS: Mapping[str, FormatSpec] = {
+    "binary": FormatSpec(),
+    "string": FormatSpec(),
+    "avro": FormatSpec("AVRO"),
+    "confluent-avro": FormatSpec("AVRO", registered=True),
+}
+# Those that a sink writes.
+WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.language is not None or name == "binary")
+
+
+class Language(Protocol):
+    """A language of schemas: makes decoders."""
+
+    def decoder(self, reader: SchemaText) -> ValueDecoder:
+        """Return what decodes values that were written with the reader's schema. Raises `ConfigurationError`."""
+
+    def resolver(
+        self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
+    ) -> ValueDecoder:
+        """Return what decodes values of a registered schema to the reader's.
+
+        Parameters
+        ----------
+        text, references
+            The writer's schema, and the schemas that it uses.
+        reader : SchemaText
+        message : bytes or None
+            What follows the schema's GUID in a header; None: the schema's id is in the values, and what follows it,
+            too.
+
+        Raises
+        ------
+        ConfigurationError
+            The writer's schema is invalid, or the reader's cannot read it.
+        """
+
+
+def language_of(format: str) -> Language:
+    """Return the language of a format that has one."""
+    from protocol.schemas.avro_language import AvroLanguage
+
+    languages: dict[str | None, Language] = {"AVRO": AvroLanguage()}
+    return languages[FORMATS[format].language]
+
+
+def column_type(format: str, reader: SchemaText) -> pa.DataType:
+    """Return the Arrow type of a column. Raises `ConfigurationError` if the schema is invalid."""
+    import pyarrow as pa
+
+    if FORMATS[format].language is None:
+        return pa.string() if format == "string" else pa.binary()
+    return language_of(format).decoder(reader).type
