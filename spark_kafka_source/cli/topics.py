@@ -9,15 +9,18 @@ import click
 
 from protocol.admin.admin import Admin
 from protocol.admin.configs import AlterConfigOp, AlterConfigOpType, ConfigEntry, ConfigSource, topic_resource
-from protocol.admin.topics import NewTopic, TopicDescription, create_topic
-from protocol.errors import AdminFailed
+from protocol.admin.topics import NewPartitions, NewTopic, TopicDescription
+from protocol.broker_errors import ErrorCode
+from protocol.errors import AdminFailed, BrokerError
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
-from spark_kafka_source.cli.values import TIME, TOPIC_PARTITIONS
+from spark_kafka_source.cli.values import REPLICA_ASSIGNMENT, TIME, TOPIC_PARTITIONS
 
 _CONFIG: dict[str, Any] = {"metavar": "NAME=VALUE", "multiple": True, "callback": pairs}
+_REPLICA_ASSIGNMENT: dict[str, Any] = {"metavar": "BROKER:BROKER,...", "type": REPLICA_ASSIGNMENT}
+_validate_only = click.option("--validate-only", is_flag=True, help="Let the brokers check it; change nothing.")
 
 
 @click.group()
@@ -114,14 +117,24 @@ def _ids(ids: Iterable[int]) -> str:
     type=click.IntRange(1, 2**15 - 1),
     help="[default: default.replication.factor of the brokers]",
 )
+@click.option(
+    "--replica-assignment",
+    help="Brokers of each partition, the preferred leader first, in place of the two numbers.",
+    **_REPLICA_ASSIGNMENT,
+)
 @click.option("--config", "configs", help="A topic setting; repeatable.", **_CONFIG)
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
+@_validate_only
 @asks_brokers
 def create(
     cluster: Cluster,
     name: str,
     partitions: int | None,
     replication_factor: int | None,
+    replica_assignment: list[list[int]] | None,
     configs: Mapping[str, str],
+    if_not_exists: bool,
+    validate_only: bool,
 ) -> None:
     """Create a topic and wait until every partition has a leader.
 
@@ -130,20 +143,43 @@ def create(
       pykafka topics create orders --partitions 6 --bootstrap-server broker-1:9092
       pykafka topics create payments --config cleanup.policy=compact --config segment.ms=3600000
     """
-    create_topic(cluster.client, NewTopic(name, partitions or -1, replication_factor or -1, configs), cluster.deadline)
-    click.echo(f"created {name}")
+    if replica_assignment is not None and (partitions, replication_factor) != (None, None):
+        raise click.UsageError("Give either --replica-assignment, or --partitions and --replication-factor.")
+    assignment = None if replica_assignment is None else dict(enumerate(replica_assignment))
+    topic = NewTopic(name, partitions or -1, replication_factor or -1, configs, assignment)
+    try:
+        Admin(cluster.client).create_topics([topic], validate_only=validate_only, timeout_ms=cluster.left_ms)
+    except AdminFailed as failed:
+        error = failed.errors[name]
+        if if_not_exists and isinstance(error, BrokerError) and error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
+            click.echo(f"{name} exists")
+            return
+        raise error from None
+    click.echo(f"{'valid:' if validate_only else 'created'} {name}")
 
 
 @topics.command()
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @click.option("--partitions", type=click.IntRange(1, 2**31 - 1), help="The new number of partitions; never fewer.")
+@click.option(
+    "--replica-assignment",
+    help="Brokers of all partitions, as in `create`; those that exist keep their brokers.",
+    **_REPLICA_ASSIGNMENT,
+)
 @click.option("--config", "configs", help="Set a topic setting; repeatable.", **_CONFIG)
 @click.option(
     "--delete-config", "deleted", metavar="NAME", multiple=True, help="Return a setting to its default; repeatable."
 )
+@_validate_only
 @asks_brokers
 def alter(
-    cluster: Cluster, name: str, partitions: int | None, configs: Mapping[str, str], deleted: tuple[str, ...]
+    cluster: Cluster,
+    name: str,
+    partitions: int | None,
+    replica_assignment: list[list[int]] | None,
+    configs: Mapping[str, str],
+    deleted: tuple[str, ...],
+    validate_only: bool,
 ) -> None:
     """Add partitions to a topic, or change its settings.
 
@@ -156,14 +192,22 @@ def alter(
     """
     if partitions is None and not configs and not deleted:
         raise click.UsageError("Give --partitions, --config or --delete-config.")
+    if replica_assignment is not None and partitions != len(replica_assignment):
+        raise click.UsageError("--replica-assignment needs --partitions with the same number of partitions.")
     admin = Admin(cluster.client)
     changes = [AlterConfigOp(setting, value) for setting, value in configs.items()]
     changes += [AlterConfigOp(setting, None, AlterConfigOpType.DELETE) for setting in deleted]
     if partitions is not None:
-        admin.create_partitions({name: partitions}, timeout_ms=cluster.left_ms)
+        added: int | NewPartitions = partitions
+        if replica_assignment is not None:
+            existing = admin.describe_topics([name], timeout_ms=cluster.left_ms)[name].partitions
+            added = NewPartitions(partitions, replica_assignment[len(existing) :])
+        admin.create_partitions({name: added}, validate_only=validate_only, timeout_ms=cluster.left_ms)
     if changes:
-        admin.incremental_alter_configs({topic_resource(name): changes}, timeout_ms=cluster.left_ms)
-    click.echo(f"altered {name}")
+        admin.incremental_alter_configs(
+            {topic_resource(name): changes}, validate_only=validate_only, timeout_ms=cluster.left_ms
+        )
+    click.echo(f"{'valid:' if validate_only else 'altered'} {name}")
 
 
 @topics.command()

@@ -26,6 +26,16 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
+def parse_replica_assignment(text: str) -> list[list[int]]:
+    """Parse the brokers of each partition as kafka-topics.sh does: `1:2,2:3` are two partitions with two replicas."""
+    partitions = [[int(broker) for broker in partition.split(":")] for partition in text.split(",")]
+    if any(len(set(brokers)) < len(brokers) for brokers in partitions):
+        raise ValueError("a partition names a broker twice")
+    return partitions
+
+
+REPLICA_ASSIGNMENT = Parsed("replica assignment", parse_replica_assignment)
+
 _ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE)
 _ISO_UNITS_MS = (86_400_000, 3_600_000, 60_000, 1_000)
 

@@ -14,6 +14,7 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.documents import commands
+from tests.support.wait_for_brokers import wait_until_known
 
 
 @pytest.fixture
@@ -111,3 +112,32 @@ def test_topic_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: To
     assert {example[0] for example in tried} == {"alter", "analyze", "delete", "describe", "list", "trim"}
     for example in sorted(tried, key=lambda words: words[0] == "delete"):
         run(*(word.replace("orders", name) for word in example))
+
+
+def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = f"{topic()}-assigned"
+    ids = sorted(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).brokers)
+
+    def run(*arguments: str) -> str:
+        environment = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+        result = CliRunner().invoke(pykafka, ["topics", *arguments], env=environment)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def replicas() -> list[list[int]]:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        partitions = admin.list_topics(name, timeout=10).topics[name].partitions
+        return [partitions[number].replicas for number in sorted(partitions)]
+
+    first, second, third = [ids[1], ids[0]], [ids[2], ids[1]], [ids[0], ids[2]]
+    two, three = (",".join(f"{a}:{b}" for a, b in each) for each in ([first, second], [first, second, third]))
+    assert run("create", name, "--replica-assignment", two, "--validate-only") == f"valid: {name}\n"
+    assert run("create", name, "--replica-assignment", two) == f"created {name}\n"
+    wait_until_known(kafka, name, 2)
+    assert replicas() == [first, second]
+    run("alter", name, "--partitions", "3", "--replica-assignment", three, "--validate-only")
+    assert replicas() == [first, second]
+    run("alter", name, "--partitions", "3", "--replica-assignment", three)
+    wait_until_known(kafka, name, 3)
+    assert replicas() == [first, second, third]
+    run("delete", name, "--yes")

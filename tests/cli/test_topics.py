@@ -40,6 +40,28 @@ def test_topics_create_with_counts_beyond_kafkas_integers_exits_with_usage_error
     assert (result.exit_code, "is not in the range" in result.output) == (2, True)
 
 
+def test_topics_create_if_not_exists_leaves_an_existing_topic_alone() -> None:
+    with FakeKafka() as kafka:
+        for said in ("created orders\n", "orders exists\n"):
+            result = run(kafka, "topics", "create", "orders", "--if-not-exists")
+            assert (result.exit_code, result.output) == (0, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["create", "t", "--partitions", "2", "--replica-assignment", "0:1"], "Give either --replica-assignment"),
+        (["create", "t", "--replica-assignment", "0:0"], "a partition names a broker twice"),
+        (["create", "t", "--replica-assignment", "0:x"], "0:x"),
+        (["alter", "t", "--partitions", "2", "--replica-assignment", "0"], "the same number of partitions"),
+    ],
+)
+def test_topics_with_invalid_replica_assignment_exits_with_usage_error(arguments: list[str], message: str) -> None:
+    with FakeKafka() as kafka:
+        result = run(kafka, "topics", *arguments)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
 def test_topic_commands_of_docs_create_topics() -> None:
     examples = [command.split()[1:] for command in sorted(commands()) if command.startswith("pykafka topics create")]
     assert len(examples) == 2
