@@ -15,8 +15,7 @@ class AvroLanguage:
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return what decodes values that were written with the reader's schema."""
-        parsed = _reader(reader)
-        return AvroDecoder(parsed, parsed)
+        return AvroDecoder(parse_avro(reader.text, dict(reader.references)), _reader(reader))
 
     def resolver(
         self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None

@@ -171,6 +171,12 @@ def test_selected_fields_are_decoded_alone(serialize: Serialize, registry: Schem
     assert decoded.to_pylist() == [{"id": 3, "paid": False}]
 
 
+def test_chosen_fields_of_a_fixed_schema_are_decoded() -> None:
+    schema = ReaderSchema("avro", json.dumps(THIRD), fields=("paid", "id"))
+    decoded, invalid = ColumnDecoder(schema).decode(column([b"\2\4no\16\1"]))
+    assert (decoded.to_pylist(), invalid) == ([{"paid": True, "id": 7}], [])
+
+
 def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
     server.register("address", json.dumps({"type": "record", "name": "Address",
                                            "fields": [{"name": "city", "type": "string"}]}))  # fmt: skip
