@@ -53,6 +53,11 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text.strip()) is not None
 
 
+def has_reference(text: str) -> bool:
+    """Return True if a part of the text is a reference."""
+    return _REFERENCE.search(text) is not None
+
+
 def resolve_references(text: str) -> str:
     """Replace the references in a text by their values. Raises `ConfigurationError` for a missing value."""
     return _REFERENCE.sub(_lookup, text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protocol.config_providers import is_reference
+from protocol.config_providers import has_reference, is_reference
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.property_kinds import (
@@ -179,3 +179,16 @@ def is_registry_secret(name: str, text: str) -> bool:
     """Return True if the property is a secret that is given as plain text."""
     row = _BY_NAME.get(name.lower().removeprefix(PREFIX))
     return row is not None and row.kind in (SECRET, _USER_INFO) and not is_reference(text)
+
+
+_PUBLIC = ("truststore_certificates", "keystore_certificate_chain")
+
+
+def plain_secrets(config: RegistryConfig) -> list[str]:
+    """Return the properties whose secrets are plain text, without a reference such as `${env:NAME}`."""
+    of_tls = {f"ssl_{name}": value for name, value in vars(config.tls).items() if name not in _PUBLIC}
+    return [
+        PREFIX + row.name
+        for row in REGISTRY_PROPERTIES
+        if isinstance(value := (vars(config) | of_tls).get(row.field), Secret) and not has_reference(value.reveal())
+    ]

@@ -40,11 +40,15 @@ def with_schemas(options: SourceOptions, declared: StructType | None = None) -> 
         A schema is invalid, or has types that no column can have.
     """
     versions = declared_versions(declared) if declared is not None else {}
-    schemas = tuple((part, _schema(options, part, versions.get(part))) for part in options.decoded)
+    schemas = tuple((part, reader_schema(options, part, versions.get(part))) for part in options.decoded)
     return replace(options, schemas=schemas)
 
 
-def _schema(options: SourceOptions, part: Part, declared: tuple[str, int] | None) -> ReaderSchema:
+def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] | None = None) -> ReaderSchema:
+    """Return the schema of keys or values. `declared`: the subject and version of `load()`.
+
+    Raises `RegistryFailed` and `ConfigurationError`.
+    """
     is_key = part == "key"
     format = options.key_format if is_key else options.value_format
     text = options.key_schema if is_key else options.value_schema

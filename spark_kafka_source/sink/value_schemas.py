@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
 from protocol.schemas.formats import FORMATS
@@ -61,23 +61,28 @@ def writer_schemas(options: SinkOptions, schema: StructType) -> tuple[WriterSche
     for part in options.encoded:
         if part not in schema.fieldNames():
             continue
-        kind = _arrow_type(schema, part)
-        made = _writer_schema(options, part, kind)
+        found.append(writer_schema(options, part, schema[part].dataType))
+    return tuple(found)
+
+
+def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: DataType | None) -> WriterSchema:
+    """Return the schema of encoded keys or values. Checks that it fits the column's type, if that is known.
+
+    Raises `RegistryFailed` and `ConfigurationError`.
+    """
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    kind = None if type is None else to_arrow_type(type, timezone="UTC")
+    made = _writer_schema(options, part, kind)
+    if kind is not None:
         try:
             _encoder(made, kind)
         except ConfigurationError as error:
             raise ConfigurationError(f"the column {part} cannot be written: {error}", name=f"{part}Schema") from None
-        found.append(made)
-    return tuple(found)
+    return made
 
 
-def _arrow_type(schema: StructType, part: str) -> pa.DataType:
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    return to_arrow_type(schema[part].dataType, timezone="UTC")
-
-
-def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa.DataType) -> WriterSchema:
+def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa.DataType | None) -> WriterSchema:
     is_key = part == "key"
     text = options.key_schema if is_key else options.value_schema
     spec = FORMATS[options.key_format if is_key else options.value_format]
@@ -94,7 +99,7 @@ def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa
 
 
 def _registered(
-    registry: SchemaRegistry, options: SinkOptions, subject: str, text: str | None, kind: pa.DataType
+    registry: SchemaRegistry, options: SinkOptions, subject: str, text: str | None, kind: pa.DataType | None
 ) -> RegisteredSchema:
     """Return the version of the subject to write with. Registers the schema first if options allow that."""
     from protocol.schemas.avro_schema import schema_of
@@ -109,6 +114,8 @@ def _registered(
                     "; to register the schema of the column, set schema.registry.auto.register.schemas=true"
                 )
             raise
+    if text is None and kind is None:
+        raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
     schema = RegisteredSchema(json.dumps(schema_of(kind)) if text is None else text)
     normalize = options.normalize_schemas
     if options.auto_register_schemas:

@@ -46,8 +46,10 @@ PYTHON = {
         "groups.md",
         "group.protocol",
     ): "tests/spark/driver/test_membership.py::test_example_of_docs_reads_as_group_member",
-    ("schemas.md", "readStream"): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
-    ("schemas.md", "writeStream"): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
+    ("schemas.md", "orders = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
+    ("schemas.md", "written = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
+    ("schemas.md", "from_registry("): "tests/spark/test_functions.py::"
+    "test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch",
     ("migrating.md", 'mode("append")'): HERE + "test_migrating_examples_write_batches_and_updates",
     ("migrating.md", "foreach_batch_writer("): HERE + "test_migrating_examples_write_batches_and_updates",
     (

@@ -249,10 +249,10 @@ def test_example_of_the_page_runs(
     given = f'"{topic}").option("startingOffsets", "earliest")'
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders")': given, "http://registry:8081": registry.url}
     found: dict[str, Any] = {"spark": spark}
-    exec(block("schemas.md", "readStream").with_names(names), found)
+    exec(block("schemas.md", "orders = (").with_names(names), found)
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"paid")': f'"{paid}")', "/checkpoints/paid": str(tmp_path),
              "http://registry:8081": registry.url, ".start()": ".trigger(availableNow=True).start()"}  # fmt: skip
-    exec(block("schemas.md", "writeStream").with_names(names), found)
+    exec(block("schemas.md", "written = (").with_names(names), found)
     found["written"].awaitTermination(120)
     again = read(spark, options(paid)).select("value.*").collect()
     assert [tuple(row) for row in again] == [(7, 0)]

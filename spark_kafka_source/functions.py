@@ -1,0 +1,269 @@
+"""`from_registry` and `to_registry`: decode and encode columns of any DataFrame, as the source and the sink do.
+
+Both are Arrow UDFs. Schemas are resolved on the driver, when the function is called; the UDF carries the schema and the
+registry's configuration to the executors, which fetch the schemas of writers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError, DecodeFailed, KafkaError
+from protocol.once import deferred_warnings, log_once
+from protocol.secret import hide_variables
+from spark_kafka_source.error_messages import with_remedies
+from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options
+from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.task.row_schema import HEADERS, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+    from protocol.schemas.reader_schema import Part, ReaderSchema
+    from protocol.schemas.registry_config import RegistryConfig
+    from spark_kafka_source.sink.value_schemas import WriterSchema
+
+log = logging.getLogger(__name__)
+
+_SERVERS = "kafka.bootstrap.servers"
+_TOPICS = ("subscribe", "subscribepattern", "assign")
+
+
+@hide_variables
+def from_registry(
+    column: Column | str,
+    options: Mapping[str, object],
+    *,
+    part: Part = "value",
+    headers: Column | str | None = None,
+) -> Column:
+    """Return a binary column decoded by its schema: a struct, for a record.
+
+    For records that another source has read, such as Spark's own connector. Needs PySpark 4.1.
+
+    Parameters
+    ----------
+    column : Column or str
+        A binary column; a string column is taken as its UTF-8 bytes.
+    options : mapping
+        Options of the source for its decoded columns: `valueFormat`, `valueSubject`, `valueSchema`, `valueFields`,
+        `onDecodeError` (fail or null), `schema.registry.*`. Those of `part` are used. Kafka's options are not needed,
+        and have no effect.
+    part : {"value", "key"}
+        The options of values or of keys.
+    headers : Column or str, optional
+        The headers of the records, array<struct<key: string, value: binary>>, if they may have the ids of schemas.
+
+    Raises
+    ------
+    ConfigurationError
+        An option is wrong, a secret is not a reference such as `${env:NAME}`, or the schema is invalid.
+    RegistryFailed
+        The registry does not have the subject or its version, refuses, or does not respond.
+
+    Notes
+    -----
+    The reader's schema is resolved once, by this call on the driver; it stays the type of the column.
+
+    Examples
+    --------
+    >>> options = {"valueFormat": "confluent-avro", "valueSubject": "orders-value",
+    ...            "schema.registry.url": "http://registry:8081"}  # doctest: +SKIP
+    >>> frame.select(from_registry("value", options).alias("value"))  # doctest: +SKIP
+    """
+    from pyspark.sql.types import StructType
+
+    from spark_kafka_source.driver.reader_schemas import reader_schema
+
+    arrow_udf = _arrow_udf("from_registry")
+    texts = _texts(options, part)
+    with deferred_warnings() as warnings:
+        parsed = parse_read_options(_for_source(texts, part))
+    _log(warnings)
+    if parsed.on_decode_error == "dead-letter":
+        raise ConfigurationError(
+            "onDecodeError is dead-letter, which from_registry does not support: it has one value, not the record. "
+            "Set fail or null.",
+            name="onDecodeError",
+        )
+    _refuse_plain_secrets(parsed.registry)
+    with with_remedies():
+        schema = reader_schema(parsed, part)
+    field = {"name": "f", "type": spark_type(schema.type), "nullable": True, "metadata": {}}
+    decode = _decoding(schema, parsed.registry, part, parsed.on_decode_error)
+    udf = arrow_udf(decode, StructType.fromJson({"fields": [field]})["f"].dataType)
+    decoded: Column = udf(column) if headers is None else udf(column, headers)
+    return decoded
+
+
+@hide_variables
+def to_registry(
+    column: Column | str,
+    options: Mapping[str, object],
+    *,
+    part: Part = "value",
+    type: DataType | None = None,
+) -> Column:
+    """Return a column encoded by a schema, as binary; null stays null.
+
+    For `foreachBatch`, and for sinks other than this one. Needs PySpark 4.1.
+
+    Parameters
+    ----------
+    column : Column or str
+        A column of a type that the schema takes.
+    options : mapping
+        Options of the sink for its encoded columns: `valueFormat`, `valueSubject` (or `topic`), `valueSchema`,
+        `schema.registry.*`. Those of `part` are used. Kafka's options are not needed, and have no effect.
+    part : {"value", "key"}
+        The options of values or of keys.
+    type : DataType, optional
+        The type of the column, `frame.schema["value"].dataType`. With it a column that the schema cannot take is
+        refused by this call, not by the first task; `schema.registry.auto.register.schemas` without `valueSchema`
+        needs it.
+
+    Raises
+    ------
+    ConfigurationError
+        An option is wrong, a secret is not a reference such as `${env:NAME}`, or the schema cannot take the type.
+    RegistryFailed
+        The registry does not have the subject or the schema, refuses a new one as incompatible, or does not respond.
+    """
+    from pyspark.sql.types import BinaryType
+
+    from spark_kafka_source.sink.value_schemas import writer_schema
+
+    arrow_udf = _arrow_udf("to_registry")
+    texts = _texts(options, part)
+    with deferred_warnings() as warnings:
+        parsed = parse_sink_options({_SERVERS: "unused:9092", **texts})
+    _log(warnings)
+    _refuse_plain_secrets(parsed.registry)
+    with with_remedies():
+        schema = writer_schema(parsed, part, type)
+    encoded: Column = arrow_udf(_encoding(schema), BinaryType())(column)
+    return encoded
+
+
+# -- options ----------------------------------------------------------------------------------------
+
+
+def _arrow_udf(name: str) -> Callable[..., Any]:
+    try:
+        from pyspark.sql.functions import arrow_udf
+    except ImportError:
+        raise ConfigurationError(
+            f"{name} needs PySpark 4.1 or later, which has arrow_udf. With PySpark 4.0 use the options of "
+            'format("pykafka-group"): valueFormat, schema.registry.url'
+        ) from None
+    return arrow_udf
+
+
+def _texts(options: Mapping[str, object], part: Part) -> dict[str, str]:
+    """Return the options as Spark passes them. The format of `part` is required; that of the other part is left out."""
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    other = "key" if part == "value" else "value"
+    texts = {name: text for name, text in texts.items() if name.lower() != f"{other}format"}
+    if f"{part}format" not in (name.lower() for name in texts):
+        raise ConfigurationError(
+            f"{part}Format is missing; set it, for example to confluent-avro.", name=f"{part}Format"
+        )
+    return texts
+
+
+def _for_source(texts: Mapping[str, str], part: Part) -> dict[str, str]:
+    """Return options that the source accepts: with brokers and topics, which are not used, and all columns."""
+    names = {name.lower() for name in texts}
+    given = {name: text for name, text in texts.items() if name.lower() not in ("columns", "includeheaders")}
+    if not names & set(_TOPICS):
+        if not names & {f"{part}subject", f"{part}schema"} and _format(texts, part).startswith("confluent-"):
+            raise ConfigurationError(
+                f"{part}Subject is missing: the subject with the schema that the column is decoded to; set it.",
+                name=f"{part}Subject",
+            )
+        given["subscribe"] = "unused"
+    return given if _SERVERS in names else {_SERVERS: "unused:9092", **given}
+
+
+def _format(texts: Mapping[str, str], part: Part) -> str:
+    """Return the format of keys or values."""
+    return next(text for name, text in texts.items() if name.lower() == f"{part}format").strip().lower()
+
+
+def _log(warnings: list[str]) -> None:
+    for each in warnings:
+        if "is shown by Spark" not in each:
+            log_once(each)
+
+
+def _refuse_plain_secrets(registry: RegistryConfig | None) -> None:
+    """Raise `ConfigurationError` for a secret that would be in the UDF, which Spark keeps in plans and sends around."""
+    if registry is None:
+        return
+    from protocol.schemas.registry_config import plain_secrets
+
+    if names := plain_secrets(registry):
+        raise ConfigurationError(
+            f"{names[0]} has its value as plain text, which would be a part of the function that Spark sends to "
+            "executors. Write a reference such as ${env:NAME}, which each executor resolves.",
+            name=names[0],
+        )
+
+
+# -- in the executors -------------------------------------------------------------------------------
+
+
+def _decoding(schema: ReaderSchema, registry: RegistryConfig | None, part: Part, on_error: str) -> Callable[..., Any]:
+    # Its name is that of the column in plans.
+    def from_registry(column, headers=None):  # type: ignore[no-untyped-def]
+        return decode_values(schema, registry, part, on_error, column, headers)
+
+    return from_registry
+
+
+def _encoding(schema: WriterSchema) -> Callable[..., Any]:
+    def to_registry(column):  # type: ignore[no-untyped-def]
+        return encode_values(schema, column)
+
+    return to_registry
+
+
+def decode_values(
+    schema: ReaderSchema,
+    registry: RegistryConfig | None,
+    part: Part,
+    on_error: str,
+    column: pa.Array,
+    headers: pa.Array | None,
+) -> pa.Array:
+    """Return a decoded column. Raises `DecodeFailed` for an invalid value, unless `on_error` is null."""
+    if not len(column):
+        return pa.nulls(0, schema.type)
+    column = column if column.type == pa.binary() else column.cast(pa.binary())
+    if headers is not None and headers.type != HEADERS:
+        headers = headers.cast(HEADERS)
+    decoded, invalid = PROCESS.decoder(schema, registry, part).decode(column, headers)
+    if invalid:
+        message = f"from_registry: a {part} does not decode: {min(invalid, key=lambda each: each.row)}"
+        if on_error == "fail":
+            raise DecodeFailed(f"{message}. To read on with null for such a {part}, set onDecodeError=null")
+        log.warning("%s (%d of %d values in this batch: null in the column)", message, len(invalid), len(column))
+    return decoded
+
+
+def encode_values(schema: WriterSchema, column: pa.Array) -> pa.Array:
+    """Return an encoded column. Raises `KafkaError` for a type or a value that the schema cannot take."""
+    from spark_kafka_source.sink.value_schemas import encode_column
+
+    if not len(column):
+        return pa.nulls(0, pa.binary())
+    try:
+        return encode_column(schema, column)
+    except KafkaError as error:
+        error.message = f"to_registry: {error.message}"
+        raise

@@ -1,0 +1,254 @@
+"""`from_registry` and `to_registry`: columns of other sources, compared with this source, fastavro and Confluent's."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source import from_registry, functions, to_registry
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.options.parsing import parse_read_options
+from tests.support.documents import block
+
+ORDER: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "lines", "type": {"type": "array", "items": "string"}},
+        {"name": "paid", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    ],
+}
+NOTE = {"name": "note", "type": ["null", "string"], "default": None}
+NEWER: dict[str, Any] = {**ORDER, "fields": [*ORDER["fields"], NOTE]}
+PAID_US = 1_700_000_000_000_001
+SUBJECT = "orders-value"
+
+
+def order(number: int, **more: Any) -> dict[str, Any]:
+    return {"id": number, "lines": ["a", f"b{number}"], "paid": PAID_US, **more}
+
+
+def avro(schema: Any, value: Any) -> bytes:
+    file = io.BytesIO()
+    fastavro.schemaless_writer(file, fastavro.parse_schema(schema), value)
+    return file.getvalue()
+
+
+def framed(schema_id: int, schema: Any, value: Any) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + avro(schema, value)
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as running:
+        running.register(SUBJECT, json.dumps(ORDER))
+        running.register(SUBJECT, json.dumps(NEWER))
+        yield running
+
+
+def options(registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
+    return {
+        "valueFormat": "confluent-avro",
+        "valueSubject": SUBJECT,
+        "schema.registry.url": registry.url,
+        **{name.replace("_", "."): text for name, text in more.items()},
+    }
+
+
+def frame(spark: SparkSession, *values: bytes | None) -> DataFrame:
+    return spark.createDataFrame(list(enumerate(values)), "n int, value binary").coalesce(1)
+
+
+def test_values_of_sparks_own_connector_decode_as_those_of_the_source(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
+) -> None:
+    topic = topic1(2)
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+    client = SchemaRegistryClient({"url": registry.url})
+    for number in range(4):
+        conf = {"schema.id.serializer": header_schema_id_serializer} if number == 3 else {}
+        serializer = AvroSerializer(client, json.dumps(NEWER if number % 2 else ORDER), conf=conf)
+        headers: list[Any] = []
+        value = serializer(order(number), SerializationContext(topic, MessageField.VALUE, headers))
+        producer.produce(topic, value, headers=headers)
+    producer.produce(topic, None)
+    assert producer.flush(30) == 0
+    given = options(registry, valueSubject=f"{topic}-value", schemaIdLocation="header")
+    kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": topic, "includeHeaders": "true"}
+    source = spark.read.format("pykafka-group").options(**kafka, **given).load().select("offset", "partition", "value")
+    other = spark.read.format("kafka").options(**kafka, startingOffsets="earliest").load()
+    column = from_registry("value", {**kafka, **given}, headers="headers").alias("value")
+    decoded = other.select("offset", "partition", column)
+    assert decoded.schema["value"].dataType == source.schema["value"].dataType
+    assert "note:string" in decoded.schema["value"].dataType.simpleString()
+    assert decoded.orderBy("partition", "offset").collect() == source.orderBy("partition", "offset").collect()
+    assert {row.value and row.value.id for row in decoded.collect()} == {0, 1, 2, 3, None}
+
+
+def test_values_decode_as_with_fastavro(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    values = [framed(1, ORDER, order(1)), None, framed(2, NEWER, order(2, note="x"))]
+    read = frame(spark, *values).withColumn("value", from_registry("value", options(registry))).orderBy("n")
+    theirs = [
+        value and fastavro.schemaless_reader(io.BytesIO(value[5:]), [ORDER, NEWER][value[4] - 1], NEWER)
+        for value in values
+    ]
+    found = [row.value and row.value.asDict() for row in read.collect()]
+    assert [each and each["paid"].timestamp() for each in found] == [
+        each and each["paid"].timestamp() for each in theirs
+    ]
+    assert [each and {**each, "paid": 0} for each in found] == [each and {**each, "paid": 0} for each in theirs]
+
+
+def test_fixed_schema_of_a_key_needs_no_registry_and_fields_are_pruned(spark: SparkSession) -> None:
+    given = {"keyFormat": "avro", "keySchema": json.dumps(ORDER), "keyFields": "id", "valueFormat": "confluent-avro"}
+    read = frame(spark, avro(ORDER, order(7))).select(from_registry("value", given, part="key").alias("key"))
+    assert read.schema["key"].dataType.simpleString() == "struct<id:bigint>"
+    assert read.collect()[0].key.id == 7
+
+
+def test_schema_is_fixed_at_the_call_although_a_newer_version_comes(
+    spark: SparkSession, registry: FakeSchemaRegistry
+) -> None:
+    column = from_registry("value", options(registry))
+    newest = {**NEWER, "fields": [*NEWER["fields"], {"name": "more", "type": "string", "default": ""}]}
+    registry.register(SUBJECT, json.dumps(newest))
+    read = frame(spark, framed(3, newest, order(1, note="x", more="y"))).select(column.alias("v")).select("v.*")
+    assert read.columns == ["id", "lines", "paid", "note"]
+    assert read.collect()[0].note == "x"
+
+
+def test_invalid_value_fails_the_task_with_reason_and_remedy(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    read = frame(spark, b"not framed").select(from_registry("value", options(registry)))
+    with pytest.raises(Exception, match="from_registry: a value does not decode: it does not begin") as failed:
+        read.collect()
+    assert "set onDecodeError=null" in str(failed.value)
+
+
+def test_invalid_value_is_null_beside_valid_ones(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    column = from_registry("value", options(registry, onDecodeError="null"))
+    read = frame(spark, b"not framed", framed(1, ORDER, order(1)), b"\0\0\0\0\x63").select("n", column.alias("v"))
+    assert [row.v and row.v.id for row in read.orderBy("n").collect()] == [None, 1, None]
+
+
+def test_written_values_are_read_by_confluents_deserializer(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    rows = frame(spark, framed(1, ORDER, order(1)), None)
+    read = rows.select("n", from_registry("value", options(registry)).alias("value"))
+    written = read.withColumn("value", to_registry("value", options(registry))).orderBy("n").collect()
+    deserializer = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    found = deserializer(bytes(written[0].value), SerializationContext("orders", MessageField.VALUE))
+    assert (found["id"], found["lines"], found["note"]) == (1, ["a", "b1"], None)
+    assert written[1].value is None
+
+
+def test_schema_of_a_column_with_a_given_type_is_registered(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    rows = spark.sql("SELECT struct(1L AS id, 'x' AS text) AS value")
+    given = options(registry, valueSubject="new", schema_registry_auto_register_schemas="true")
+    with pytest.raises(ConfigurationError, match="a column of unknown type cannot be registered; give its type"):
+        to_registry("value", given)
+    written = rows.select(to_registry("value", given, type=rows.schema["value"].dataType).alias("value"))
+    again = written.select(from_registry("value", options(registry, valueSubject="new")).alias("value"))
+    assert again.collect() == rows.collect()
+
+
+def test_column_that_the_schema_cannot_take_is_refused(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    rows = spark.sql("SELECT struct('x' AS id) AS value")
+    with pytest.raises(ConfigurationError, match=r"the column value cannot be written: .*id"):
+        to_registry("value", options(registry), type=rows.schema["value"].dataType)
+    with pytest.raises(Exception, match=r"to_registry: .*id"):
+        rows.select(to_registry("value", options(registry))).collect()
+
+
+def test_secret_behind_a_reference_is_in_neither_plan_nor_function(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "user").write_text("alice:hunter2")
+    user = f"${{dir:{tmp_path}:user}}"
+    with FakeSchemaRegistry(user_info="alice:hunter2") as registry:
+        registry.register(SUBJECT, json.dumps(ORDER))
+        given = options(registry, schema_registry_basic_auth_user_info=user)
+        read = frame(spark, framed(1, ORDER, order(1))).select(from_registry("value", given).alias("v"))
+        again = read.select(to_registry("v", given).alias("value"))
+        assert bytes(again.collect()[0].value) == framed(1, ORDER, order(1))
+        again.explain(True)
+        assert "hunter2" not in capsys.readouterr().out
+        parsed = parse_read_options({"kafka.bootstrap.servers": "unused:1", "subscribe": "unused", **given}).registry
+        assert parsed is not None
+        pickled = cloudpickle.dumps(functions._decoding(None, parsed, "value", "fail"))  # type: ignore[arg-type]
+        assert user.encode() in pickled
+        assert b"hunter2" not in pickled
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"schema_registry_basic_auth_user_info": "alice:hunter2"}, r"user\.info has its value as plain text"),
+        ({"schema_registry_ssl_key_password": "hunter2"}, r"ssl\.key\.password has its value as plain text"),
+        ({"onDecodeError": "dead-letter", "deadLetterTopic": "d"}, "from_registry does not support"),
+        ({"onDecodeErrors": "null", "valueFormat": "avr"}, "valueFormat is 'avr'"),
+    ],
+)
+def test_wrong_option_is_refused_at_the_call(
+    spark: SparkSession, registry: FakeSchemaRegistry, more: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        from_registry("value", options(registry, **more))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_missing_option_or_subject_is_named(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    url = {"schema.registry.url": registry.url}
+    with pytest.raises(ConfigurationError, match="valueFormat is missing"):
+        from_registry("value", url)
+    for call in (from_registry, to_registry):
+        with pytest.raises(ConfigurationError, match=r"set .*valueSubject|valueSubject is missing"):
+            call("value", {**url, "valueFormat": "confluent-avro"})
+        with pytest.raises(RegistryFailed, match="subject other"):
+            call("value", options(registry, valueSubject="other"))
+
+
+def test_old_pyspark_is_refused_with_the_alternative(
+    spark: SparkSession, registry: FakeSchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("pyspark.sql.functions.arrow_udf")
+    with pytest.raises(ConfigurationError, match=r"from_registry needs PySpark 4\.1"):
+        from_registry("value", options(registry))
+
+
+def test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, tmp_path: Path
+) -> None:
+    orders, totals = topic1(), topic1()
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+    for number in (1, 2, 2):
+        producer.produce(orders, framed(1, ORDER, order(number)))
+    assert producer.flush(30) == 0
+    names = {
+        "broker-1:9092": kafka1.bootstrap_servers,
+        '"orders")': f'"{orders}").option("startingOffsets", "earliest")',
+        '"totals"': f'"{totals}"',
+        "http://registry:8081": registry.url,
+        "/checkpoints/totals": str(tmp_path),
+        ".start()": ".trigger(availableNow=True).start()",
+    }
+    found: dict[str, Any] = {"spark": spark}
+    exec(block("schemas.md", "from_registry(").with_names(names), found)
+    found["query"].awaitTermination(120)
+    given = options(registry, valueSubject=f"{totals}-value")
+    kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": totals}
+    read = spark.read.format("pykafka-group").options(**kafka, **given).load().select("value.*")
+    assert sorted(tuple(row) for row in read.collect()) == [(1, 1), (2, 2)]
