@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
 CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
 
-.PHONY: help setup demo test test-fast test-on-fake class-archive lint format bench soak matrix kafka clean clean-downloads
+.PHONY: help setup demo test test-fast test-on-fake class-archive lint format bench soak matrix dist kafka clean clean-downloads
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -72,6 +72,11 @@ matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 
 			tests/spark/driver/test_killed_member.py tests/spark/driver/test_lost_coordinator.py \
 			tests/spark/test_storm.py || exit 1; \
 	done
+
+dist: setup ## wheel and source distribution in dist/, checked as the package index does
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m twine check --strict dist/*
 
 kafka: setup ## three local brokers, until Ctrl-C
 	$(BIN)/python -m spark_kafka_source.local_kafka --brokers 3

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from protocol.producer.producer import Producer
     from protocol.producer.transactional_producer import TransactionalProducer
     from protocol.tables import read, write
+    from protocol.version import __version__ as __version__
 
 _MODULES = {
+    "__version__": "protocol.version",
     "Admin": "protocol.admin.admin",
     "Processor": "protocol.processing.processor",
     "Producer": "protocol.producer.producer",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from protocol.lazy_names import attach
 
 if TYPE_CHECKING:
+    from protocol.version import __version__ as __version__
     from spark_kafka_source.functions import from_registry, to_registry
     from spark_kafka_source.lag import LagListener, lag_of_group, lag_of_query
     from spark_kafka_source.local_kafka import LocalKafka
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from spark_kafka_source.source import register
 
 _MODULES = {
+    "__version__": "protocol.version",
     "LagListener": "spark_kafka_source.lag",
     "LocalKafka": "spark_kafka_source.local_kafka",
     "foreach_batch_writer": "spark_kafka_source.sink",

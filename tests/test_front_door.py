@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 import protocol
 import protocol.admin
@@ -15,6 +16,7 @@ import protocol.metrics
 import protocol.testing
 import spark_kafka_source
 import spark_kafka_source.sink
+from spark_kafka_source.cli.pykafka import pykafka
 from tests.support.documents import ROOT, blocks
 
 PUBLIC = {
@@ -46,6 +48,12 @@ def test_import_of_package_loads_no_other_module() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "['protocol.admin', 'protocol.lazy_names', 'protocol.metrics', 'protocol.testing']\n"
+
+
+def test_version_is_the_same_in_both_packages_and_the_command() -> None:
+    assert protocol.__version__ == spark_kafka_source.__version__
+    shown = CliRunner().invoke(pykafka, ["--version"], prog_name="pykafka").output
+    assert shown == f"pykafka, version {protocol.__version__}\n"
 
 
 def test_old_name_of_foreach_batch_writer_warns() -> None:

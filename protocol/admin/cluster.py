@@ -12,6 +12,7 @@ from enum import IntEnum
 from protocol.admin.resources import Operations, Row, ask_each
 from protocol.cluster.metadata import Broker
 from protocol.errors import UnsupportedVersion
+from protocol.version import CLIENT_SOFTWARE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m55_describe_quorum import DESCRIBE_QUORUM
 from protocol.wire.messages.m57_update_features import UPDATE_FEATURES
@@ -138,8 +139,7 @@ class ClusterOperations(Operations):
         """
         deadline = self._deadline(timeout_ms)
         to = self._client.controller(deadline) if node_id is None else self._brokers([node_id], deadline)[0]
-        software = {"client_software_name": "spark-kafka-source", "client_software_version": "0"}
-        reply = self._ask(API_VERSIONS, software, deadline, to=to, at_least=3)
+        reply = self._ask(API_VERSIONS, CLIENT_SOFTWARE, deadline, to=to, at_least=3)
         finalized = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
         return {
             row["name"]: FeatureDescription(

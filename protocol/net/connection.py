@@ -22,6 +22,7 @@ from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, 
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream
 from protocol.secret import hide_variables
+from protocol.version import CLIENT_SOFTWARE
 from protocol.wire import frame
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.schema import Api, choose_version
@@ -190,8 +191,7 @@ class Connection:
         A broker without this version of ApiVersions replies with version 0. Raises as `Authenticator.authenticate`.
         """
         version = API_VERSIONS.last
-        body = {"client_software_name": "spark-kafka-source", "client_software_version": "0.1"}
-        reply = self.send(API_VERSIONS, version, body, deadline).result(deadline)
+        reply = self.send(API_VERSIONS, version, CLIENT_SOFTWARE, deadline).result(deadline)
         if reply["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
             reply = self.send(API_VERSIONS, 0, {}, deadline).result(deadline)
         if reply["error_code"]:

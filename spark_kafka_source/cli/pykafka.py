@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from protocol.version import __version__
 from spark_kafka_source.cli.lazy_group import LazyGroup
 
 # The summaries are the first sentences of the commands' docstrings.
@@ -58,7 +59,7 @@ _COMMANDS = {
     lazy={name: (f"{__package__}.{place}", summary) for name, (place, summary) in _COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-@click.version_option(package_name="spark-kafka-source")
+@click.version_option(__version__)
 def pykafka() -> None:
     """Administer Kafka from a shell.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from protocol.net.reachability import Reachability
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.listener import kept_port
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.version import __version__
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
@@ -70,6 +72,15 @@ def test_pipelined_replies_match_their_requests_in_any_order_of_waiting(kafka: F
     replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(20)]
     answers = {i: replies[i].result(after(5000))["cluster_id"] for i in reversed(range(20))}
     assert answers == {i: f"c{i}" for i in range(20)}
+
+
+def test_broker_is_told_the_name_and_version_of_this_package(kafka: FakeKafka) -> None:
+    connect(kafka)
+    ((api, _, body),) = kafka.requests
+    assert api == "ApiVersions"
+    assert (body["client_software_name"], body["client_software_version"]) == ("spark-kafka-source", __version__)
+    # KIP-511: brokers refuse other characters.
+    assert re.fullmatch(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", __version__)
 
 
 def test_threads_share_one_connection(kafka: FakeKafka) -> None:
