@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from protocol.tables import read, write
     from protocol.version import __version__ as __version__
 
+# Tells this package from others of the same name.
+DISTRIBUTION = "spark-kafka-source"
+
 _MODULES = {
     "__version__": "protocol.version",
     "Admin": "protocol.admin.admin",

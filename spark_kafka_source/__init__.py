@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.lazy_names import attach
+try:
+    from protocol import DISTRIBUTION as DISTRIBUTION
+    from protocol.lazy_names import attach
+except Exception as error:
+    from spark_kafka_source.foreign_protocol import explained
+
+    explanation = explained(error)
+    if explanation is None:
+        raise
+    raise explanation from error
 
 if TYPE_CHECKING:
     from protocol.version import __version__ as __version__

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -54,6 +57,37 @@ def test_version_is_the_same_in_both_packages_and_the_command() -> None:
     assert protocol.__version__ == spark_kafka_source.__version__
     shown = CliRunner().invoke(pykafka, ["--version"], prog_name="pykafka").output
     assert shown == f"pykafka, version {protocol.__version__}\n"
+
+
+@pytest.mark.parametrize("content", ["", "import no_such_dependency", "def read(): ..."])
+def test_other_package_named_protocol_is_named_with_remedy(tmp_path: Path, content: str) -> None:
+    other = tmp_path / "protocol"
+    other.mkdir()
+    (other / "__init__.py").write_text(content)
+    error = import_error(tmp_path)
+    assert error.startswith(f"ImportError: `protocol` is {other}, another package or module")
+    assert "Rename or uninstall" in error
+
+
+def test_files_overwritten_by_another_package_named_protocol_are_named_with_remedy(tmp_path: Path) -> None:
+    """The package index has a `protocol` with the files __init__.py and config.py, as ours."""
+    for name in ("protocol", "spark_kafka_source"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "protocol" / "__init__.py").write_text("from protocol.config import read_config\n")
+    error = import_error(tmp_path)
+    assert error.startswith(f"ImportError: files of the package in {tmp_path / 'protocol'} were overwritten")
+    assert "pip install --force-reinstall" in error
+
+
+def import_error(folder: Path) -> str:
+    """Import the package with this folder first on the path; return the last line of the error."""
+    path = os.pathsep.join((str(folder), str(ROOT)))
+    ended = subprocess.run(
+        [sys.executable, "-c", "import spark_kafka_source"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )
+    assert ended.returncode == 1
+    return ended.stderr.strip().splitlines()[-1]
 
 
 def test_old_name_of_foreach_batch_writer_warns() -> None:

@@ -136,6 +136,8 @@ def _check_worker() -> Findings:
     errors = [text for name, text in found.items() if name.endswith("_error")]
     if errors:
         remedy = f"{executable} -m pip install spark-kafka-source, or set PYSPARK_PYTHON to {sys.executable}"
+        if "another package" in errors[0]:
+            remedy = "remove that package from the worker's Python"
         yield Finding("spark worker", chosen, FAILED, f"Python {found['python']}: {errors[0]}", remedy)
     elif Path(found["protocol"]).parent.parent != Path(found["spark_kafka_source"]).parent.parent:
         detail = f"protocol is {found['protocol']}, another package"

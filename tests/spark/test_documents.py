@@ -114,6 +114,7 @@ BLOCKS_NOT_RUN = {
     ("cli.md", "ok       dns"),
     ("cli.md", "# ~/.config/pykafka/config.toml"),
     ("troubleshooting.md", "org.apache.spark."),
+    ("troubleshooting.md", "ImportError: `protocol`"),
     ("troubleshooting.md", "WARN PythonWorkerFactory"),
 }
 OPTIONS_TESTS = "tests/options/test_options.py::"

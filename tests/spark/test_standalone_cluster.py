@@ -64,7 +64,7 @@ def bare_python(tmp_path: Path) -> Path:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@variants("archive", ["package", "none"], "package")
+@variants("archive", ["package", "none", "shadowed"], "package")
 def test_executors_import_package_from_archive(
     kafka1: LocalKafka,
     topic1: TopicFactory,
@@ -85,10 +85,19 @@ def test_executors_import_package_from_archive(
         with pytest.raises(AssertionError, match=r"the Python of this executor .* lacks the package"):
             copy_and_check(kafka1, topic1, tmp_path, "classic", CLUSTER)
         return
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, timeout=120, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     package = wheel.rename(tmp_path / "pkg.zip")
     sent = ("--archives", f"{package}#pkg")
+    if archive == "shadowed":
+        (shadow / "protocol.py").touch()
+        path = f"{shadow}:./pkg"
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments(*sent, spark_executorEnv_PYTHONPATH=path))
+        with pytest.raises(AssertionError, match=f"`protocol` is {shadow}/protocol.py, another package"):
+            copy_and_check(kafka1, topic1, tmp_path, "classic", CLUSTER)
+        return
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments(*sent, spark_executorEnv_PYTHONPATH="./pkg"))
     assert copy_and_check(kafka1, topic1, tmp_path, "classic", CLUSTER)["executors"] == 2
