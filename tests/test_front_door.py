@@ -84,7 +84,10 @@ def import_error(folder: Path) -> str:
     path = os.pathsep.join((str(folder), str(ROOT)))
     ended = subprocess.run(
         [sys.executable, "-c", "import spark_kafka_source"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 1
     return ended.stderr.strip().splitlines()[-1]

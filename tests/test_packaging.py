@@ -75,7 +75,9 @@ def test_wheel_in_empty_environment_runs_first_query_of_readme(
 ) -> None:
     wheel = build(tmp_path / "dist", "wheel")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    environment = {**clean, "SPARK_LOCAL_IP": "127.0.0.1"}
+    # As in an activated environment: Spark's workers run the python3 of PATH.
+    path = os.pathsep.join((str(tmp_path / "env" / "bin"), os.environ["PATH"]))
+    environment = {**clean, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def run(*command: str) -> str:
         ended = subprocess.run(
