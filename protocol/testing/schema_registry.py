@@ -47,7 +47,7 @@ class _Refused(Exception):
 
 
 class FakeSchemaRegistry:
-    """A schema registry on a free port of the loopback address.
+    """A schema registry on the loopback address.
 
     Parameters
     ----------
@@ -55,6 +55,8 @@ class FakeSchemaRegistry:
         The level for subjects without their own, such as "BACKWARD".
     user_info : str, optional
         `user:password` that requests must have.
+    port : int
+        0: a free one.
 
     Attributes
     ----------
@@ -68,7 +70,7 @@ class FakeSchemaRegistry:
     1
     """
 
-    def __init__(self, compatibility: str = "BACKWARD", user_info: str | None = None) -> None:
+    def __init__(self, compatibility: str = "BACKWARD", user_info: str | None = None, *, port: int = 0) -> None:
         self.requests: list[str] = []
         self._compatibility = compatibility
         self._authorization = None if user_info is None else "Basic " + base64.b64encode(user_info.encode()).decode()
@@ -76,7 +78,7 @@ class FakeSchemaRegistry:
         self._subjects: dict[str, _Subject] = {}
         self._schemas: dict[str, _Stored] = {}
         self._refusals: list[int] = []
-        self._port = 0
+        self._port = port
         self._server: ThreadingHTTPServer | None = None
         self.start()
 

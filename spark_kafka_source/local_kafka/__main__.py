@@ -42,16 +42,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PROTOCOL",
         help=f"additional listener: {', '.join(PROTOCOLS).lower()}; repeatable",
     )
+    parser.add_argument("--registry", action="store_true", help="start a schema registry, and print its address")
+    parser.add_argument(
+        "--registry-port", type=int, metavar="PORT", help="start it on this port (default: a free port)"
+    )
     chosen = parser.parse_args(arguments)
     settings = dict(pair.partition("=")[::2] for pair in chosen.set)
     # As with Ctrl-C, the `with` block below ends and cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        with LocalKafka(chosen.brokers, chosen.version, settings, port=chosen.port, security=chosen.security) as kafka:
+        with LocalKafka(
+            *(chosen.brokers, chosen.version, settings),
+            port=chosen.port,
+            security=chosen.security,
+            registry=chosen.registry,
+            registry_port=chosen.registry_port,
+        ) as kafka:
             for name, partitions in chosen.topic:
                 kafka.create_topic(name, partitions)
             print(kafka.bootstrap_servers, flush=True)
+            if chosen.registry or chosen.registry_port is not None:
+                print(f"schema.registry.url={kafka.schema_registry_url}", flush=True)
             for protocol in chosen.security:
                 for name, value in kafka.client_properties(protocol.upper()).items():
                     print(f"{name}={value}", flush=True)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from protocol.admin.topics import NewTopic, create_topic
 from protocol.clock import SYSTEM_CLOCK, Deadline
@@ -38,6 +39,9 @@ from spark_kafka_source.local_kafka.config import LOOPBACK, PLAINTEXT, ClusterCo
 from spark_kafka_source.local_kafka.jars import Report, class_archive, find_java, kafka_jars, to_stderr
 from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
 from spark_kafka_source.local_kafka.users import scram_credentials
+
+if TYPE_CHECKING:
+    from protocol.testing.schema_registry import FakeSchemaRegistry
 
 DEFAULT_VERSION = "4.2.0"
 
@@ -79,6 +83,10 @@ class LocalKafka:
         Options of the brokers' JVM, after `-Xmx512m`.
     start_timeout_s : float
         Time limit until every broker serves requests, without the download of the jars.
+    registry : bool
+        Start a schema registry, at `schema_registry_url`: that of `protocol.testing`, in this process and its memory.
+    registry_port : int, optional
+        Its port. Default: a free one.
     use_class_archive : bool
         Start with Java's archive of Kafka's classes, which halves the start time; the first start creates it.
     report : callable
@@ -108,6 +116,8 @@ class LocalKafka:
         format_arguments: Sequence[str] = (),
         jvm_options: Sequence[str] = (),
         start_timeout_s: float = 180.0,
+        registry: bool = False,
+        registry_port: int | None = None,
         use_class_archive: bool = True,
         report: Report = to_stderr,
     ) -> None:
@@ -115,7 +125,8 @@ class LocalKafka:
             raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
         config.version_numbers(version)  # refuse a malformed version before a download
         self._chosen = {} if port is None else {id: port + id - 1 for id in range(1, brokers + 1)}
-        if taken := [each for each in self._chosen.values() if not _is_free(each)]:
+        ports = [*self._chosen.values(), *([] if registry_port is None else [registry_port])]
+        if taken := [each for each in ports if not _is_free(each)]:
             raise ConfigurationError(
                 f"port {taken[0]} of {LOOPBACK} cannot be used: it is in use, or needs root. "
                 "Choose another port, or none for a free one"
@@ -148,8 +159,11 @@ class LocalKafka:
             id: Node(id, self._folder / f"broker-{id}", {}, 0, own.get(id, {})) for id in range(1, brokers + 1)
         }
         self._processes = {id: self._process(f"broker {id}", node.folder) for id, node in self._nodes.items()}
+        self._registry: FakeSchemaRegistry | None = None
         atexit.register(self.close)
         try:
+            if registry or registry_port is not None:
+                self._registry = _new_registry(registry_port or 0)
             self._secure()
             self._start_cluster()
         except BaseException:
@@ -186,6 +200,18 @@ class LocalKafka:
         protocol = self._config.listeners.get(listener, PLAINTEXT)
         where = {"bootstrap.servers": self.bootstrap_servers_of(listener)}
         return where | secured.client_properties(protocol, self.certificate_authority, self.users)
+
+    @property
+    def registry(self) -> FakeSchemaRegistry:
+        """The schema registry, with its controls. Raises `UsageError` without `registry=True`."""
+        if self._registry is None:
+            raise UsageError("this LocalKafka has no schema registry; start it with registry=True")
+        return self._registry
+
+    @property
+    def schema_registry_url(self) -> str:
+        """The address of the schema registry. Raises `UsageError` without `registry=True`."""
+        return self.registry.url
 
     def pid(self, broker_id: int) -> int | None:
         """Return the process id of a broker, or None while it is down."""
@@ -298,6 +324,8 @@ class LocalKafka:
             return
         self._closed = True
         atexit.unregister(self.close)
+        if self._registry is not None:
+            self._registry.stop()
         # No orderly shutdown: the data is deleted anyway.
         processes = [*self._processes.values(), *([self._zookeeper] if self._zookeeper else [])]
         for process in processes:
@@ -446,6 +474,13 @@ def _train(version: str, archive: Path) -> None:
 
 def _as_text(settings: Mapping[str, object]) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+
+
+def _new_registry(port: int) -> FakeSchemaRegistry:
+    # Only a cluster with a registry imports it.
+    from protocol.testing.schema_registry import FakeSchemaRegistry
+
+    return FakeSchemaRegistry(port=port)
 
 
 def _new_cluster_id() -> str:

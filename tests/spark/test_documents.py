@@ -123,8 +123,13 @@ COMMANDS: dict[str, str] = {
         ("make demo", "make demo SECURITY=sasl_ssl"),
         "tests/spark/demo/test_demo.py::test_demo_ends_with_correct_results_and_lag_zero",
     ),
-    "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3": "tests/spark/local_kafka/"
-    "test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
+    **dict.fromkeys(
+        (
+            "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3",
+            "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3 --registry-port 8081",
+        ),
+        "tests/spark/local_kafka/test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
+    ),
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # tested by the next command
     **dict.fromkeys(

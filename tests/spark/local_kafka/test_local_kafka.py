@@ -13,6 +13,7 @@ import psutil
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from protocol.errors import ConfigurationError, KafkaError, UsageError
 from spark_kafka_source.local_kafka import LocalKafka
@@ -100,6 +101,7 @@ def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
             },
             broker_settings={1: {"broker.rack": "here"}},
             listeners={"SASL": "SASL_PLAINTEXT"},
+            registry=True,
             format_arguments=["--feature", "transaction.version=1"],
             jvm_options=BRIEF_LIFE,
         )
@@ -223,8 +225,9 @@ def alive(pid: int) -> bool:
 def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     command = [sys.executable, "-m", "spark_kafka_source.local_kafka", "--set", "num.io.threads=2", "--security", "ssl"]
-    (port,) = local_kafka.free_ports(1)
+    port, registry_port = local_kafka.free_ports(2)
     command += ["--port", str(port), "--topic", "orders:3", "--topic", "payments"]
+    command += ["--registry-port", str(registry_port)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
@@ -233,6 +236,9 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
         cluster = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10)
         assert cluster.brokers.keys() == {1}
         assert {name: len(cluster.topics[name].partitions) for name in cluster.topics} == {"orders": 3, "payments": 1}
+        url = f"http://127.0.0.1:{registry_port}"
+        assert running.stdout.readline() == f"schema.registry.url={url}\n"
+        assert SchemaRegistryClient({"url": url}).get_subjects() == []
         # The properties for clients of the TLS listener follow.
         names = [running.stdout.readline().partition("=")[0] for _ in range(4)]
         assert names == ["bootstrap.servers", "security.protocol", "ssl.truststore.type", "ssl.truststore.location"]
@@ -247,6 +253,18 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
     assert not alive(broker.pid)
     assert not folder.exists()
     assert "Traceback" not in errors
+
+
+def test_schema_registry_serves_confluents_client(special: LocalKafka) -> None:
+    client = SchemaRegistryClient({"url": special.schema_registry_url})
+    schema_id = client.register_schema("orders-value", Schema('"string"', "AVRO"))
+    assert client.get_latest_version("orders-value").schema_id == schema_id
+    assert special.registry.requests
+
+
+def test_missing_schema_registry_is_refused_with_the_parameter(kafka1: LocalKafka) -> None:
+    with pytest.raises(UsageError, match="registry=True"):
+        _ = kafka1.schema_registry_url
 
 
 @pytest.mark.parametrize("topic", ["orders:", ":3", "orders:0", "orders:x"])
