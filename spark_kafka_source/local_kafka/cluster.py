@@ -178,6 +178,11 @@ class LocalKafka:
         return self._config.version
 
     @property
+    def cluster_config(self) -> config.ClusterConfig:
+        """The configuration shared by all brokers; for `config.tool_command`."""
+        return self._config
+
+    @property
     def broker_ids(self) -> list[int]:
         """The ids of all brokers, running or not."""
         return sorted(self._nodes)

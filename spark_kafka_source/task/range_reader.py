@@ -107,7 +107,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     try:
         with with_remedies(), TaskDecoder(options) if options.schemas else nullcontext() as decoder:
             for source_range, batch in records:
-                yield _with_spark_columns(batch, source_range, schema, decoder)
+                yield with_spark_columns(batch, source_range, schema, decoder)
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
@@ -135,16 +135,18 @@ def fetched_columns(options: SourceOptions) -> list[str]:
     return found or ["offset"]
 
 
-def _with_spark_columns(
+def with_spark_columns(
     batch: pa.RecordBatch, source_range: Range, schema: pa.Schema, decoder: TaskDecoder | None = None
 ) -> pa.RecordBatch:
+    """Return the rows of `batch` with the columns of `schema`, in Spark's types."""
     decoded, rows = decoder.decode(batch, source_range) if decoder is not None else ({}, None)
-    columns = [decoded[name] if name in decoded else _column(name, batch, source_range) for name in schema.names]
+    columns = [decoded[name] if name in decoded else spark_column(name, batch, source_range) for name in schema.names]
     all_rows = pa.RecordBatch.from_arrays(columns, schema=schema)
     return all_rows if rows is None else all_rows.take(to_arrow(rows))
 
 
-def _column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Array:
+def spark_column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Array:
+    """Return the column `name` of the source for the records in `batch`."""
     rows = batch.num_rows
     if name == "topic":
         return _topic_column(source_range.topic, rows)

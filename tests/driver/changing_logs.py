@@ -9,6 +9,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.protocol.consumer.consuming import records
 
@@ -59,10 +60,13 @@ class Cluster(FakeKafka):
         return rows
 
     def reader(self, **options: object) -> KafkaStreamReader:
+        return KafkaStreamReader(self.options(**options))
+
+    def options(self, **options: object) -> SourceOptions:
         topics = ",".join(self.controller.image.topics)
         given = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
         chosen = {key: value for key, value in {**given, **options}.items() if value is not None}
-        return KafkaStreamReader(parse_source_options(chosen, streaming=True))
+        return parse_source_options(chosen, streaming=True)
 
 
 BOTH = [("a", 0), ("a", 1)]

@@ -182,7 +182,8 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
     cluster.before[LIST_OFFSETS] = replace_on_fourth_request
     options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
     reader = cluster.reader(**options)
-    begins = start_offsets.starting_offsets(reader.query.client, reader._options, BOTH, Deadline.after_ms(9_000))
+    given = cluster.options(**options)
+    begins = start_offsets.starting_offsets(reader.query.client, given, BOTH, Deadline.after_ms(9_000))
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert len(cluster.asked(LIST_OFFSETS)) == 4
 
@@ -192,9 +193,10 @@ def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, mon
     monkeypatch.setattr(start_offsets, "_STALE_LEADER_MS", 300)
     committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
-    reader = cluster.reader(**{"startingOffsets": "group", "kafka.group.id": "g"})
+    options = {"startingOffsets": "group", "kafka.group.id": "g"}
     deadline = Deadline.after_ms(30_000)
-    begins = start_offsets.starting_offsets(reader.query.client, reader._options, BOTH, deadline)
+    client = cluster.reader(**options).query.client
+    begins = start_offsets.starting_offsets(client, cluster.options(**options), BOTH, deadline)
     assert begins == {("a", 0): 10, ("a", 1): 20}
     assert deadline.remaining_s() > 20
 

@@ -90,14 +90,14 @@ class Use:
         rows.explain("extended")
 
     def read_stream(self) -> None:
-        self._run(self._stream(), "noop")
+        self.run(self._stream(), "noop")
 
     def write_stream(self) -> None:
-        self._run(self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load(), FORMAT)
+        self.run(self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load(), FORMAT)
 
     def copy_and_dump_heap(self) -> None:
         """Copy to the second topic, and write the JVM's heap to a file while the query runs."""
-        replace(self, topic=f"{self.topic}-copy")._run(self._stream(), FORMAT, dump=True)
+        replace(self, topic=f"{self.topic}-copy").run(self._stream(), FORMAT, dump=True)
 
     def _stream(self) -> DataFrame:
         options = {**self.options, "subscribe": self.topic, "startingOffsets": "earliest"}
@@ -105,7 +105,7 @@ class Use:
         rows.explain("extended")
         return rows
 
-    def _run(self, rows: DataFrame, sink: str, *, dump: bool = False) -> None:
+    def run(self, rows: DataFrame, sink: str, *, dump: bool = False) -> None:
         options = {**self.options, "topic": self.topic} if sink == FORMAT else {}
         writer = rows.selectExpr("cast(value as string) as value").writeStream.format(sink).options(**options)
         writer = writer.option("checkpointLocation", f"{self.folder}/checkpoint")

@@ -59,8 +59,9 @@ def test_rows_give_same_columns_as_arrow_batches() -> None:
 
 def test_many_rows_are_split_into_batches_in_order() -> None:
     schema = StructType().add("value", StringType())
-    count = sink_rows._ROWS_PER_BATCH + 1
-    batches = sink_rows.arrow_batches((Row(str(i)) for i in range(count)), schema, plan_sink(schema, "t"))
+    count = 10_001
+    batches = list(sink_rows.arrow_batches((Row(str(i)) for i in range(count)), schema, plan_sink(schema, "t")))
+    assert len(batches) > 1
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == [str(i) for i in range(count)]
 
 

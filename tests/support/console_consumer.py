@@ -17,8 +17,8 @@ def console_command(kafka: LocalKafka, topic: str, group: str, **properties: str
         del given["heartbeat_interval_ms"]  # brokers set it in this protocol, and Java rejects the property
     where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
     options = [f"--consumer-property={name.replace('_', '.')}={value}" for name, value in given.items()]
-    tool = tool_class(kafka._config, CONSOLE, "kafka.tools.ConsoleConsumer")
-    return tool_command(kafka._config, tool, *where, "--from-beginning", *options)
+    tool = tool_class(kafka.cluster_config, CONSOLE, "kafka.tools.ConsoleConsumer")
+    return tool_command(kafka.cluster_config, tool, *where, "--from-beginning", *options)
 
 
 class ConsoleConsumer:

@@ -16,7 +16,7 @@ class Endpoint:
     def __init__(self, certificate: Path | None = None) -> None:
         self.asked: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -24,7 +24,7 @@ class Endpoint:
                 form = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 endpoint.asked.append((self.path, dict(self.headers), parse_qs(form)))
                 if not endpoint.answers:
-                    endpoint._closing.wait(10)
+                    endpoint.closing.wait(10)
                     return
                 status, headers, body = endpoint.answers[0]
                 endpoint.answers = endpoint.answers[1:] or endpoint.answers
@@ -52,6 +52,6 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        self._closing.set()
+        self.closing.set()
         self._server.shutdown()
         self._server.server_close()

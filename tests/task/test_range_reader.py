@@ -12,7 +12,7 @@ from spark_kafka_source.task import range_reader
 
 
 def column(name: str, wanted: Range, rows: int) -> pa.Array:
-    return range_reader._column(name, pa.record_batch({"offset": pa.array(range(rows), pa.int64())}), wanted)
+    return range_reader.spark_column(name, pa.record_batch({"offset": pa.array(range(rows), pa.int64())}), wanted)
 
 
 @pytest.mark.parametrize("length", [1, 60, 249])

@@ -76,7 +76,7 @@ class Cluster:
     def run(self, names: tuple[str, ...], *arguments: str) -> str:
         """Return what one of Kafka's tools prints, in single spaces. `names` are its classes in Kafka's versions."""
         self.used.add(SCRIPTS[names[0].rpartition(".")[2]])
-        return re.sub(r"[ \t]+", " ", self.kafka.run_tool(tool_class(self.kafka._config, *names), *arguments))
+        return re.sub(r"[ \t]+", " ", self.kafka.run_tool(tool_class(self.kafka.cluster_config, *names), *arguments))
 
 
 SCRIPTS = {

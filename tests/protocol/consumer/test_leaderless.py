@@ -94,14 +94,18 @@ class TestLeaderThread:
         with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
             yield consumer
 
-    def test_leader_thread_survives_a_partition_that_waits_forever(self, consumer: Consumer) -> None:
+    def test_leader_thread_survives_a_partition_that_waits_forever(
+        self, consumer: Consumer, cluster: FakeKafka
+    ) -> None:
         failing = consumer.consume_partition("orders", 0, 0)
         with fetcher_of(consumer).lock:
             failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
             failing.buffer.source.retry_at_s = failing.buffer.source.batch_retry_at_s = float("inf")
             fetcher_of(consumer).leader_work.notify()
         assert consumer.consume_partition("orders", 1, 0).poll(10_000) is not None
-        assert fetcher_of(consumer)._leader_thread.is_alive()
+        cluster.move_leader("orders", 2, 1)
+        cluster.write("orders", 2, records(0, 5))
+        assert consumer.consume_partition("orders", 2, 0).poll(10_000) is not None
 
     def test_leader_thread_failure_fails_all_streams(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = consumer.consume_partition("orders", 0, 0)

@@ -146,20 +146,22 @@ class TestSteering:
             stream.seek(raised.value.context["log_start_offset"])
             assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
 
-    def test_rest_of_a_reply_is_read_after_ctrl_c(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    def test_rest_of_a_reply_is_read_after_ctrl_c(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         name = topic(1)
         produce(kafka, name, range(100))
         with consumer_of(client) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            decode = stream.buffer._decode
+            consumer.consume_partition(name, 0, EARLIEST)
+            decode = CompletedFetch.decode
             interrupts = iter([KeyboardInterrupt()])
 
-            def interrupted(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
+            def interrupted(fetched: CompletedFetch, *given: Any) -> Iterator[pa.RecordBatch]:
                 for interrupt in interrupts:
                     raise interrupt
-                yield from decode(fetched, where)
+                yield from decode(fetched, *given)
 
-            stream.buffer._decode = interrupted  # type: ignore[method-assign]
+            monkeypatch.setattr(CompletedFetch, "decode", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 consumer.poll(10_000)
             read = consumer.poll(2_000)

@@ -7,16 +7,32 @@ import time
 
 from confluent_kafka.admin import AdminClient
 
+from protocol.cluster.call import call
 from protocol.cluster.client import Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import WakeUp
 from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import EndReason
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.wait_until import wait_until
+
+
+def remove_member(client: Client, group: str, member: GroupMember) -> None:
+    """Remove a member, as an administrator does, and as the coordinator does at the session timeout."""
+    who = {"member_id": member.member_id, "group_instance_id": None}
+    if member.member_epoch >= 0:
+        leaves = {"group_id": group, "member_id": member.member_id, "member_epoch": -1, "instance_id": None}
+        call(client, CONSUMER_GROUP_HEARTBEAT, leaves, client.deadline())
+    else:
+        body = {"group_id": group, "members": [who]}
+        call(client, LEAVE_GROUP, lambda version: body, client.deadline(), to=group_coordinator(group))
 
 
 class Member:

@@ -8,24 +8,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.cluster.call import call
 from protocol.cluster.client import Client
-from protocol.cluster.coordinators import group_coordinator
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata, GroupMember
+from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
-from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer_group.members import read
+from tests.protocol.consumer_group.members import read, remove_member
 from tests.protocol.transaction.producing import started
 from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
@@ -53,17 +50,6 @@ def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
     return KafkaConsumer(client, parse_group_consumer(given))
 
 
-def remove(client: Client, member: GroupMember) -> None:
-    """Remove a member, as an administrator does, and as the coordinator does at the session timeout."""
-    who = {"member_id": member.member_id, "group_instance_id": None}
-    if member.member_epoch >= 0:
-        leaves = {"group_id": GROUP, "member_id": member.member_id, "member_epoch": -1, "instance_id": None}
-        call(client, CONSUMER_GROUP_HEARTBEAT, leaves, client.deadline())
-    else:
-        body = {"group_id": GROUP, "members": [who]}
-        call(client, LEAVE_GROUP, lambda version: body, client.deadline(), to=group_coordinator(GROUP))
-
-
 def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadata) -> None:
     producer.begin_transaction()
     producer.send_offsets_to_transaction({FIRST: CommittedOffset(END)}, metadata)
@@ -85,7 +71,7 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
         fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: (
             fake.lose_requests(CONSUMER_GROUP_HEARTBEAT) if body["member_epoch"] == 0 else None
         )
-        remove(client, fetched_as)
+        remove_member(client, GROUP, fetched_as)
         membership = membership_of(consumer)
         wait_until(lambda: not membership.member.is_in_group)
         if has_polled:
@@ -167,7 +153,7 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
         consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
         consuming.start()
         wait_until(lambda: hasattr(handler, "member"))
-        remove(client, handler.member)
+        remove_member(client, GROUP, handler.member)
         consuming.join(25)
         assert not consuming.is_alive()
     assert refusals

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
+from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
@@ -62,7 +63,7 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     answering = threading.Event()
     fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: answering.wait(20)
     with membership.changed:
-        membership.machine.suspect_lost(EndReason("this process was suspended"), membership._clock.now_s())
+        membership.machine.suspect_lost(EndReason("this process was suspended"), SYSTEM_CLOCK.now_s())
     return answering.set
 
 

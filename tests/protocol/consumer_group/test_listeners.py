@@ -13,13 +13,11 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
 from protocol.group.committed_offsets import fetch_offsets
-from protocol.group.membership.assignment import EndReason
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer_group.members import read
-from tests.support.internals import membership_of
+from tests.protocol.consumer_group.members import read, remove_member
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -95,10 +93,7 @@ def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
     with consumer_of(client, protocol) as consumer:
         consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
-        membership = membership_of(consumer)
-        with membership.changed:
-            membership.machine._lose_assignment(EndReason("its session is over"))
-            membership._notify()
+        remove_member(client, "etl", consumer.group_metadata().member)
         rows, raised = polled(consumer, 2 * END)
         assert (rows, len(raised)) == (2 * END, 1), raised
         assert isinstance(raised[0], CommitFailed if commits else ZeroDivisionError)

@@ -50,10 +50,10 @@ class Reader:
         self.values: list[bytes] = []
 
     def until_read(self, count: int) -> None:
-        wait_until(lambda: self._poll() or len(self.values) >= count, lambda: f"{self.values}")
+        wait_until(lambda: self.poll() or len(self.values) >= count, lambda: f"{self.values}")
         assert len(self.values) == count
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
         for batches in self._consumer.poll(50).values():
             self.values += (value for batch in batches for value in batch["value"].to_pylist())
 
@@ -69,7 +69,7 @@ def read_recreated(consumer: KafkaConsumer, kafka1: LocalKafka, topic: str, requ
     reader.until_read(5 + count)
     end_s = time.monotonic() + 2
     while time.monotonic() < end_s:
-        reader._poll()
+        reader.poll()
     assert [int(value[:9]) for value in reader.values] == [*range(5), *range(100, 100 + count)]
     assert requests["Metadata"] < 60
     assert requests["ListOffsets"] < 10
@@ -222,7 +222,7 @@ def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one
                 reader.until_read(5)
 
                 def committed() -> int | None:
-                    reader._poll()
+                    reader.poll()
                     found = consumer.committed([("healthy", 0)])[("healthy", 0)]
                     return None if found is None else found.offset
 

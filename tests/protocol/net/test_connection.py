@@ -262,16 +262,17 @@ class TestWaitingThreads:
                 with pytest.raises(ConnectionLost, match="the broker closed the connection"):
                     each.result(10)
 
-    def test_send_behind_a_blocked_request_times_out(self, kafka: FakeKafka) -> None:
+    def test_send_behind_a_blocked_request_times_out(self, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         release = threading.Event()
         kafka.handlers[METADATA] = lambda body, version: metadata(str(release.wait(20)))
         connection = connect(kafka)
         connection.send(METADATA, 9, {"topics": []}, after(5_000))
         large = {"topics": [{"name": "t" * 20_000} for _ in range(2_000)]}
         with ThreadPoolExecutor() as threads:
+            begun, send = threading.Event(), connection.stream.send
+            monkeypatch.setattr(connection.stream, "send", lambda *given: (begun.set(), send(*given))[1])
             sending = threads.submit(connection.send, METADATA, 9, large, after(20_000))
-            while connection._sending.acquire(blocking=False):  # until the other thread holds it
-                connection._sending.release()
+            assert begun.wait(20)
             started_s = time.monotonic()
             with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: Metadata v9 could not be sent in time"):
                 connection.send(METADATA, 9, {"topics": []}, after(300))

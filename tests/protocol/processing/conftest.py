@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from protocol.cluster.client import Client
 from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.commits import Offsets, OnCommit
+from protocol.consumer_group.consumer_records import ConsumerRecords
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.processor import Processor
@@ -65,6 +71,38 @@ def write(client: Client) -> Iterator[Write]:
         yield send
 
 
+class ObservedConsumer(KafkaConsumer):
+    """Notes the rows that a processor polls, the partitions it has paused, and its commits without a reply."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.polled = Counter[TopicPartition]()
+        self.paused_now: set[TopicPartition] = set()
+        self.commits_in_flight = 0
+        super().__init__(*arguments, **options)
+
+    def poll(self, timeout_ms: float) -> ConsumerRecords:
+        records = super().poll(timeout_ms)
+        self.polled.update({key: sum(batch.num_rows for batch in batches) for key, batches in records.items()})
+        return records
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        super().pause(partitions)
+        self.paused_now.update(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        super().resume(partitions)
+        self.paused_now.difference_update(partitions)
+
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+        def completed(committed: Offsets, error: CommitFailed | None) -> None:
+            self.commits_in_flight -= 1
+            if callback is not None:
+                callback(committed, error)
+
+        self.commits_in_flight += 1
+        super().commit_async(offsets, completed)
+
+
 class Running:
     """A processor that runs in a thread."""
 
@@ -114,11 +152,35 @@ def start(client: Client) -> Iterator[Start]:
         each.close()
 
 
+StartObserved = Callable[..., tuple[Running, ObservedConsumer]]
+
+
+@pytest.fixture
+def start_observed(client: Client) -> Iterator[StartObserved]:
+    """Yield `start_observed(handler, ...)`, like `start`, with a consumer that the test observes."""
+    with ExitStack() as opened:
+
+        def run(handler: Callable[[Any], object], **options: Any) -> tuple[Running, ObservedConsumer]:
+            properties = {name: options.pop(name) for name in list(options) if "." in name}
+            given = {**PROPERTIES, "enable.auto.commit": False, **properties}
+            consumer = ObservedConsumer(client, given)
+            opened.callback(consumer.close)
+            running = Running(Processor(consumer, handler, ["orders"], **options))
+            opened.callback(running.close)
+            return running, consumer
+
+        yield run
+
+
 class Recording(ConsumerRebalanceListener):
     """Notes its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
+
+    def partitions_are_shared(self) -> bool:
+        """Return True if two consumers have one partition each since the last rebalance."""
+        return sorted(self.calls[-2:]) == [("assigned", [0]), ("assigned", [1])]
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
         self.calls.append(("assigned", sorted(number for _, number in partitions)))

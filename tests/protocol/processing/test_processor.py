@@ -21,7 +21,18 @@ from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
-from tests.protocol.processing.conftest import EAGER, PROPERTIES, Committed, Handler, Recording, Running, Start, Write
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from tests.protocol.processing.conftest import (
+    EAGER,
+    PROPERTIES,
+    Committed,
+    Handler,
+    Recording,
+    Running,
+    Start,
+    StartObserved,
+    Write,
+)
 from tests.support.documents import block
 from tests.support.wait_until import wait_until
 
@@ -111,33 +122,32 @@ def test_commit_is_the_lowest_unfinished_offset(
 
 
 def test_slow_handler_pauses_its_partition_and_not_the_poll(
-    write: Write, start: Start, handler: Handler, committed: Committed
+    write: Write, start_observed: StartObserved, handler: Handler, committed: Committed
 ) -> None:
     """The member outlives `max.poll.interval.ms`, and other partitions are read meanwhile."""
     write(NUMBERS[:60])
     release = handler.block(b"0")
-    running = start(handler, order="partition", max_in_flight=40, **{"max.poll.interval.ms": 1_000})
-    (loop,) = running.processor._loops
-    wait_until(lambda: ("orders", 0) in loop._partitions and loop._partitions["orders", 0].paused)
+    properties = {"max.poll.interval.ms": 1_000}
+    _, consumer = start_observed(handler, order="partition", max_in_flight=40, **properties)
+    wait_until(lambda: consumer.paused_now == {("orders", 0)})
     write(NUMBERS[60:])
     time.sleep(1.5)
     write([b"other"], partition=1)
     wait_until(lambda: b"other" in handler.values)
-    assert loop._partitions["orders", 0].tracker.uncommitted_rows == 60, "the partition is not read meanwhile"
+    assert consumer.polled["orders", 0] == 60, "the partition is not read meanwhile"
     assert len(handler.begun) == 2
     release.set()
     wait_until(lambda: committed() == {0: 200, 1: 1}, committed, every_s=0.02)
     assert len(handler.values) == 201
 
 
-def test_bytes_in_flight_pause_a_partition(write: Write, start: Start, handler: Handler) -> None:
+def test_bytes_in_flight_pause_a_partition(write: Write, start_observed: StartObserved, handler: Handler) -> None:
     write([b"first", *([bytes(10_000)] * 20)])
     release = handler.block(b"first")
-    running = start(handler, order="partition", max_in_flight_bytes=100_000)
-    (loop,) = running.processor._loops
-    wait_until(lambda: ("orders", 0) in loop._partitions and loop._partitions["orders", 0].paused)
+    _, consumer = start_observed(handler, order="partition", max_in_flight_bytes=100_000)
+    wait_until(lambda: consumer.paused_now == {("orders", 0)})
     release.set()
-    wait_until(lambda: not loop._partitions["orders", 0].paused)
+    wait_until(lambda: not consumer.paused_now)
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -278,23 +288,23 @@ def test_several_consumers_share_the_partitions(
 ) -> None:
     for partition in (0, 1):
         write(NUMBERS, partition=partition)
-    running = start(handler, consumers=2, **EAGER)
+    listener = Recording()
+    start(handler, consumers=2, listener=listener, **EAGER)
     wait_until(lambda: committed() == {0: 200, 1: 200}, committed, every_s=0.02)
-    loops = running.processor._loops
-    wait_until(lambda: [len(loop._partitions) for loop in loops] == [1, 1])
+    wait_until(listener.partitions_are_shared)
     write([b"last"], partition=1)
     wait_until(lambda: b"last" in handler.values)
 
 
-def test_static_members_have_different_ids(fake: FakeKafka, client: Client) -> None:
-    with Processor(client, print, ["orders"], config={**PROPERTIES, "group.instance.id": "w"}, consumers=2) as made:
-        assert [each.consumer.config.consumer.group_instance_id for each in made._loops] == ["w-1", "w-2"]
+def test_static_members_have_different_ids(fake: FakeKafka, start: Start, handler: Handler) -> None:
+    start(handler, consumers=2, **{"group.instance.id": "w"})
+    wait_until(lambda: {body["group_instance_id"] for body in fake.asked(JOIN_GROUP)} == {"w-1", "w-2"})
 
 
 def test_failure_of_one_consumer_ends_all(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
-    running = start(handler, consumers=2, **EAGER)
-    loops = running.processor._loops
-    wait_until(lambda: [len(loop._partitions) for loop in loops] == [1, 1])
+    listener = Recording()
+    running = start(handler, consumers=2, listener=listener, **EAGER)
+    wait_until(listener.partitions_are_shared)
     # Not once: a request of the assignment before may take the refusal, and its reply is dropped.
     fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ALWAYS)
     assert isinstance(running.join(), BrokerError)

@@ -25,6 +25,7 @@ from tests.protocol.processing.conftest import (
     Handler,
     Recording,
     Start,
+    StartObserved,
     Write,
 )
 from tests.support.wait_until import wait_until
@@ -76,7 +77,12 @@ def join(client: Client) -> Iterator[Join]:
 
 @PROTOCOLS
 def test_revocation_waits_for_running_handlers_and_commits(
-    write: Write, start: Start, handler: Handler, join: Join, committed: Committed, protocol: dict[str, object]
+    write: Write,
+    start: Start,
+    handler: Handler,
+    join: Join,
+    committed: Committed,
+    protocol: dict[str, object],
 ) -> None:
     for partition in (0, 1):
         write(NUMBERS, partition=partition)
@@ -157,7 +163,7 @@ def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start,
 def test_lost_partitions_are_neither_waited_for_nor_committed(
     fake: FakeKafka,
     write: Write,
-    start: Start,
+    start_observed: StartObserved,
     handler: Handler,
     committed: Committed,
     caplog: pytest.LogCaptureFixture,
@@ -165,10 +171,9 @@ def test_lost_partitions_are_neither_waited_for_nor_committed(
     write(NUMBERS)
     release = handler.block(b"3")
     listener = Recording()
-    running = start(handler, order="partition", listener=listener, **EAGER)
+    _, consumer = start_observed(handler, order="partition", listener=listener, **EAGER)
     wait_until(lambda: handler.at_once == 1 and committed() == {0: 3}, committed, every_s=0.02)
-    (loop,) = running.processor._loops
-    wait_until(lambda: not loop.consumer._commits.pending)
+    wait_until(lambda: not consumer.commits_in_flight)
     fake.refuse(HEARTBEAT, ErrorCode.ILLEGAL_GENERATION)
     wait_until(lambda: len(listener.calls) == 3, lambda: listener.calls)
     assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]

@@ -189,7 +189,7 @@ class TestBatching:
     def test_two_producers_share_a_client(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         names = [topic(3), topic(3)]
         first = producer_of(kafka.bootstrap_servers)
-        second = Producer(first.client, first._config)
+        second = Producer(first.client, {})
         for number in range(0, 3_000, 200):
             for name, producer in zip(names, (first, second), strict=True):
                 send_numbered(producer, name, number, 200, 3)

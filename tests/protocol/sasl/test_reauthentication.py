@@ -13,12 +13,11 @@ from protocol.config import parse_consumer, parse_producer
 from protocol.consumer.consumer import Consumer
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.producer import Producer
-from protocol.secret import Secret
 from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.conftest import topic_factory
 from tests.protocol.producer.producing import send_numbered
 from tests.protocol.sasl.conftest import ClientFactory
-from tests.protocol.sasl.test_real_broker import failed_logins, right, token_for, wrong
+from tests.protocol.sasl.test_real_broker import failed_logins, right, token_for
 from tests.support.background import background
 from tests.support.secured_kafka import USERS, SecuredKafka
 from tests.support.soak import SOAK
@@ -122,16 +121,15 @@ def test_another_user_authenticates_on_a_new_connection(
     assert failed_logins(secured.kafka) == before
 
 
-def test_refused_reauthentication_closes_the_connection(client: ClientFactory) -> None:
-    from dataclasses import replace
-
+def test_refused_reauthentication_closes_the_connection(client: ClientFactory, tmp_path: Path) -> None:
     from protocol.errors import AuthenticationFailed
 
-    asking = client(*WAYS["a session of 2 s"])
+    password = tmp_path / "password"
+    password.write_text(USERS["bob"])
+    asking = client(sasl_properties("PLAIN", "bob", f"${{dir:{tmp_path}:password}}"), "SHORT")
     asking.metadata([])
     (connection,) = asking.pool.connections.values()
-    other = replace(asking.config.sasl, jaas_config=Secret(wrong("PLAIN")["sasl.jaas.config"]))
-    asking.pool._authenticator._config = other  # type: ignore[union-attr]
+    password.write_text("wrong")
     connection.reauthenticate_at_s = 0
     time.sleep(1.1)  # a broker rejects reauthentication within one second
     with pytest.raises(AuthenticationFailed, match="SASL PLAIN authentication failed"):

@@ -35,6 +35,7 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.sasl.config import SaslConfig
 from protocol.secret import Secret, SecretBytes
 from protocol.security.tls_config import TLSConfig
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
@@ -170,12 +171,18 @@ def test_connection_lost_while_sending_a_password_shows_no_secret() -> None:
         def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
             raise ConnectionLost("gone")
 
+    class Password:
+        def authenticate(self, address: str, ask: Callable[..., Any], deadline: Deadline, session: object) -> None:
+            ask(SASL_AUTHENTICATE, 0, {"auth_bytes": SecretBytes(b"\0me\0" + ITS_TEXT.encode())}, deadline)
+
     with socket.socket() as sock:
-        connection = Connection(Broken(sock, "broker:1"), "id", clock=SYSTEM_CLOCK, max_response_bytes=1_000)
+        connection = Connection(
+            Broken(sock, "broker:1"), "id", clock=SYSTEM_CLOCK, max_response_bytes=1_000, authenticator=Password()
+        )
         connection.versions = {SASL_AUTHENTICATE.key: (0, 0)}
-        body = {"auth_bytes": SecretBytes(b"\0me\0" + ITS_TEXT.encode())}
+        connection.reauthenticate_at_s = 0
         with pytest.raises(ConnectionLost) as failed:
-            connection._ask(SASL_AUTHENTICATE, 0, body, Deadline.after_ms(5_000))
+            connection.send(METADATA, 0, {}, Deadline.after_ms(5_000))
     assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []
 
 

@@ -75,7 +75,8 @@ class Program:
         self.open = set()
 
     def send(self) -> None:
-        self.producer._session.require(TransactionState.IN_TRANSACTION)
+        if self.producer.transaction_state is not TransactionState.IN_TRANSACTION:
+            return
         self.open |= set(range(self.next, self.next + ROWS))
         self.next += ROWS
         send_numbered(self.producer, "orders", self.next - ROWS, ROWS, PARTITIONS)

@@ -63,7 +63,7 @@ class Stream:
 
     @contextmanager
     def _reader(self, options: Mapping[str, str]) -> Iterator[KafkaStreamReader]:
-        reader = KafkaStreamReader(parse_source_options(self._options(options), streaming=True))
+        reader = KafkaStreamReader(parse_source_options(self.options(options), streaming=True))
         try:
             yield reader
         finally:
@@ -82,7 +82,7 @@ class Stream:
         assert self.checkpoint is not None
         return sum(Offsets.from_json_dict(self.checkpoint).skipped.values())
 
-    def _options(self, options: Mapping[str, str]) -> dict[str, str]:
+    def options(self, options: Mapping[str, str]) -> dict[str, str]:
         return {
             "kafka.bootstrap.servers": self.kafka.bootstrap_servers,
             "subscribe": self.topic,

@@ -46,7 +46,7 @@ def offsets(rows: list[tuple[int, str]]) -> list[int]:
 
 
 def batch_offsets(stream: Stream, **options: str) -> list[int]:
-    given = {**stream._options(GROUP | options), "kafka.auto.offset.reset": "earliest"}
+    given = {**stream.options(GROUP | options), "kafka.auto.offset.reset": "earliest"}
     reader = KafkaBatchReader(parse_source_options(given, streaming=False))
     return [row for task in reader.partitions() for each in reader.read(task) for row in each["offset"].to_pylist()]
 

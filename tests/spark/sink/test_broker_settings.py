@@ -125,12 +125,13 @@ def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka
         nullcontext() if version == 2 else transactions_before_kip_890(other_kafka),
         Client(parse_client({"bootstrap.servers": other_kafka.bootstrap_servers})) as client,
     ):
-        producer = started(client, new_id())
+        transactional_id = new_id()
+        producer = started(client, transactional_id)
         for first in (0, 10):
             producer.begin_transaction()
             producer.send_columns(name, numbered(first, 10))
             producer.commit_transaction()
-            wait_until_forgotten(client, producer)
+            wait_until_forgotten(client, transactional_id)
             producer.begin_transaction()
             with pytest.raises(KafkaError, match="INVALID_PRODUCER_ID_MAPPING"):
                 send_and_flush(producer, name)
@@ -140,9 +141,9 @@ def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka
         assert sorted(number for numbers in numbers_in(client, name, 3) for number in numbers) == list(range(20))
 
 
-def wait_until_forgotten(client: Client, producer: TransactionalProducer) -> None:
+def wait_until_forgotten(client: Client, transactional_id: str) -> None:
     deadline_s = time.monotonic() + 30
-    while list_transactions(client, prefix=producer._session.transactional_id):
+    while list_transactions(client, prefix=transactional_id):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 

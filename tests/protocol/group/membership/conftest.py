@@ -30,7 +30,8 @@ class Owner:
         self.identities: list[GroupMember] = []
         self.revoked: list[Revocation] = []
         config = parse_consumer({"group.id": group, **properties})
-        self.membership = Membership(client, config, subscription, self.identities.append)
+        self.on_member: Callable[[GroupMember], None] = self.identities.append
+        self.membership = Membership(client, config, subscription, lambda member: self.on_member(member))
 
     def poll_rebalance(self, timeout_ms: float = 0) -> Assignment:
         return self.membership.poll_rebalance(self.client.deadline(timeout_ms), self.revoked.append)

@@ -285,7 +285,7 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     given = {"partition_assignment_strategy": "cooperative-sticky"}
     owner = new_member(client, "orders", **given)
     offsets = OffsetManager(client, group)
-    owner.membership._on_member = offsets.set_member
+    owner.on_member = offsets.set_member
     first = owner.poll_rebalance(10_000).member
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     fake.rebalance(group)
