@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 
 import pytest
-from confluent_kafka import Producer
 
 from protocol.cluster.client import Client
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
@@ -16,6 +14,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member, Polling, Watch
+from tests.support.number_source import NumberSource
 from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
 
@@ -27,30 +26,9 @@ PROTOCOLS = {"cooperative": COOPERATIVE, **({"eager": EAGER, "kip848": KIP_848} 
 COMMITS = {"auto.offset.reset": "earliest", "enable.auto.commit": True, "auto.commit.interval.ms": 50}
 
 
-class Source:
-    """Writes numbers to all partitions in turn, until it is closed."""
-
-    def __init__(self, kafka: LocalKafka, topic: str) -> None:
-        self.count = 0
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0})
-        self._topic = topic
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closing.wait(0.01):
-            for _ in range(PARTITIONS):
-                self._producer.produce(self._topic, b"%09d." % self.count, partition=self.count % PARTITIONS)
-                self.count += 1
-            self._producer.poll(0)
-
-    def close(self) -> int:
-        """Return the number of records written."""
-        self._closing.set()
-        self._thread.join()
-        assert self._producer.flush(60) == 0
-        return self.count
+def record(number: int) -> dict[str, object]:
+    """Return a number, for all partitions in turn."""
+    return {"value": b"%09d." % number, "partition": number % PARTITIONS}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
@@ -58,7 +36,7 @@ def test_records_are_handled_once_while_members_join_and_leave(
     kafka1: LocalKafka, client: Client, topic1: TopicFactory, group: str, protocol: dict[str, object]
 ) -> None:
     name, rng = topic1(PARTITIONS), random.Random(4)
-    watch, source = Watch(kafka1, client, group), Source(kafka1, name)
+    watch, source = Watch(kafka1, client, group), NumberSource(kafka1, name, record, PARTITIONS)
     members: list[Member | Polling] = []
     gone: list[Member | Polling] = []
 
