@@ -14,7 +14,10 @@ import time
 from collections.abc import Collection
 
 from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.commits import Offsets, OnCommit
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
@@ -30,8 +33,8 @@ def is_poison(value: bytes | None) -> bool:
 class Logged(ConsumerRebalanceListener):
     """A slow handler that fails at random, and always for poison records.
 
-    First "ready", then one line per event, in one write: time in ns, "assigned", "begin", "end" or "fail", partition,
-    offset, key.
+    First "ready", then one line per event, in one write: time in ns, "assigned", "begin", "end", "fail" or
+    "committed" (acknowledged by the coordinator), partition, offset, key.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,12 +61,39 @@ class Logged(ConsumerRebalanceListener):
         for _, partition in partitions:
             self._event("assigned", partition)
 
+    def committed(self, offsets: Offsets) -> None:
+        for (_, partition), to in offsets.items():
+            self._event("committed", partition, to.offset)
+
+
+class CommitsLogged(KafkaConsumer):
+    """Logs commits once they are acknowledged."""
+
+    def __init__(self, logged: Logged, properties: dict[str, object]) -> None:
+        super().__init__(properties, enable_auto_commit=False)
+        self._logged = logged
+
+    def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+        super().commit_sync(offsets, timeout_ms)
+        self._logged.committed(offsets or {})
+
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+        def called(given: Offsets, error: CommitFailed | None) -> None:
+            if error is None:
+                self._logged.committed(given)
+            if callback is not None:
+                callback(given, error)
+
+        super().commit_async(offsets, called)
+
 
 def main(servers: str, topic: str, group: str, dead: str, path: str, options: str) -> None:
     given = json.loads(options)
     logged = Logged(path)
+    properties = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
+    consumer = CommitsLogged(logged, properties | given.pop("properties"))
     processor = Processor(
-        {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest", **given.pop("properties")},
+        consumer,
         logged,
         [topic],
         listener=logged,
@@ -73,7 +103,7 @@ def main(servers: str, topic: str, group: str, dead: str, path: str, options: st
     )
     signal.signal(signal.SIGTERM, lambda *_: processor.close())
     logged.write(READY)
-    with processor:
+    with consumer, processor:
         processor.run()
 
 

@@ -11,10 +11,8 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
@@ -33,6 +30,7 @@ from tests.conftest import ROOT, TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.processing.chaos_worker import ATTEMPTS, READY, is_poison
+from tests.support.number_source import NumberSource
 from tests.support.soak import scaled, variants
 from tests.support.wait_until import wait_until
 
@@ -42,35 +40,13 @@ KILLS = scaled("CHAOS_KILLS", 2, 20)
 REBALANCES = scaled("CHAOS_REBALANCES", 4, 40)
 PARTITIONS, KEYS, WORKERS = 4, 24, 3
 COMMIT_MS = 100
-# A commit of finished records takes at most this long, on a machine that does other things, too.
-COMMITTED_AFTER_NS = 10**9
 # The shortest that brokers allow.
 SESSION: dict[str, object] = {"session.timeout.ms": 6_000}
 
 
-class Source:
-    """Writes numbers, with keys in turn, until it is closed."""
-
-    def __init__(self, kafka: LocalKafka, topic: str) -> None:
-        self.count = 0
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0})
-        self._topic = topic
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closing.wait(0.01):
-            for _ in range(8):
-                key = b"key-%d" % random.randrange(KEYS)
-                self._producer.produce(self._topic, b"%d" % (self.count + 1), key)
-                self.count += 1
-            self._producer.poll(0)
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-        assert self._producer.flush(60) == 0
+def record(number: int) -> dict[str, object]:
+    """Return a number from 1 on, with one of the keys."""
+    return {"value": b"%d" % (number + 1), "key": b"key-%d" % random.randrange(KEYS)}
 
 
 @dataclass
@@ -168,7 +144,7 @@ def test_records_survive_kills_and_rebalances(
     properties = {"auto.commit.interval.ms": COMMIT_MS, **protocol}
     options = json.dumps({"threads": 4, "max_in_flight": 400, "properties": properties})
     workers = Workers(kafka1, topic, dead, f"group-{uuid.uuid4().hex[:10]}", tmp_path, options)
-    source = Source(kafka1, topic)
+    source = NumberSource(kafka1, topic, record, 8)
     steps = ["kill"] * KILLS + ["rebalance"] * REBALANCES
     dice.shuffle(steps)
     with client_of(kafka1) as client:
@@ -192,7 +168,9 @@ def test_records_survive_kills_and_rebalances(
         written = written_records(client, topic)
         dead_values = {value for value, _, _ in written_records(client, dead).values()}
     assert len(written) == source.count
-    duplicates = check(list(events_of(workers.ended)), workers.ended, written, dead_values)
+    events = list(events_of(workers.ended))
+    assert sum(each.what == "committed" for each in events) >= KILLS, "workers do not commit in time"
+    duplicates = check(events, workers.ended, written, dead_values)
     print(f"{source.count} records, {KILLS} kills, {REBALANCES} rebalances, {duplicates} handled again")
 
 
@@ -239,7 +217,7 @@ def check_order(
     finished: set[tuple[str, int]] = set()
     running: dict[str, Event] = {}
     for event in sorted(events, key=lambda each: each.time_ns):
-        if event.what == "assigned":
+        if event.what in ("assigned", "committed"):
             continue
         place = event.partition, event.offset
         number = written[place][2]
@@ -257,9 +235,10 @@ def check_order(
 
 
 def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tuple[int, int]]) -> int:
-    """A finished record begins again only after an assignment, and if it was in flight when the former one ended.
+    """A finished record begins again only after an assignment, and if the former one had not committed it.
 
-    Then it, or some record before it, was unfinished at the last event of the former assignment.
+    A revocation commits all records before the first unfinished one. A killed worker has committed what it has logged
+    as acknowledged, or more.
     """
     again: set[tuple[int, int]] = set()
     by_partition: dict[int, list[Event]] = defaultdict(list)
@@ -267,21 +246,23 @@ def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tup
         by_partition[event.partition].append(event)
     for partition, found in by_partition.items():
         finished: set[int] = set()
-        # Of the present assignment: finished offsets, the lowest other one, and since when it has been the lowest.
+        # Of the present assignment: finished offsets, and the lowest other one.
         done: set[int] = set()
-        start = lowest = last_ns = 0
-        history, failures = [(0, 0)], Counter[int]()
+        start = lowest = acknowledged = 0
+        failures = Counter[int]()
         last = workers[0]
         for event in found:
-            if event.what == "assigned":
-                # A revocation commits everything; a kill loses what was finished shortly before.
-                killed = last.killed and last.ended_ns < event.time_ns
-                at = bisect_right(history, (last_ns - killed * COMMITTED_AFTER_NS, 2**63)) - 1
-                start = lowest = history[max(at, 0)][1]
-                done = {offset for offset in done if offset < start}
-                history, failures = [(0, start)], Counter()
+            if event.what == "committed":
+                assert acknowledged <= event.offset <= lowest, f"{event}: {acknowledged} was committed, {lowest} is next"
+                acknowledged = event.offset
                 continue
-            last, last_ns = workers[event.worker], event.time_ns
+            if event.what == "assigned":
+                killed = last.killed and last.ended_ns < event.time_ns
+                start = lowest = acknowledged if killed else lowest
+                done = {offset for offset in done if offset < start}
+                failures = Counter()
+                continue
+            last = workers[event.worker]
             if event.what == "begin" and event.offset in finished and (partition, event.offset) not in poison:
                 assert event.offset >= start, f"{event} was committed when it was handled again"
                 assert event.offset not in done, f"{event} is handled again by its owner"
@@ -295,5 +276,4 @@ def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tup
                 done.add(event.offset)
                 while lowest in done:
                     lowest += 1
-                history.append((event.time_ns, lowest))
     return len(again)
