@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
     from protocol.processing.failures import RetryPolicy
     from protocol.processing.processor import Processor
+    from protocol.producer.interceptors import ProducerInterceptor
+    from protocol.producer.messages import ProducerMessage
     from protocol.producer.partitioner import by_each_key
     from protocol.producer.producer import Producer
     from protocol.producer.transactional_producer import TransactionalProducer
@@ -52,6 +54,8 @@ _MODULES = {
     "Admin": "protocol.admin.admin",
     "Processor": "protocol.processing.processor",
     "Producer": "protocol.producer.producer",
+    "ProducerInterceptor": "protocol.producer.interceptors",
+    "ProducerMessage": "protocol.producer.messages",
     "Client": "protocol.cluster.client",
     "CommittedOffset": "protocol.group.committed_offsets",
     "Consumer": "protocol.consumer.consumer",
@@ -101,6 +105,8 @@ __all__ = [
     "OffsetManager",
     "Processor",
     "Producer",
+    "ProducerInterceptor",
+    "ProducerMessage",
     "ProtocolError",
     "RetryPolicy",
     "SecurityError",

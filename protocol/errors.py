@@ -226,6 +226,28 @@ class AdminFailed(KafkaError):
         return dict(self.context["results"])
 
 
+class SendFailed(KafkaError):
+    """Some messages of `Producer.send_many` were not written.
+
+    Attributes
+    ----------
+    errors : dict
+        The `KafkaError` of each failed message, by its index among the messages.
+    results : dict
+        The `RecordMetadata` of the others.
+    """
+
+    @property
+    def errors(self) -> dict[int, KafkaError]:
+        """Return the error of each failed message."""
+        return dict(self.context["errors"])
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """Return the location of each written message."""
+        return dict(self.context["results"])
+
+
 class RegistryFailed(KafkaError):
     """A schema registry refused a request, or did not respond in time.
 

@@ -276,7 +276,7 @@ PROPERTIES: tuple[Property, ...] = (
     *forbidden(
         _CONSUMER | _PRODUCER,
         "interceptor.classes",
-        "JVM classes that may change records cannot run here; change columns instead",
+        "JVM classes cannot run here; change columns instead, or pass interceptors= to Producer",
     ),
     *forbidden(_CONSUMER, "key.deserializer value.deserializer", _ARROW),
     *forbidden(_PRODUCER, "key.serializer value.serializer", _ARROW),

@@ -29,7 +29,7 @@ from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatc
 from protocol.producer.messages import MessageBuffer, TopicMessages
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
-from protocol.producer.results import BatchResult, SentColumns, complete_rows, reports_failures
+from protocol.producer.results import BatchResult, OnResult, SentColumns, complete_rows, reports_failures
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from protocol.records.encode import record_sizes
 from protocol.records.record_columns import record_columns
@@ -41,7 +41,7 @@ class BatchAssembler:
     """Accepts rows and messages of one producer.
 
     `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`. `on_failure` is called with
-    errors of rows and messages before they are handed over.
+    errors of rows and messages before they are handed over, `on_result` with the results of rows.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class BatchAssembler:
         incomplete: IncompleteBatches,
         hand_over: HandOver,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
+        on_result: OnResult | None = None,
     ) -> None:
         self._memory = incomplete.memory
         # At most half of the memory, or callers would wait for memory held by unsent messages.
@@ -65,6 +66,7 @@ class BatchAssembler:
         self._incomplete = incomplete
         self._hand_over_batches = hand_over
         self._on_failure = on_failure
+        self._on_result = on_result
         self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
         self.encode = encode
         self._checked_partitions: set[tuple[str, int | None]] = set()
@@ -96,7 +98,9 @@ class BatchAssembler:
             if rows.num_rows:
                 with self._user_code():
                     partitions[kept] = self.choice.choose(metadata, rows, sizes, given_partitions)
-            sent = SentColumns(topic, partitions, timestamps_ms, self._incomplete.mark_reported)
+            sent = SentColumns(
+                topic, partitions, timestamps_ms, self._incomplete.mark_reported, on_result=self._on_result
+            )
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
                 sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))

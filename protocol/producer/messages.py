@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,17 @@ Headers = Sequence[tuple[str, bytes | None]]
 _MAX_TIMESTAMP_MS = 2**63 - 1
 # Approximate cost of a message besides its key, value and headers.
 _OVERHEAD_BYTES = 100
+
+
+class ProducerMessage(NamedTuple):
+    """The arguments of `Producer.send`: Java's `ProducerRecord`, sarama's `ProducerMessage`."""
+
+    topic: str
+    value: bytes | str | None
+    key: bytes | str | None = None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    partition: int | None = None
 
 
 class Message:
@@ -112,8 +124,14 @@ class MessageBuffer:
         self._topics: dict[str, TopicMessages] = {}
         self._lock = threading.Lock()
 
-    def append(self, topic: str, message: Message, now_s: float) -> tuple[Future[RecordMetadata], bool]:
-        """Add a message.
+    def append(
+        self,
+        topic: str,
+        message: Message,
+        now_s: float,
+        on_done: Callable[[Future[RecordMetadata]], None] | None = None,
+    ) -> tuple[Future[RecordMetadata], bool]:
+        """Add a message. `on_done` is the first callback of its future.
 
         Returns
         -------
@@ -129,6 +147,8 @@ class MessageBuffer:
         future = MessageFuture()
         # A sent message cannot be cancelled.
         future.set_running_or_notify_cancel()
+        if on_done is not None:
+            future.add_done_callback(on_done)
         with self._lock:
             if self._close_error is not None:
                 raise UsageError(str(self._close_error)) from self._close_error

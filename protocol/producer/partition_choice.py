@@ -21,7 +21,7 @@ from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
-from protocol.producer.topics import require_partition, topic_to_write
+from protocol.producer.topics import MissingTopics, require_partition, topic_to_write
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 
 GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no type stubs
@@ -44,6 +44,7 @@ class PartitionChoice:
         self._rng = random.Random()  # noqa: S311 - shared by all topics, since its state takes 2.5 kB
         self._partitioners: dict[str, Partitioner] = {}
         self._cached_topics: dict[str, Topic] = {}
+        self._missing = MissingTopics(client)
 
     @property
     def calls_user_code(self) -> bool:
@@ -54,8 +55,14 @@ class PartitionChoice:
         """Return the arguments of `choose`; wait for a missing topic. Raises `UsageError` for missing partitions."""
         partitions = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if partitions is None else to_numpy(partitions)[valid(partitions)]
+        highest = int(numbers.max()) if numbers is not None and len(numbers) else 0
         deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
-        metadata = self._cached_topics[topic] = topic_to_write(self._client, topic, numbers, deadline)
+        self._missing.raise_if_missing(topic, highest, deadline)
+        try:
+            metadata = self._cached_topics[topic] = topic_to_write(self._client, topic, numbers, deadline)
+        except KafkaError as error:
+            self._missing.add(topic, highest, error)
+            raise
         return metadata, partitions
 
     def check_partition(self, topic: str, partition: int | None) -> None:

@@ -21,17 +21,19 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
-from protocol.errors import DeadlineExceeded, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
-from protocol.producer.messages import Headers, Message
+from protocol.producer.interceptors import Interceptors, ProducerInterceptor
+from protocol.producer.messages import Headers, Message, ProducerMessage
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partitioner import PartitionFunction
-from protocol.producer.results import ProducedRange, RecordMetadata, SentColumns
+from protocol.producer.results import ProducedRange, RecordMetadata, SentColumns, results_of
+from protocol.producer.retry_backoff import BackoffFunction
 from protocol.producer.sender import Sender
 from protocol.records.encode import encode_batches
 from protocol.secret import hide_variables
@@ -63,6 +65,11 @@ class Producer:
         Producer properties, if `client` is a shared one.
     partitioner : PartitionFunction, optional
         Chooses partitions instead of the strategy in the configuration.
+    interceptors : iterable of ProducerInterceptor
+        Called in this order before each send, and with each result.
+    retry_backoff : callable, optional
+        `retry_backoff(failures, retries)` returns the ms to wait before a partition's next try, instead of
+        `retry.backoff.ms`: sarama's `Producer.Retry.BackoffFunc`. Called in the producer's thread.
     session : ProducerSession, optional
         For `TransactionalProducer`. By default idempotent or not, as configured.
     **properties
@@ -83,6 +90,8 @@ class Producer:
         config: ProducerConfig | Mapping[str, object] | None = None,
         *,
         partitioner: PartitionFunction | None = None,
+        interceptors: Iterable[ProducerInterceptor] = (),
+        retry_backoff: BackoffFunction | None = None,
         session: ProducerSession | None = None,
         **properties: object,
     ) -> None:
@@ -93,11 +102,13 @@ class Producer:
         self._session = session or (
             IdempotentSession(self._client) if settings.enable_idempotence else AnonymousSession()
         )
+        given = tuple(interceptors)
+        self._interceptors = Interceptors(given) if given else None
         self._incomplete = IncompleteBatches(format_error=self._client.format_error)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
-        self._sender = Sender(self._client, settings, self._session, self._incomplete, encode)
+        self._sender = Sender(self._client, settings, self._session, self._incomplete, encode, retry_backoff)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
         self._assembler = BatchAssembler(
             settings,
@@ -107,6 +118,7 @@ class Producer:
             self._incomplete,
             self._sender.put,
             self._session.failed,
+            None if self._interceptors is None else self._interceptors.rows_done,
         )
         self._flushed = False
         self._closed = False
@@ -156,9 +168,15 @@ class Producer:
             full.
         """
         self._raise_if_unusable("send_columns")
+        if self._interceptors is not None:
+            columns = self._interceptors.on_send_columns(topic, columns)
         self._begin_account()
         try:
             return self._assembler.append_columns(topic, columns, partitions)
+        except KafkaError as error:
+            if self._interceptors is not None:
+                self._interceptors.columns_failed(topic, columns, error)
+            raise
         finally:  # also after Ctrl-C, which may come when the rows are accepted
             if self._config.linger_ms is not None:
                 self._sender.wake()
@@ -201,6 +219,25 @@ class Producer:
             As `send_columns`.
         """
         self._require_alive()
+        if self._interceptors is None:
+            return self._send(topic, value, key, headers, timestamp_ms, partition)
+        message = self._interceptors.on_send(ProducerMessage(topic, value, key, headers, timestamp_ms, partition))
+        try:
+            return self._send(*message, on_done=partial(self._interceptors.message_done, message))
+        except KafkaError as error:
+            self._interceptors.message_failed(message, error)
+            raise
+
+    def _send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+        on_done: Callable[[Future[RecordMetadata]], None] | None = None,
+    ) -> Future[RecordMetadata]:
         in_callback = self._sender.is_current_thread
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
@@ -208,7 +245,7 @@ class Producer:
         if not in_callback:
             self._assembler.wait_for_room(message.size_bytes)
         try:
-            future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s())
+            future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s(), on_done)
             if wake:
                 self._sender.wake()
         except BaseException:  # such as Ctrl-C, which may come when the message is accepted
@@ -244,6 +281,46 @@ class Producer:
             return future.result(deadline.remaining_s())
         except FutureTimeout as error:
             raise DeadlineExceeded(f"a message for {topic} is not acknowledged in time", topic=topic) from error
+
+    def send_many(
+        self, messages: Iterable[ProducerMessage], *, timeout_ms: float | None = None
+    ) -> list[RecordMetadata]:
+        """Send messages without waiting for `linger.ms`, and return where they were written: sarama's `SendMessages`.
+
+        Parameters
+        ----------
+        messages : iterable of ProducerMessage
+        timeout_ms : float, optional
+            By default as of `flush`.
+
+        Returns
+        -------
+        list of RecordMetadata
+            In the order of the messages.
+
+        Raises
+        ------
+        SendFailed
+            Some messages were not written. `errors` has the error of each by its index, `results` the locations of the
+            others. An error `DeadlineExceeded` means that the message is not acknowledged in time, and may still be
+            written.
+        """
+        self._require_caller("send_many")
+        self._require_alive()
+        deadline = self._flush_deadline(timeout_ms)
+        outcomes: list[Future[RecordMetadata] | KafkaError] = []
+        for message in messages:
+            topic, value, key, headers, timestamp_ms, partition = message
+            try:
+                future = self.send(
+                    topic, value, key=key, headers=headers, timestamp_ms=timestamp_ms, partition=partition
+                )
+                outcomes.append(future)
+            except KafkaError as error:
+                outcomes.append(error)
+        self._assembler.drain()
+        self._sender.wake()
+        return results_of(outcomes, deadline)
 
     # -- results ------------------------------------------------------------------------------
 
@@ -307,6 +384,8 @@ class Producer:
         self._closed = True
         _stop(self._sender, self._compressors)
         self._sender.join(self._client.deadline(_STOP_MS))
+        if self._interceptors is not None and self._sender.in_this_process:
+            self._interceptors.close()
         if self._owns_client and self._sender.in_this_process:
             self._client.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.clock import Deadline
 from protocol.condition import Event
-from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.errors import DeadlineExceeded, KafkaError, SendFailed
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
 
@@ -59,6 +61,9 @@ class BatchResult(NamedTuple):
     base_offset: int = -1
     log_append_time_ms: int = -1
     error: KafkaError | None = None
+
+
+OnResult = Callable[[str, int, int, BatchResult], None]
 
 
 class MessageFuture(Future[RecordMetadata]):
@@ -109,6 +114,8 @@ class SentColumns:
         Called with each error that a caller has received from this object.
     futures : sequence of Future of RecordMetadata, optional
         One per row, completed in the sender's thread.
+    on_result : callable, optional
+        Called with topic, partition, number of rows and result before these rows are done. For rows without futures.
     """
 
     def __init__(
@@ -118,8 +125,10 @@ class SentColumns:
         timestamps_ms: npt.NDArray[np.int64],
         on_reported: Callable[[KafkaError], None] = lambda error: None,
         futures: Sequence[Future[RecordMetadata]] | None = None,
+        on_result: OnResult | None = None,
     ) -> None:
         self.topic = topic
+        self._on_result = on_result
         self._futures = futures
         self._on_reported = on_reported
         self._rows = _Rows(partitions)
@@ -140,6 +149,8 @@ class SentColumns:
         if self._futures is not None:
             self._complete_futures(self._futures, partition, first, count, result)
             return
+        if self._on_result is not None:
+            self._on_result(self.topic, partition, count, result)
         self._completed.append((partition, first, count, result))
         self._left -= count
         if not self._left:
@@ -266,3 +277,26 @@ def complete_rows(
 def reports_failures(sent: Sequence[SentRows]) -> bool:
     """Return True if all of these calls report failures to the user."""
     return bool(sent) and all(each.call.reports_failures for each in sent)
+
+
+def results_of(outcomes: Sequence[Future[RecordMetadata] | KafkaError], deadline: Deadline) -> list[RecordMetadata]:
+    """Wait for the futures of `send_many`, and return their results; raise `SendFailed` if some failed."""
+    results: dict[int, RecordMetadata] = {}
+    errors: dict[int, KafkaError] = {}
+    for index, outcome in enumerate(outcomes):
+        try:
+            if isinstance(outcome, KafkaError):
+                raise outcome
+            results[index] = outcome.result(deadline.remaining_s())
+        except FutureTimeout:
+            errors[index] = DeadlineExceeded("the message is not acknowledged in time, and may still be written")
+        except KafkaError as error:
+            errors[index] = error
+    if errors:
+        first = min(errors)
+        raise SendFailed(
+            f"{len(errors)} of {len(outcomes)} messages were not written; the first is number {first}: {errors[first]}",
+            errors=errors,
+            results=results,
+        ) from errors[first]
+    return list(results.values())

@@ -28,6 +28,7 @@ from protocol.producer.idempotence import ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.partition_producer import Encode, PartitionProducer
 from protocol.producer.results import BatchResult
+from protocol.producer.retry_backoff import BackoffFunction, FunctionBackoff
 from protocol.producer.topics import Leaders
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Sender:
         session: ProducerSession,
         incomplete: IncompleteBatches,
         encode: Encode,
+        retry_backoff: BackoffFunction | None = None,
     ) -> None:
         self.busy: dict[TopicPartition, PartitionProducer] = {}
         """Partitions with unsent or unacknowledged batches. Other threads may read it."""
@@ -60,6 +62,7 @@ class Sender:
         self._session = session
         self._incomplete = incomplete
         self._encode = encode
+        self._retry_backoff = retry_backoff
         self._clock = StoppableClock(client.clock)
         # Replies of a connection are ordered: with its own connections, it never waits for another producer's replies.
         self._purpose = f"{PRODUCE}-{next(_numbers)}"
@@ -210,11 +213,17 @@ class Sender:
                 max_in_flight=self._config.max_in_flight_requests_per_connection,
                 retries=self._config.retries,
                 delivery_timeout_s=self._config.delivery_timeout_ms / 1000,
-                backoff=Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms),
+                backoff=self._backoff(),
                 encode=self._encode,
             )
         self.busy[key] = partition
         return partition
+
+    def _backoff(self) -> Backoff:
+        limits_ms = self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms
+        if self._retry_backoff is None:
+            return Backoff(*limits_ms)
+        return FunctionBackoff(*limits_ms, function=self._retry_backoff, retries=self._config.retries)
 
     # -- requests and replies -----------------------------------------------------------------
 

@@ -6,6 +6,8 @@ Called by `partition_choice` in the callers' threads, and by `sender`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +18,8 @@ from protocol.cluster.metadata import Broker, Topic
 from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.partition_producer import PartitionProducer
+
+_MISSING_FOR_S = 60.0
 
 
 def topic_to_write(
@@ -85,6 +89,61 @@ def _no_partition(topic: str, partition: int, count: int) -> UsageError:
         "call was sent",
         topic=topic,
     )
+
+
+@dataclass
+class _Missing:
+    error: KafkaError
+    until_s: float
+    look_at_s: float
+
+
+class MissingTopics:
+    """Topics and partitions that `topic_to_write` has waited for in vain: sends to them fail at once for a minute.
+
+    Meanwhile one request per `retry.backoff.max.ms` tells whether they exist now. Thread-safe.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        # By topic, and by topic and partition if only the partition is missing.
+        self._missing: dict[tuple[str, int | None], _Missing] = {}
+
+    def add(self, topic: str, partition: int, error: KafkaError) -> None:
+        """Remember an error of `topic_to_write` for the highest partition, if it means that something is missing."""
+        if isinstance(error.__cause__, BrokerError) and is_unknown_topic(error.__cause__):
+            key = (topic, partition if isinstance(error, UsageError) else None)
+            now_s = self._client.clock.now_s()
+            self._missing[key] = _Missing(error, now_s + _MISSING_FOR_S, self._next_look_s(now_s))
+
+    def raise_if_missing(self, topic: str, partition: int, deadline: Deadline) -> None:
+        """Raise the remembered error, unless the topic and the partition exist now or the error is outdated."""
+        if not self._missing:
+            return
+        for key in ((topic, None), (topic, partition)):
+            found = self._missing.get(key)
+            if found is not None and not self._outdated(found, key, deadline):
+                raise type(found.error)(str(found.error), **found.error.context) from found.error.__cause__
+            self._missing.pop(key, None)
+
+    def _outdated(self, missing: _Missing, key: tuple[str, int | None], deadline: Deadline) -> bool:
+        topic, partition = key
+        now_s = self._client.clock.now_s()
+        if now_s >= missing.until_s:
+            return True
+        if now_s >= missing.look_at_s:
+            missing.look_at_s = self._next_look_s(now_s)
+            self._client.expire_metadata([topic])
+            try:
+                self._client.topic(topic, deadline, create=True)
+            except KafkaError as error:
+                # Another error is one to wait for: the topic is being created, for example.
+                return not is_unknown_topic(error)
+        known = self._client.remembered_topic(topic)
+        return known is not None and (partition or 0) < len(known.partitions)
+
+    def _next_look_s(self, now_s: float) -> float:
+        return now_s + self._client.config.retry_backoff_max_ms / 1000
 
 
 class Leaders:

@@ -5,7 +5,7 @@ It can hand its open transaction over to another process, which then commits or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -20,10 +20,12 @@ from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.partition_choice import GivenPartitions
 from protocol.producer.partitioner import PartitionFunction
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata, SentColumns
+from protocol.producer.retry_backoff import BackoffFunction
 from protocol.producer.transaction_session import TransactionSession
 from protocol.secret import hide_variables
 from protocol.transaction.states import TransactionalIdentity, TransactionState
@@ -42,7 +44,7 @@ class TransactionalProducer(Producer):
 
     Parameters
     ----------
-    client, config, partitioner, **properties
+    client, config, partitioner, interceptors, retry_backoff, **properties
         As of `Producer`; `transactional.id` is required.
 
     Raises
@@ -67,6 +69,8 @@ class TransactionalProducer(Producer):
         config: ProducerConfig | Mapping[str, object] | None = None,
         *,
         partitioner: PartitionFunction | None = None,
+        interceptors: Iterable[ProducerInterceptor] = (),
+        retry_backoff: BackoffFunction | None = None,
         **properties: object,
     ) -> None:
         """Arguments are those of `Producer`. Raises `UsageError` without `transactional.id`."""
@@ -74,7 +78,14 @@ class TransactionalProducer(Producer):
         if settings.transactional_id is None:
             raise UsageError("a producer of transactions needs transactional.id", settings=("transactional.id",))
         session = TransactionSession(own_or_shared, settings.transactional_id, settings.transaction_timeout_ms)
-        super().__init__(own_or_shared, settings, partitioner=partitioner, session=session)
+        super().__init__(
+            own_or_shared,
+            settings,
+            partitioner=partitioner,
+            interceptors=interceptors,
+            retry_backoff=retry_backoff,
+            session=session,
+        )
         self._owns_client = owns_client
         # One object per call that is sending: removing it twice, or before it was added, does no harm.
         self._sends: set[object] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from protocol.clock import Deadline
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
-from protocol.producer.messages import Headers, Message
+from protocol.producer.messages import Headers, Message, ProducerMessage
 from protocol.producer.partition_choice import GivenPartitions
 from protocol.producer.partitioner import partition_of
-from protocol.producer.results import BatchResult, MessageFuture, ProducedRange, RecordMetadata, SentColumns
+from protocol.producer.results import BatchResult, MessageFuture, ProducedRange, RecordMetadata, SentColumns, results_of
 from protocol.records.record_columns import record_columns
 
 
@@ -189,6 +190,23 @@ class MockProducer:
     ) -> RecordMetadata:
         """Send one message; return where it was written, or raise its error. As `Producer.send_and_wait`."""
         return self.send(topic, value, **fields).result()
+
+    def send_many(
+        self, messages: Iterable[ProducerMessage], *, timeout_ms: float | None = None
+    ) -> list[RecordMetadata]:
+        """Send messages; raise `SendFailed` with the errors of those expected to fail. As `Producer.send_many`."""
+        self._require_open()
+        outcomes: list[Future[RecordMetadata] | KafkaError] = []
+        for message in messages:
+            topic, value, key, headers, timestamp_ms, partition = message
+            try:
+                future = self.send(
+                    topic, value, key=key, headers=headers, timestamp_ms=timestamp_ms, partition=partition
+                )
+                outcomes.append(future)
+            except KafkaError as error:
+                outcomes.append(error)
+        return results_of(outcomes, Deadline.after_ms(0))
 
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None

@@ -101,10 +101,13 @@ PYTHON = {
             "protocol.write(",
             "producer.flush()",
             "add_done_callback",
-            "send_and_wait(",
+            "print(producer.send_and_wait(",
+            "producer.send_many(",
             "def by_length",
         )
     },
+    ("producing.md", "class Tracing("): "tests/protocol/producer/test_examples.py::"
+    "test_interceptor_of_the_page_adds_the_trace_and_keeps_headers",
 }
 PYTHON |= {
     ("tuning.md", words): HERE + "test_documented_settings_are_accepted"

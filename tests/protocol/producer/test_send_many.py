@@ -1,0 +1,169 @@
+"""Several messages sent synchronously, back-off functions, and topics that do not exist."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.clock import Clock
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, SendFailed, UsageError
+from protocol.producer.messages import ProducerMessage
+from protocol.testing import FakeKafka
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.protocol.producer.producing import producer_of
+
+TOPIC, WAIT_S = "orders", 30
+MISSING_SOON: dict[str, object] = {"max.block.ms": 300, "retry.backoff.max.ms": 20_000}
+
+
+class SkippingClock(Clock):
+    """Real time plus the skipped time."""
+
+    skipped_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.skipped_s
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 2)
+        yield kafka
+
+
+class TestSendMany:
+    def test_results_are_in_the_order_of_the_messages(self, fake: FakeKafka) -> None:
+        messages = [ProducerMessage(TOPIC, f"{number}", partition=number % 2, timestamp_ms=5) for number in range(6)]
+        with producer_of(fake.bootstrap_servers, {"linger.ms": 600_000}) as producer:
+            written = producer.send_many(messages)
+            assert producer.send_many([]) == []
+        assert [(each.partition, each.offset) for each in written] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+    def test_failed_messages_are_named_with_their_causes(self, fake: FakeKafka) -> None:
+        fake.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=(TOPIC, 1))
+        messages = [
+            ProducerMessage(TOPIC, "0", partition=0),
+            ProducerMessage(TOPIC, "1", headers=[("only a name",)]),  # type: ignore[list-item]
+            ProducerMessage(TOPIC, "2", partition=1),
+            ProducerMessage(TOPIC, "3" * 2_000, partition=0),
+            ProducerMessage(TOPIC, "4", partition=0),
+        ]
+        with producer_of(fake.bootstrap_servers, {"max.request.size": 1_000}) as producer:
+            with pytest.raises(SendFailed, match="3 of 5 messages were not written; the first is number 1: ") as raised:
+                producer.send_many(messages)
+            producer.flush()
+        errors = raised.value.errors
+        assert list(errors) == [1, 2, 3]
+        assert isinstance(errors[1], UsageError)
+        assert isinstance(errors[2], BrokerError)
+        assert errors[2].code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert "max.request.size" in str(errors[3])
+        assert {index: each.offset for index, each in raised.value.results.items()} == {0: 0, 4: 1}
+
+    def test_messages_not_acknowledged_in_time_fail(self, fake: FakeKafka) -> None:
+        held = threading.Event()
+        fake.before[PRODUCE] = lambda body: held.wait(WAIT_S)
+        with producer_of(fake.bootstrap_servers) as producer:
+            try:
+                with pytest.raises(SendFailed) as raised:
+                    producer.send_many([ProducerMessage(TOPIC, "0"), ProducerMessage(TOPIC, "1")], timeout_ms=100)
+            finally:
+                held.set()
+        assert [type(each) for each in raised.value.errors.values()] == [DeadlineExceeded, DeadlineExceeded]
+
+
+class TestBackoffFunction:
+    def test_function_gets_failures_and_retries(self, fake: FakeKafka) -> None:
+        calls: list[tuple[int, int]] = []
+
+        def backoff(failures: int, retries: int) -> float:
+            calls.append((failures, retries))
+            return 1
+
+        fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 3)
+        with producer_of(fake.bootstrap_servers, {"retries": 9}, retry_backoff=backoff) as producer:
+            producer.send_and_wait(TOPIC, "v", partition=0)
+            fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            producer.send_and_wait(TOPIC, "v", partition=0)
+        assert calls == [(1, 9), (2, 9), (3, 9), (1, 9)]
+
+    @pytest.mark.parametrize("returned", [None, -1, float("nan"), float("inf")])
+    def test_wrong_value_is_logged_and_the_default_applies(
+        self, fake: FakeKafka, caplog: pytest.LogCaptureFixture, returned: float
+    ) -> None:
+        fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        with (
+            caplog.at_level(logging.WARNING, "protocol"),
+            producer_of(fake.bootstrap_servers, retry_backoff=lambda failures, retries: returned) as producer,
+        ):
+            assert producer.send_and_wait(TOPIC, "v").offset == 0
+        assert "retry_backoff has failed; the default applies" in caplog.text
+
+
+class TestMissingTopics:
+    def test_sends_after_the_first_fail_at_once_until_the_topic_exists(self, fake: FakeKafka) -> None:
+        clock = SkippingClock()
+        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
+
+            def refused() -> tuple[str, int]:
+                before = len(fake.asked(METADATA))
+                with pytest.raises(DeadlineExceeded, match=r"Create the topic later first") as raised:
+                    producer.send("later", "v")
+                return str(raised.value), len(fake.asked(METADATA)) - before
+
+            first, requests = refused()
+            assert requests > 1
+            with pytest.raises(KafkaError, match="Create the topic later first"):
+                producer.send_columns("later", pa.RecordBatch.from_pydict({"value": [b"v"]}))
+            assert [refused() for _ in range(3)] == [(first, 0)] * 3
+            assert producer.send_and_wait(TOPIC, "other topics are not affected").offset == 0
+            clock.skipped_s += 21
+            assert [refused() for _ in range(3)] == [(first, 1), (first, 0), (first, 0)]
+            fake.create_topic("later", 1)
+            clock.skipped_s += 21
+            assert producer.send_and_wait("later", "v").offset == 0
+
+    def test_topic_is_waited_for_again_after_a_minute(self, fake: FakeKafka) -> None:
+        clock = SkippingClock()
+        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
+            for _ in range(2):
+                before = len(fake.asked(METADATA))
+                with pytest.raises(DeadlineExceeded):
+                    producer.send("later", "v")
+                assert len(fake.asked(METADATA)) - before > 1
+                clock.skipped_s += 61
+
+    def test_missing_partition_fails_at_once_and_others_are_written(self, fake: FakeKafka) -> None:
+        clock = SkippingClock()
+        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
+            for _ in range(2):
+                before = len(fake.asked(METADATA))
+                with pytest.raises(UsageError, match=r"partition 2 was requested, but topic orders has 2"):
+                    producer.send(TOPIC, "v", partition=2)
+                assert producer.send_and_wait(TOPIC, "v", partition=1).partition == 1
+            assert len(fake.asked(METADATA)) == before
+            fake.create_partitions(TOPIC, 3)
+            clock.skipped_s += 21
+            assert producer.send_and_wait(TOPIC, "v", partition=2).partition == 2
+
+    def test_topic_that_is_being_created_is_waited_for(self, fake: FakeKafka) -> None:
+        clock = SkippingClock()
+        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
+            with pytest.raises(DeadlineExceeded):
+                producer.send("later", "v")
+            fake.create_topic("later", 1)
+            clock.skipped_s += 21
+            leaderless = {"error_code": ErrorCode.LEADER_NOT_AVAILABLE, "partitions": []}
+            fake.edit_replies(
+                METADATA,
+                lambda body: {**body, "topics": [{**each, **leaderless} for each in body["topics"]]},
+                2,
+            )
+            assert producer.send_and_wait("later", "v").offset == 0
