@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,20 +22,30 @@ from spark_kafka_source.cli.profiles import VARIABLE as PROFILE_VARIABLE
 from spark_kafka_source.cli.profiles import complete_profiles, read_profiles
 from spark_kafka_source.cli.values import DURATION
 
+if TYPE_CHECKING:
+    from protocol.schemas.registry import SchemaRegistry
+
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
 _SERVERS = "bootstrap.servers"
 _VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
+_REGISTRY = "schema.registry."
+_REGISTRY_URL = f"{_REGISTRY}url"
+_REGISTRY_VARIABLE = "SCHEMA_REGISTRY_URL"
 
 
 @dataclass(frozen=True)
 class Cluster:
     """The client and the deadline of a command.
 
-    `properties` are those of the client; a command that opens a consumer or producer passes them on.
+    `properties` are those of the client; a command that opens a consumer or producer passes them on. `registry` are the
+    properties `schema.registry.*` of the same sources.
     """
 
     client: Client
     deadline: Deadline
     properties: Mapping[str, str]
+    registry: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def consumer(self) -> ConsumerConfig:
@@ -76,13 +86,14 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
         **arguments: Any,
     ) -> None:
         given = given_properties(profile, bootstrap_server, command_config, {**former_properties, **properties})
+        given, registry = _divided(given)
         try:
             config = parse_client(given)
         except ConfigurationError as error:
             raise click.UsageError(str(error)) from error
         with Client(config) as client:
             try:
-                command(cluster=Cluster(client, client.deadline(timeout_ms), given), **arguments)
+                command(cluster=Cluster(client, client.deadline(timeout_ms), given, registry), **arguments)
             except ConfigurationError as error:
                 raise click.UsageError(str(error)) from error
             except AdminFailed as error:
@@ -90,9 +101,13 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
             except KafkaError as error:
                 raise _failure(error) from error
 
-    for option in reversed(CONNECTION_OPTIONS):
-        run = option(run)
-    return run
+    return _with_options(run, CONNECTION_OPTIONS)
+
+
+def _with_options(command: Callable[..., None], options: Sequence[_Decorator]) -> Callable[..., None]:
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def _failure(*errors: KafkaError) -> click.ClickException:
@@ -120,24 +135,102 @@ def given_properties(
     A profile that was chosen by `pykafka profile use` is ignored if another source names brokers: its credentials are
     not for them.
     """
-    servers = os.environ.get(_VARIABLE)
-    given = {_SERVERS: servers} if servers else {}
-    profiles = read_profiles()
-    if profile is not None:
-        given |= profiles.properties(profile)
-    if command_config is not None:
-        given |= parse_java_properties(command_config.read_text(ENCODING))
-    given |= properties
-    if bootstrap_server is not None:
-        given[_SERVERS] = bootstrap_server
-    if _SERVERS not in given and profiles.used is not None:
-        given = {**profiles.properties(profiles.used), **given}
+    given = _merged(profile, (_SERVERS, bootstrap_server, _VARIABLE), command_config, properties)
     if _SERVERS not in given:
         raise click.UsageError(
             "The address of the brokers is missing. Give --bootstrap-server HOST:PORT or --profile, or set "
             f"{_VARIABLE}."
         )
     return given
+
+
+def _merged(
+    profile: str | None,
+    address: tuple[str, str | None, str],
+    command_config: Path | None,
+    properties: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the properties of all sources. `address`: the property of addresses, its option, its variable."""
+    name, option, variable = address
+    text = os.environ.get(variable)
+    given = {name: text} if text else {}
+    profiles = read_profiles()
+    if profile is not None:
+        given |= profiles.properties(profile)
+    if command_config is not None:
+        given |= parse_java_properties(command_config.read_text(ENCODING))
+    given |= properties
+    if option is not None:
+        given[name] = option
+    if name not in given and profiles.used is not None:
+        given = {**profiles.properties(profiles.used), **given}
+    return given
+
+
+def _divided(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return Kafka's properties, and those of a schema registry."""
+    registry = {name: text for name, text in given.items() if name.lower().startswith(_REGISTRY)}
+    return {name: text for name, text in given.items() if name not in registry}, registry
+
+
+def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a connection to a registry; the command receives a `SchemaRegistry` as `registry`.
+
+    Exit codes are those of `asks_brokers`.
+    """
+
+    @functools.wraps(command)
+    def run(
+        profile: str | None,
+        schema_registry: str | None,
+        command_config: Path | None,
+        properties: Mapping[str, str],
+        timeout_ms: int | None,
+        **arguments: Any,
+    ) -> None:
+        address = _REGISTRY_URL, schema_registry, _REGISTRY_VARIABLE
+        given = _divided(_merged(profile, address, command_config, properties))[1]
+        if timeout_ms is not None:
+            given[f"{_REGISTRY}request.timeout.ms"] = str(timeout_ms)
+        try:
+            command(registry=open_registry(given), **arguments)
+        except ConfigurationError as error:
+            raise click.UsageError(str(error)) from error
+        except KafkaError as error:
+            raise _failure(error) from error
+
+    return _with_options(run, REGISTRY_OPTIONS)
+
+
+def open_registry(properties: Mapping[str, str], url: str | None = None) -> SchemaRegistry:
+    """Return the client of a registry.
+
+    Parameters
+    ----------
+    properties : mapping
+        `schema.registry.*`.
+    url : str, optional
+        The option `--schema-registry` of a command that asks brokers, too.
+
+    Raises
+    ------
+    click.UsageError
+        No source names a registry.
+    ConfigurationError
+        A property is wrong.
+    """
+    from protocol.schemas.registry import SchemaRegistry
+    from protocol.schemas.registry_config import parse_registry
+
+    variable = os.environ.get(_REGISTRY_VARIABLE)
+    given = {**({_REGISTRY_URL: variable} if variable else {}), **properties, **({_REGISTRY_URL: url} if url else {})}
+    config = parse_registry(given) if _REGISTRY_URL in given else None
+    if config is None:
+        raise click.UsageError(
+            f"The address of the schema registry is missing. Give --schema-registry URL, or set {_REGISTRY_URL} in the "
+            f"profile, or {_REGISTRY_VARIABLE}."
+        )
+    return SchemaRegistry(config)
 
 
 def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -149,20 +242,28 @@ def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     return {name.strip(): value for name, _, value in pairs}
 
 
-CONNECTION_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
-    click.option(
-        "--profile",
-        metavar="NAME",
-        envvar=PROFILE_VARIABLE,
-        shell_complete=complete_profiles,
-        help=f"A profile of `pykafka profile list`.  [env: {PROFILE_VARIABLE}]",
-    ),
+_PROFILE: _Decorator = click.option(
+    "--profile",
+    metavar="NAME",
+    envvar=PROFILE_VARIABLE,
+    shell_complete=complete_profiles,
+    help=f"A profile of `pykafka profile list`.  [env: {PROFILE_VARIABLE}]",
+)
+_COMMAND_CONFIG: _Decorator = click.option(
+    "--command-config",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="A properties file, as for Kafka's own tools. Keep passwords there.",
+)
+schema_registry_option: _Decorator = click.option(
+    "--schema-registry",
+    metavar="URL",
+    help=f"Addresses of the schema registry, separated by commas.  [env: {_REGISTRY_VARIABLE}]",
+)
+
+CONNECTION_OPTIONS: tuple[_Decorator, ...] = (
+    _PROFILE,
     click.option("--bootstrap-server", metavar="HOST:PORT", help=f"One or more brokers.  [env: {_VARIABLE}]"),
-    click.option(
-        "--command-config",
-        type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-        help="A properties file, as for Kafka's own tools. Keep passwords there.",
-    ),
+    _COMMAND_CONFIG,
     click.option(
         "-X",
         "--command-property",
@@ -179,5 +280,26 @@ CONNECTION_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], 
         "timeout_ms",
         type=DURATION,
         help="Time limit of the command: 30s, 2m, or milliseconds.  [default: default.api.timeout.ms, 1m]",
+    ),
+)
+
+REGISTRY_OPTIONS: tuple[_Decorator, ...] = (
+    _PROFILE,
+    schema_registry_option,
+    _COMMAND_CONFIG,
+    click.option(
+        "-X",
+        "--command-property",
+        "properties",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=pairs,
+        help="A property of the registry, schema.registry.…; repeatable.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_ms",
+        type=DURATION,
+        help="Time limit of each request: 30s, 2m, or milliseconds.  [default: 10s]",
     ),
 )

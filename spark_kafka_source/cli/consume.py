@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pyarrow as pa
@@ -15,7 +15,7 @@ from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
-from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, open_registry, schema_registry_option
 from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, list_ends, parse_span, resolve
 from spark_kafka_source.cli.progress import advancing
@@ -25,6 +25,10 @@ from spark_kafka_source.cli.record_sources import Receiver, follow, read_as_memb
 from spark_kafka_source.cli.record_text import RecordFormat, json_format, text_format
 from spark_kafka_source.cli.stop_signals import stop_request
 from spark_kafka_source.cli.values import NUMBERS, Parsed
+
+if TYPE_CHECKING:
+    from protocol.schemas.reader_schema import Part
+    from spark_kafka_source.cli.decoded_records import RecordDecoder
 
 _JSON = "json"
 # Bytes that control a terminal become question marks there; \t, \n and \r stay.
@@ -49,6 +53,7 @@ class _Output:
         self.count = 0
         self.file: RecordFile | None = None
         self.format: RecordFormat | None = None
+        self.decoder: RecordDecoder | None = None
 
     @property
     def done(self) -> bool:
@@ -59,15 +64,21 @@ class _Output:
         """The columns to read."""
         if self.format is None:
             return frozenset(ALL_COLUMNS)
-        return self.format.columns | self._filter.columns | {"offset"}
+        decoded = frozenset[str]() if self.decoder is None else self.decoder.columns
+        return self.format.columns | self._filter.columns | decoded | {"offset"}
 
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
+        if self.decoder is not None:
+            as_text = self.format is not None or bool(self._filter.columns & {"key", "value"})
+            batch = self.decoder.decode(batch, as_text=as_text)
         found, unread = self._filter.apply(batch), None
         if self._left is not None and found.num_rows >= self._left:
             found = found.slice(0, self._left)
             last = found.column("offset")[-1].as_py() if found.num_rows else batch.column("offset")[0].as_py() - 1
             unread = last + 1 if last < batch.column("offset")[-1].as_py() else None
         if found.num_rows:
+            if self.decoder is not None:
+                self.decoder.report(key, found)
             self._write(key, found)
         self.count += found.num_rows
         if self._left is not None:
@@ -109,6 +120,10 @@ class _Output:
     r"value, \n, \t, \xHH.  [default: %v\n]",
 )
 @click.option("-J", "--json", "as_json", is_flag=True, help="Print a JSON object per line; also: -o json.")
+@click.option("--decode", is_flag=True, help="Decode values by the schema registry, and print them as JSON.")
+@click.option("--decode-key", is_flag=True, help="Decode keys, too.")
+@click.option("--subject", metavar="NAME", help="The subject with the schema of values.  [default: TOPIC-value]")
+@schema_registry_option
 @click.option("--key", help="Only records with this key.")
 @click.option("--grep", "pattern", metavar="REGEX", help="Only records whose value contains a match.")
 @click.option(
@@ -143,6 +158,10 @@ def consume(
     limit: int | None,
     text: RecordFormat | None,
     as_json: bool,
+    decode: bool,
+    decode_key: bool,
+    subject: str | None,
+    schema_registry: str | None,
     key: str | None,
     pattern: str | None,
     headers: tuple[tuple[str, bytes | None], ...],
@@ -154,11 +173,15 @@ def consume(
     Without a group no offsets are committed. -n counts records of all partitions; +N and -N in a position count
     offsets of each partition. --timeout limits the time until the first request for records.
 
+    With --decode, values become the latest version of their subject: JSON in lines, objects with -o json, columns in a
+    file; --key and --grep look at the JSON. A value that does not decode is null, and the exit code 1.
+
     \b
     Examples:
       pykafka consume orders -o -10 -f '%p:%o %k %v\\n'
       pykafka consume orders -o @-1h:latest --grep refused -o json
       pykafka consume orders -p 0,1 --to orders.parquet
+      pykafka consume orders-avro -e --decode --schema-registry http://registry:8081
     """
     spans = [each for each in offsets if isinstance(each, Span)]
     as_json = as_json or len(spans) < len(offsets)
@@ -170,8 +193,10 @@ def consume(
     follows = (path is None) if follows is None else follows
     default = FROM_LATEST if follows else FROM_EARLIEST
     span = spans[0] if spans else Span(default)
+    output.decoder = _decoder(cluster, topic, schema_registry, subject, decode=decode, decode_key=decode_key)
     if path is None:
-        output.format = json_format() if as_json else text or text_format(r"%v\n")
+        decoded = () if output.decoder is None else output.decoder.types
+        output.format = json_format(decoded) if as_json else text or text_format(r"%v\n")
     with stop_request(prints=path is None) as stop, ExitStack() as opened:
         if group is not None:
             properties = _group_properties(cluster, group, span, given=bool(spans))
@@ -193,6 +218,26 @@ def consume(
                 raise click.ClickException(f"interrupted; {path} was not written")
     if path is not None:
         click.echo(f"{output.count} records written to {path}", err=True)
+    if output.decoder is not None and output.decoder.invalid:
+        raise click.ClickException(f"{output.decoder.invalid} records did not decode")
+
+
+def _decoder(
+    cluster: Cluster, topic: str, url: str | None, subject: str | None, *, decode: bool, decode_key: bool
+) -> RecordDecoder | None:
+    subjects: dict[Part, str] = {}
+    if decode or decode_key:
+        subjects["value"] = subject or f"{topic}-value"
+    if decode_key:
+        subjects["key"] = f"{topic}-key"
+    if not subjects:
+        if subject is not None or url is not None:
+            raise click.UsageError("--subject and --schema-registry need --decode.")
+        return None
+    # Only this option imports the decoders.
+    from spark_kafka_source.cli.decoded_records import RecordDecoder
+
+    return RecordDecoder(open_registry(cluster.registry, url), subjects)
 
 
 def _check_usage(
@@ -249,5 +294,5 @@ def _open(opened: ExitStack, output: _Output, path: Path | None, topic: str, tot
     """Open the file and, on a terminal, its progress bar; return the receiver of records."""
     if path is None:
         return output
-    output.file = opened.enter_context(RecordFile(path, topic))
+    output.file = opened.enter_context(RecordFile(path, topic, {} if output.decoder is None else output.decoder.types))
     return opened.enter_context(advancing(output, total, path.name))

@@ -21,7 +21,7 @@ else:
 VARIABLE = "PYKAFKA_PROFILE"
 _FILE_VARIABLE = "PYKAFKA_CONFIG"
 _USED = "profile"
-_SECRET = re.compile(r"password|secret|jaas|token|\.key$|private|credential", re.IGNORECASE)
+_SECRET = re.compile(r"password|secret|jaas|token|\.key$|private|credential|user\.info", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,18 +11,20 @@ import pyarrow as pa
 
 from protocol.tables import READ_SCHEMA
 
+# Before the name of a decoded column, beside its JSON text under the column's own name.
+TYPED = "typed_"
 SUFFIXES = (".parquet", ".arrow")
 # Of a row group: large enough for columns to compress, small enough for memory.
 _MAX_ROWS = 1 << 18
 _MAX_BYTES = 32 << 20
 
 
-def _open(path: Path, suffix: str) -> Any:
+def _open(path: Path, suffix: str, schema: pa.Schema) -> Any:
     if suffix != ".parquet":
-        return pa.ipc.new_file(path, READ_SCHEMA)
+        return pa.ipc.new_file(path, schema)
     from pyarrow import parquet  # brings pandas along, which takes a while
 
-    return parquet.ParquetWriter(path, READ_SCHEMA, compression="zstd")
+    return parquet.ParquetWriter(path, schema, compression="zstd")
 
 
 class RecordFile:
@@ -34,15 +37,19 @@ class RecordFile:
     path : Path
         The suffix is one of `SUFFIXES`.
     topic : str
+    types : mapping of str to pyarrow.DataType, optional
+        Types of decoded columns.
     """
 
-    def __init__(self, path: Path, topic: str) -> None:
+    def __init__(self, path: Path, topic: str, types: Mapping[str, pa.DataType] | None = None) -> None:
+        decoded = types or {}
+        self._schema = pa.schema([each.with_type(decoded.get(each.name, each.type)) for each in READ_SCHEMA])
         self._path = path
         self._partial = path.with_name(f".{path.name}.partial")
         self._topics = pa.array([topic])
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
-        self._writer = _open(self._partial, path.suffix)
+        self._writer = _open(self._partial, path.suffix, self._schema)
 
     def __enter__(self) -> RecordFile:
         return self
@@ -58,7 +65,7 @@ class RecordFile:
             self._partial.unlink(missing_ok=True)
 
     def write(self, partition: int, batch: pa.RecordBatch) -> None:
-        """Add a batch that has all columns."""
+        """Add a batch that has all columns; those decoded under the names `typed_…`."""
         index = pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
         arrays = {
             "topic": pa.DictionaryArray.from_arrays(index, self._topics),
@@ -66,7 +73,9 @@ class RecordFile:
             **dict(zip(batch.schema.names, batch.columns, strict=True)),
         }
         self._batches.append(
-            pa.RecordBatch.from_arrays([arrays[name] for name in READ_SCHEMA.names], schema=READ_SCHEMA)
+            pa.RecordBatch.from_arrays(
+                [arrays.get(TYPED + name, arrays[name]) for name in self._schema.names], schema=self._schema
+            )
         )
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -75,6 +84,6 @@ class RecordFile:
 
     def _write_group(self) -> None:
         if self._batches:
-            table = pa.Table.from_batches(self._batches, READ_SCHEMA).combine_chunks()
+            table = pa.Table.from_batches(self._batches, self._schema).combine_chunks()
             self._batches, self._rows, self._bytes = [], 0, 0
             self._writer.write_table(table)

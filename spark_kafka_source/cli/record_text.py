@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,8 @@ def _lists_like(lists: pa.Array, items: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), items)
 
 
+ERROR = "error"  # the column with reasons of values that do not decode
+
 # -- JSON ---------------------------------------------------------------------------------------
 
 _JSON_COLUMNS = frozenset({"offset", "timestamp_ms", "key", "value", "headers"})
@@ -146,21 +148,30 @@ _RARE = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 _JSON_ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
 
-def json_format() -> RecordFormat:
+def json_format(decoded: Collection[str] = ()) -> RecordFormat:
     """Render a JSON object per line.
 
     Fields: `topic`, `partition`, `offset`, `timestamp_ms`, `key`, `value`, `headers` (a list of objects with `key` and
-    `value`). Bytes that are not UTF-8 are in `key_base64`, `value_base64` instead.
+    `value`). Bytes that are not UTF-8 are in `key_base64`, `value_base64` instead. `decoded` columns are JSON already;
+    a record with a reason in the column `error` has it as a field.
     """
-    return RecordFormat(_JSON_COLUMNS, _render_json)
+
+    def render(topic: str, partition: int, batch: pa.RecordBatch) -> bytes:
+        return _render_json(topic, partition, batch, decoded)
+
+    return RecordFormat(_JSON_COLUMNS, render)
 
 
-def _render_json(topic: str, partition: int, batch: pa.RecordBatch) -> bytes:
+def _render_json(topic: str, partition: int, batch: pa.RecordBatch, decoded: Collection[str]) -> bytes:
     head = f'{{"topic": {json.dumps(topic)}, "partition": {partition}, "offset": '.encode()
-    key, value = (_json_strings(batch.column(name)) for name in ("key", "value"))
+    key, value = (
+        pc.fill_null(batch.column(name), b"null") if name in decoded else _json_strings(batch.column(name))
+        for name in ("key", "value")
+    )
     headers = batch.column("headers")
-    if key is None or value is None or headers.null_count != len(headers):
-        return _render_slowly(head, batch)
+    failed = ERROR in batch.schema.names and batch.column(ERROR).null_count != len(headers)
+    if key is None or value is None or failed or headers.null_count != len(headers):
+        return _render_slowly(head, batch, decoded)
     pieces = [
         *(head, _digits(batch.column("offset")), b', "timestamp_ms": ', _digits(batch.column("timestamp_ms"))),
         *(b', "key": ', key, b', "value": ', value, b', "headers": []}\n'),
@@ -183,14 +194,27 @@ def _json_strings(column: pa.Array) -> pa.Array | None:
     return pc.fill_null(quoted, "null").cast(pa.binary())
 
 
-def _render_slowly(head: bytes, batch: pa.RecordBatch) -> bytes:
+def _render_slowly(head: bytes, batch: pa.RecordBatch, decoded: Collection[str]) -> bytes:
     columns = (batch.column(name).to_pylist() for name in ("offset", "timestamp_ms", "key", "value", "headers"))
+    errors = batch.column(ERROR).to_pylist() if ERROR in batch.schema.names else [None] * len(batch)
     lines = []
-    for offset, time_ms, key, value, headers in zip(*columns, strict=True):
+    for offset, time_ms, key, value, headers, error in zip(*columns, errors, strict=True):
         pairs = [{"key": each["key"], **_json_field("value", each["value"])} for each in headers or ()]
-        rest = {"timestamp_ms": time_ms, **_json_field("key", key), **_json_field("value", value), "headers": pairs}
-        lines.append(b"%s%d, %s\n" % (head, offset, json.dumps(rest, ensure_ascii=False)[1:].encode()))
+        fields = [
+            _json_members({"timestamp_ms": time_ms}),
+            *(
+                f'"{name}": {(text or b"null").decode()}' if name in decoded else _json_members(_json_field(name, text))
+                for name, text in (("key", key), ("value", value))
+            ),
+            _json_members({"headers": pairs, **({} if error is None else {ERROR: error})}),
+        ]
+        lines.append(b"%s%d, %s}\n" % (head, offset, ", ".join(fields).encode()))
     return b"".join(lines)
+
+
+def _json_members(members: dict[str, Any]) -> str:
+    """Return the members of a JSON object, without its braces."""
+    return json.dumps(members, ensure_ascii=False)[1:-1]
 
 
 def _json_field(name: str, value: bytes | None) -> dict[str, str | None]:

@@ -61,6 +61,7 @@ class Run:
         return {
             "test-broker-1:9092": self.other.bootstrap_servers,
             "broker-1:9092": self.kafka.bootstrap_servers,
+            "http://registry:8081": self.kafka.schema_registry_url,
             "--port 19092": "--port 0",
             "/checkpoints/": f"{self.folder}/checkpoints/",
             "/run/secrets/": f"{self.folder}/secrets/",
@@ -166,7 +167,7 @@ def run_examples() -> Run:
     before = Path.cwd(), dict(os.environ)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(TemporaryDirectory()))
-        kafka = opened.enter_context(LocalKafka(settings={**quiet, **acl_settings()}))
+        kafka = opened.enter_context(LocalKafka(settings={**quiet, **acl_settings()}, registry=True))
         run = Run(kafka, opened.enter_context(FakeKafka()), folder, opened)
         try:
             _prepare(run)
@@ -185,6 +186,7 @@ def _prepare(run: Run) -> None:
         HOME=str(run.folder),
         XDG_CONFIG_HOME=str(run.folder / ".config"),
         KAFKA_BOOTSTRAP_SERVERS=run.kafka.bootstrap_servers,
+        SCHEMA_REGISTRY_URL=run.kafka.schema_registry_url,
         PYTHONPATH=str(ROOT),
     )
     os.environ.pop("PYSPARK_PYTHON", None)
@@ -259,6 +261,24 @@ def _records(run: Run) -> None:
     run.example("pykafka consume orders -p 0,1 --to orders.parquet")
     run.example("pykafka produce orders orders.parquet -z zstd")
     run.example("pykafka consume orders -e -o json | pykafka produce orders-copy -i json")
+
+
+def _schemas(run: Run) -> None:
+    fields = [{"name": "id", "type": "long"}, {"name": "country", "type": "string"}]
+    schema = {"type": "record", "name": "Order", "fields": fields}
+    run.kafka.registry.register("orders-avro-value", json.dumps(schema))
+    fields.append({"name": "note", "type": ["null", "string"], "default": None})
+    (run.folder / "order.avsc").write_text(json.dumps(schema))
+    run.kafka.create_topic("orders-avro")
+    with Producer(run.properties) as producer:
+        producer.send("orders-avro", b"\0\0\0\0\1\x0e\4DE", key=b"customer-7")
+    run.example("pykafka consume orders-avro -e --decode --schema-registry http://registry:8081")
+    run.example("pykafka registry subjects --schema-registry http://registry:8081", shown=True)
+    run.example("pykafka registry subjects orders-avro-value --versions -o csv")
+    run.example("pykafka registry schema orders-avro-value")
+    run.example("pykafka registry schema --id 1 -o json", shown=True)
+    run.example("pykafka registry check orders-avro-value order.avsc", shown=True)
+    run.example("pykafka registry check orders-avro-value order.avsc -o json")
 
 
 def _groups(run: Run) -> None:
@@ -415,6 +435,18 @@ def _deletion(run: Run) -> None:
 
 
 _STEPS: tuple[Callable[[Run], None], ...] = (
-    *(_topics, _records, _groups, _transactions, _settings, _security, _cluster, _copies, _checkpoint, _others),
+    *(
+        _topics,
+        _records,
+        _schemas,
+        _groups,
+        _transactions,
+        _settings,
+        _security,
+        _cluster,
+        _copies,
+        _checkpoint,
+        _others,
+    ),
     _deletion,
 )

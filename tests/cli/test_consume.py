@@ -269,7 +269,9 @@ def test_consume_commands_of_docs_succeed(
 
     monkeypatch.chdir(tmp_path)
     examples = [
-        shlex.split(each.split("|")[0])[2:] for each in sorted(commands()) if each.startswith("pykafka consume")
+        shlex.split(each.split("|")[0])[2:]
+        for each in sorted(commands())
+        if each.startswith("pykafka consume") and "--decode" not in each  # those: test_registry
     ]
     assert len(examples) >= 6
     topic = topic1(2, config={"retention.ms": "-1"})

@@ -1,0 +1,97 @@
+"""Decode keys and values of `pykafka consume` by the schemas of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import click
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+from protocol.kafka_terms import TopicPartition
+from protocol.records.arrow_numpy import valid
+from protocol.schemas.formats import FORMATS
+from protocol.schemas.reader_schema import Part
+from protocol.schemas.registry import SchemaRegistry
+from protocol.schemas.values import ColumnDecoder, choose_schema
+from spark_kafka_source.cli.json_values import json_column
+from spark_kafka_source.cli.record_files import TYPED
+from spark_kafka_source.cli.record_text import ERROR
+
+
+class RecordDecoder:
+    """Decodes keys and values to the latest versions of their subjects.
+
+    Parameters
+    ----------
+    registry : SchemaRegistry
+    subjects : mapping of {"key", "value"} to str
+        The subjects of the columns to decode.
+
+    Attributes
+    ----------
+    types : dict of str to pyarrow.DataType
+        Types of the decoded columns.
+    invalid : int
+        Number of reported records that do not decode.
+
+    Raises
+    ------
+    RegistryFailed
+        The registry does not have a subject, refuses, or does not respond.
+    ConfigurationError
+        A schema is not supported.
+    """
+
+    def __init__(self, registry: SchemaRegistry, subjects: Mapping[Part, str]) -> None:
+        self._decoders = {part: _decoder(registry, subject, part) for part, subject in subjects.items()}
+        self.types = {str(part): _nullable(decoder.type) for part, decoder in self._decoders.items()}
+        self.columns = frozenset(("headers", *self.types))
+        self.invalid = 0
+
+    def decode(self, batch: pa.RecordBatch, *, as_text: bool) -> pa.RecordBatch:
+        """Return a batch with decoded columns.
+
+        `typed_key` and `typed_value` have the types of the schemas; with `as_text`, `key` and `value` are JSON texts.
+        `error` has the reasons for values that do not decode; they are null.
+        """
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        errors: dict[int, str] = {}
+        for part, decoder in self._decoders.items():
+            typed, invalid = decoder.decode(batch.column(part), batch.column("headers"))
+            columns[TYPED + part] = typed.cast(self.types[part])
+            if as_text:
+                columns[part] = json_column(typed)
+            errors |= {each.row: f"{part}: {each}" for each in invalid if each.row not in errors}
+        columns[ERROR] = pa.array([errors.get(row) for row in range(batch.num_rows)], pa.string())
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def report(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
+        """Count the records of a decoded batch that have errors, and print the first one to standard error."""
+        errors = batch.column(ERROR)
+        count = len(errors) - errors.null_count
+        if not count:
+            return
+        self.invalid += count
+        row = valid(errors).argmax()
+        more = f" ({count} of {len(errors)} records of this batch)" if count > 1 else ""
+        offset, reason = batch.column("offset")[row], errors[row]
+        click.echo(f"{key[0]}-{key[1]}, offset {offset}: does not decode: {reason}{more}", err=True)
+
+
+def _decoder(registry: SchemaRegistry, subject: str, part: Part) -> ColumnDecoder:
+    latest = registry.version(subject)
+    for name, spec in FORMATS.items():
+        if spec.registered and spec.language == latest.kind:
+            schema = choose_schema(name, registry, subject, version=latest.version)  # type: ignore[arg-type]
+            return ColumnDecoder(schema, registry, part)
+    raise ConfigurationError(f"the subject {subject} has a schema of the type {latest.kind}, which is not supported")
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return the type with nullable fields: Parquet refuses the null fields of a null struct otherwise."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _nullable(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
+    return pa.map_(kind.key_type, _nullable(kind.item_type)) if pa.types.is_map(kind) else kind

@@ -1,0 +1,122 @@
+"""Arrow columns of any type as JSON texts, in the form of Spark's `to_json`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+Write = Callable[[Any], str]
+
+_EPOCH = datetime(1970, 1, 1)
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def json_column(column: pa.Array) -> pa.Array:
+    """Return a binary column with the JSON text of each value; null for null.
+
+    Structs are objects, also with fields that are null; maps are objects; binary values are base64, decimals numbers,
+    dates and timestamps ISO 8601 in UTC; NaN and infinity are strings.
+    """
+    stored, write = _stored(column.type), _writer(column.type)
+    plain = column if stored == column.type else column.cast(stored)
+    return pa.array([None if each is None else write(each).encode() for each in plain.to_pylist()], pa.binary())
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """Return the type with numbers in place of dates and timestamps, which Python has for fewer years."""
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_stored(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_stored(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_stored(kind.value_type)))
+    return kind
+
+
+def _writer(kind: pa.DataType) -> Write:
+    if pa.types.is_struct(kind):
+        return _object([(json.dumps(each.name, ensure_ascii=False), each.name, _writer(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return _map(_writer(kind.item_type))
+    if pa.types.is_list(kind):
+        return _array(_writer(kind.value_type))
+    if pa.types.is_timestamp(kind):
+        return _timestamp(_PER_SECOND[kind.unit], "Z" if kind.tz else "")
+    for check, write in _WRITERS:
+        if check(kind):
+            return write
+    return _text
+
+
+def _or_null(write: Write, value: Any) -> str:
+    return "null" if value is None else write(value)
+
+
+def _object(fields: list[tuple[str, str, Write]]) -> Write:
+    def write(value: Any) -> str:
+        return "{" + ", ".join(f"{text}: {_or_null(each, value[name])}" for text, name, each in fields) + "}"
+
+    return write
+
+
+def _map(item: Write) -> Write:
+    def write(value: Any) -> str:
+        return "{" + ", ".join(f"{_text(str(key))}: {_or_null(item, each)}" for key, each in value) + "}"
+
+    return write
+
+
+def _array(item: Write) -> Write:
+    return lambda value: "[" + ", ".join(_or_null(item, each) for each in value) + "]"
+
+
+def _timestamp(per_second: int, suffix: str) -> Write:
+    def write(value: Any) -> str:
+        seconds, rest = divmod(value, per_second)
+        try:
+            text = (_EPOCH + timedelta(seconds=seconds)).isoformat()
+        except OverflowError:
+            return str(value)
+        fraction = f".{rest:0{len(str(per_second)) - 1}d}" if rest else ""
+        return f'"{text}{fraction}{suffix}"'
+
+    return write
+
+
+def _date(value: Any) -> str:
+    try:
+        return f'"{(_EPOCH + timedelta(days=value)).date().isoformat()}"'
+    except OverflowError:
+        return str(value)
+
+
+def _number(value: Any) -> str:
+    if math.isfinite(value):
+        return str(value)
+    return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
+
+
+_WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Write], ...] = (
+    (pa.types.is_boolean, lambda value: "true" if value else "false"),
+    (pa.types.is_integer, str),
+    (pa.types.is_float32, lambda value: _number(np.float32(value))),
+    (pa.types.is_floating, _number),
+    (pa.types.is_decimal, lambda value: format(value, "f")),
+    (pa.types.is_binary, lambda value: _text(base64.b64encode(value).decode())),
+    (pa.types.is_date32, _date),
+)

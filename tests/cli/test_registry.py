@@ -1,0 +1,281 @@
+"""`pykafka registry` and `pykafka consume --decode`: schemas of a registry, values as fastavro has written them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from protocol import Producer
+from protocol.testing import FakeKafka, FakeSchemaRegistry
+from spark_kafka_source.cli.json_values import json_column
+from spark_kafka_source.cli.pykafka import pykafka
+from tests.support.documents import commands
+
+ORDER: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "paid", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+    ],
+}
+NEWER: dict[str, Any] = {
+    **ORDER,
+    "fields": [*ORDER["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
+}
+WRONG = {**ORDER, "fields": [*ORDER["fields"], {"name": "country", "type": "string"}]}
+SUBJECT = "orders-value"
+PAID = datetime(2026, 1, 31, 6, 0, 0, 5_000, timezone.utc)
+TEXT = '{"id": %d, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.50, "note": %s}'
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as running:
+        running.register(SUBJECT, json.dumps(ORDER))
+        running.register(SUBJECT, json.dumps(NEWER))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[FakeKafka]:
+    """A cluster whose topic `orders` has values of both versions, a tombstone, and one value that does not decode."""
+    with FakeKafka() as running:
+        for name in ("orders", "valid"):
+            running.create_topic(name, 1)
+            values = [value(1, ORDER, 1), value(2, NEWER, 2, note="x"), None, *([b"bad"] if name == "orders" else ())]
+            with Producer({"bootstrap.servers": running.bootstrap_servers}) as producer:
+                for number, each in enumerate(values):
+                    headers = [("h", b"1")] if number == 1 else []
+                    producer.send(name, each, key=b"k", partition=0, timestamp_ms=number, headers=headers)
+        yield running
+
+
+def value(schema_id: int, schema: Any, number: int, **more: Any) -> bytes:
+    file = io.BytesIO()
+    fields = {"id": number, "paid": PAID, "price": Decimal("1.50"), **more}
+    fastavro.schemaless_writer(file, fastavro.parse_schema(schema), fields)
+    return b"\0" + schema_id.to_bytes(4, "big") + file.getvalue()
+
+
+def run(*arguments: str, code: int = 0, given: str | None = None, **env: str | None) -> Result:
+    without = {"KAFKA_BOOTSTRAP_SERVERS": None, "SCHEMA_REGISTRY_URL": None, "PYKAFKA_CONFIG": "none"}
+    result = CliRunner().invoke(pykafka, arguments, env={**without, **env}, input=given)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def consume(kafka: FakeKafka, registry: FakeSchemaRegistry, topic: str, *arguments: str, code: int = 0) -> Result:
+    where = ("--bootstrap-server", kafka.bootstrap_servers, "--schema-registry", registry.url)
+    return run("consume", topic, "-e", "--subject", SUBJECT, *where, *arguments, code=code)
+
+
+# -- consume --decode -------------------------------------------------------------------------
+
+
+def test_decoded_values_are_lines_of_json(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    found = consume(kafka, registry, "valid", "--decode")
+    assert found.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), ""]
+    one = consume(kafka, registry, "valid", "--decode", "-f", r"%o %k %v\n", "--grep", '"note": "x"')
+    assert one.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
+
+
+def test_decoded_values_are_objects_in_json_lines(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    lines = consume(kafka, registry, "orders", "--decode", "-o", "json", code=1).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [each["value"] and each["value"]["id"] for each in found] == [1, 2, None, None]
+    assert found[1]["value"] == {"id": 2, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.5, "note": "x"}
+    assert found[1]["headers"] == [{"key": "h", "value": "1"}]
+    assert [each.get("error") for each in found] == [
+        *(None, None, None),
+        "value: it does not begin with a zero byte and a schema id",
+    ]
+
+
+def test_value_that_does_not_decode_is_reported_if_it_is_printed(
+    kafka: FakeKafka, registry: FakeSchemaRegistry
+) -> None:
+    failed = consume(kafka, registry, "orders", "--decode", code=1)
+    assert failed.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), "", ""]
+    assert failed.stderr.splitlines() == [
+        "orders-0, offset 3: does not decode: value: it does not begin with a zero byte and a schema id",
+        "Error: 1 records did not decode",
+    ]
+    assert consume(kafka, registry, "orders", "--decode", "-n", "2").stderr == ""
+
+
+def test_decoded_values_are_columns_of_a_file(kafka: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path) -> None:
+    for suffix in ("parquet", "arrow"):
+        file = tmp_path / f"orders.{suffix}"
+        consume(kafka, registry, "valid", "--decode", "--to", str(file))
+        table = pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()
+        assert table.column_names[:4] == ["topic", "partition", "key", "value"]
+        assert [each.name for each in table.schema.field("value").type] == ["id", "paid", "price", "note"]
+        assert table.column("value").to_pylist() == [
+            {"id": 1, "paid": PAID, "price": Decimal("1.50"), "note": None},
+            {"id": 2, "paid": PAID, "price": Decimal("1.50"), "note": "x"},
+            None,
+        ]
+        assert table.column("key").to_pylist() == [b"k"] * 3
+
+
+def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> None:
+    key_id = registry.register("keyed-key", '"long"')
+    registry.register("keyed-value", '"string"')
+    with FakeKafka() as kafka:
+        kafka.create_topic("keyed", 1)
+        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+            framed = [b"\0" + number.to_bytes(4, "big") for number in (key_id, key_id + 1)]
+            producer.send("keyed", framed[1] + b"\6abc", key=framed[0] + b"\x0e")
+        where = ("--bootstrap-server", kafka.bootstrap_servers, "--schema-registry", registry.url)
+        found = run("consume", "keyed", "-e", "--decode-key", "-f", r"%k %v\n", *where)
+        assert found.stdout == '7 "abc"\n'
+
+
+def test_missing_subject_registry_or_decode_is_named(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    where = ("--bootstrap-server", kafka.bootstrap_servers)
+    missing = run("consume", "valid", "-e", "--decode", *where, "--schema-registry", registry.url, code=1)
+    assert "valid-value with the status 404" in missing.stderr
+    assert "Give --schema-registry URL" in run("consume", "valid", "-e", "--decode", *where, code=2).stderr
+    idle = run("consume", "valid", "-e", *where, "--subject", "x", code=2)
+    assert "--subject and --schema-registry need --decode" in idle.stderr
+
+
+def test_values_of_all_types_are_json() -> None:
+    kind = pa.struct(
+        [
+            ("days", pa.list_(pa.date32())),
+            ("far", pa.timestamp("us")),
+            ("map", pa.map_(pa.string(), pa.float32())),
+            ("bytes", pa.binary()),
+            ("not", pa.float64()),
+            ("flag", pa.bool_()),
+        ]
+    )
+    rows = [
+        {
+            "days": [20_484, None],
+            "far": 2**62,
+            "map": [('a"', 0.1)],
+            "bytes": b"\xff",
+            "not": float("nan"),
+            "flag": True,
+        },
+        None,
+    ]
+    text, null = json_column(pa.array(rows, kind)).to_pylist()
+    assert json.loads(text) == {
+        "days": ["2026-01-31", None],
+        "far": 2**62,
+        "map": {'a"': 0.1},
+        "bytes": "/w==",
+        "not": "NaN",
+        "flag": True,
+    }
+    assert null is None
+
+
+# -- registry ---------------------------------------------------------------------------------
+
+
+def test_subjects_are_listed_with_their_latest_or_all_versions(registry: FakeSchemaRegistry) -> None:
+    registry.register("address", '"string"', references=[{"name": "Order", "subject": SUBJECT, "version": 1}])
+    where = ("--schema-registry", registry.url)
+    assert run("registry", "subjects", *where).stdout.splitlines() == [
+        "SUBJECT       VERSION  ID  TYPE  REFERENCES",
+        "address       1        3   AVRO  orders-value:1",
+        "orders-value  2        2   AVRO  -",
+    ]
+    all_versions = run("registry", "subjects", SUBJECT, "-a", "-o", "json", *where)
+    assert [(each["version"], each["id"]) for each in json.loads(all_versions.stdout)] == [(1, 1), (2, 2)]
+
+
+def test_schema_is_shown_by_subject_version_and_id(registry: FakeSchemaRegistry) -> None:
+    env = {"SCHEMA_REGISTRY_URL": registry.url}
+    assert json.loads(run("registry", "schema", SUBJECT, **env).stdout) == NEWER
+    assert json.loads(run("registry", "schema", SUBJECT, "--version", "1", **env).stdout) == ORDER
+    (row,) = json.loads(run("registry", "schema", "--id", "2", "-o", "json", **env).stdout)
+    assert (row["id"], row["type"], json.loads(row["schema"])) == (2, "AVRO", NEWER)
+    for wrong in (("--id", "1", SUBJECT), (), ("--id", "1", "--version", "1")):
+        assert "Give either a subject" in run("registry", "schema", *wrong, code=2, **env).stderr
+    assert "with the status 404" in run("registry", "schema", "--id", "99", code=1, **env).stderr
+
+
+def test_new_version_is_checked_without_being_registered(registry: FakeSchemaRegistry, tmp_path: Path) -> None:
+    env = {"SCHEMA_REGISTRY_URL": registry.url}
+    file = tmp_path / "order.avsc"
+
+    def check(schema: Any, *arguments: str, code: int = 0) -> dict[str, Any]:
+        file.write_text(json.dumps(schema))
+        return json.loads(
+            run("registry", "check", SUBJECT, str(file), "-o", "json", *arguments, code=code, **env).stdout
+        )[0]
+
+    assert check(ORDER) == {"subject": SUBJECT, "compatible": True, "version": 1, "id": 1, "reason": None}
+    assert check({**ORDER, "fields": ORDER["fields"][:2]})["version"] is None
+    wrong = check(WRONG, code=1)
+    assert (wrong["compatible"], "country" in wrong["reason"]) == (False, True)
+    assert len(run("registry", "subjects", SUBJECT, "--versions", **env).stdout.splitlines()) == 3
+    piped = run("registry", "check", SUBJECT, "-", given=json.dumps(NEWER), **env)
+    assert piped.stdout.splitlines()[1].split() == [SUBJECT, "True", "2", "2", "-"]
+    file.write_text("{")
+    assert "status 422" in run("registry", "check", SUBJECT, str(file), code=1, **env).stderr
+    assert "NAME=SUBJECT:VERSION" in run("registry", "check", "s", str(file), "--reference", "x", code=2, **env).stderr
+
+
+def test_registry_of_a_profile_is_asked_with_its_credentials(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    with FakeSchemaRegistry(user_info="alice:geheim") as registry, FakeKafka() as kafka:
+        file.write_text(
+            f'[profiles.prod]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n'
+            f'schema.registry.url = "{registry.url}"\n'
+            'schema.registry.basic.auth.user.info = "alice:geheim"\n'
+        )
+        env = {"PYKAFKA_CONFIG": str(file)}
+        found = run("registry", "subjects", "--profile", "prod", **env)
+        assert found.stdout.splitlines() == ["SUBJECT  VERSION  ID  TYPE  REFERENCES"]
+        run("topics", "list", "--profile", "prod", **env)
+        shown = run("profile", "show", "prod", **env).stdout
+        assert registry.url in shown
+        assert "geheim" not in shown
+        refused = run("registry", "subjects", "--schema-registry", registry.url, code=1, **env)
+        assert "with the status 401" in refused.stderr
+
+
+def test_registry_that_does_not_respond_is_one_error_line() -> None:
+    quick = ("-X", "schema.registry.max.retries=0", "--timeout", "200ms")
+    failed = run("registry", "subjects", "--schema-registry", "http://127.0.0.1:1", *quick, code=1)
+    (line,) = failed.stderr.splitlines()
+    assert line.startswith("Error: the schema registry does not respond")
+    assert "is unknown" in run("registry", "subjects", "-X", "schema.registry.urls=x", code=2,
+                               SCHEMA_REGISTRY_URL="http://x:1").stderr  # fmt: skip
+
+
+def test_registry_and_decode_commands_of_docs_succeed(
+    kafka: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "order.avsc").write_text(json.dumps(NEWER))
+    examples = [each for each in sorted(commands()) if each.startswith("pykafka registry") or "--decode" in each]
+    assert len(examples) >= 8
+    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "SCHEMA_REGISTRY_URL": registry.url}
+    for example in examples:
+        words = [
+            word.replace("http://registry:8081", registry.url) for word in shlex.split(example.split(" > ")[0])[1:]
+        ]
+        words = [word if word != "orders" else "valid" for word in words]
+        more = ("--subject", SUBJECT, *(() if "--to" in words else ("-e",))) if words[0] == "consume" else ()
+        run(*words, *(more if "--subject" not in words else more[2:]), **env)
