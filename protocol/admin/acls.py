@@ -76,11 +76,11 @@ class AclBinding:
     Attributes
     ----------
     resource_name
-        Name, prefix (`PatternType.PREFIXED`), or "*" for all; "kafka-cluster" for the cluster.
+        Name, prefix (`PatternType.PREFIXED`), or `"*"` for all; "kafka-cluster" for the cluster.
     principal
-        Such as "User:alice"; "User:*" for all users.
+        Such as "User:alice"; `"User:*"` for all users.
     host
-        IP address of the client; "*" for all.
+        IP address of the client; `"*"` for all.
     """
 
     resource_type: ResourceType
