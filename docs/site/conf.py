@@ -57,7 +57,15 @@ _CONTENTS = {
         *("docs/testing", "docs/troubleshooting"),
     ],
     "Reference": [
-        *("docs/options", "docs/properties", "docs/cli", "docs/metrics", "docs/site/api/*", "docs/glossary"),
+        *(
+            "docs/options",
+            "docs/properties",
+            "docs/cli",
+            "docs/metrics",
+            "docs/errors",
+            "docs/site/api/*",
+            "docs/glossary",
+        ),
     ],
     "Explanation": ["docs/architecture", "docs/decisions/README", "docs/benchmarks"],
     "Project": ["docs/code-map", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
