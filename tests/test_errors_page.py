@@ -24,10 +24,10 @@ def error_classes() -> set[str]:
     found = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
     for package in ("protocol", "spark_kafka_source"):
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                bases = {ast.unparse(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set()
-                if bases & {"Exception", *found}:
-                    found.add(node.name)
+            classes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+            found |= {
+                each.name for each in classes if {ast.unparse(base) for base in each.bases} & {"Exception", *found}
+            }
     return {name for name in found - internal if not name.startswith("_")}
 
 
