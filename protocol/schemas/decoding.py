@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.records.varints import Bytes, Positions
+from protocol.schemas.protobuf_settings import ProtobufSettings
 
 
 class InvalidRows(Exception):
@@ -84,6 +85,10 @@ class SchemaText(Protocol):
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a record to decode; empty: all."""
+
+    @property
+    def protobuf(self) -> ProtobufSettings:
+        """How Protobuf is read."""
 
 
 class ValueDecoder(Protocol):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from protocol.schemas.decoding import SchemaText, ValueDecoder
 
-Format = Literal["binary", "string", "avro", "confluent-avro"]
+Format = Literal["binary", "string", "avro", "confluent-avro", "protobuf", "confluent-protobuf"]
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,24 @@ class FormatSpec:
         The type of its schemas, as a registry names it; None: it has no schema.
     registered : bool
         Whether each value has the id of its schema in a registry. Otherwise all values have one schema.
+    written : bool
+        Whether a sink can write it.
     """
 
     language: str | None = None
     registered: bool = False
+    written: bool = True
 
 
 FORMATS: Mapping[str, FormatSpec] = {
     "binary": FormatSpec(),
-    "string": FormatSpec(),
+    "string": FormatSpec(written=False),
     "avro": FormatSpec("AVRO"),
     "confluent-avro": FormatSpec("AVRO", registered=True),
+    "protobuf": FormatSpec("PROTOBUF", written=False),
+    "confluent-protobuf": FormatSpec("PROTOBUF", registered=True, written=False),
 }
-# Those that a sink writes.
-WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.language is not None or name == "binary")
+WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.written)
 
 
 class Language(Protocol):
@@ -69,10 +73,16 @@ class Language(Protocol):
 
 def language_of(format: str) -> Language:
     """Return the language of a format that has one."""
-    from protocol.schemas.avro_language import AvroLanguage
+    language: Language
+    if FORMATS[format].language == "PROTOBUF":
+        from protocol.schemas.protobuf_language import ProtobufLanguage
 
-    languages: dict[str | None, Language] = {"AVRO": AvroLanguage()}
-    return languages[FORMATS[format].language]
+        language = ProtobufLanguage()
+    else:
+        from protocol.schemas.avro_language import AvroLanguage
+
+        language = AvroLanguage()
+    return language
 
 
 def column_type(format: str, reader: SchemaText) -> pa.DataType:

@@ -9,6 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from protocol.schemas.formats import Format, column_type
+from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 
 Part = Literal["key", "value"]
 
@@ -27,6 +28,8 @@ class ReaderSchema:
         Schemas that it uses, by name, each behind those that it uses itself.
     fields : tuple of str
         The fields of a record to decode; empty: all.
+    protobuf : ProtobufSettings
+        How Protobuf is read.
     subject, version, schema_id
         Its place and id in the registry, if it comes from there.
     """
@@ -35,6 +38,7 @@ class ReaderSchema:
     text: str = ""
     references: tuple[tuple[str, str], ...] = ()
     fields: tuple[str, ...] = ()
+    protobuf: ProtobufSettings = DEFAULT_SETTINGS
     subject: str | None = None
     version: int | None = None
     schema_id: int | None = None

@@ -20,6 +20,7 @@ from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_nu
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue, ValueDecoder
 from protocol.schemas.formats import FORMATS, Format, language_of
+from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
 
@@ -49,6 +50,7 @@ def choose_schema(
     text: str | None = None,
     version: int | None = None,
     fields: tuple[str, ...] = (),
+    protobuf: ProtobufSettings = DEFAULT_SETTINGS,
 ) -> ReaderSchema:
     """Return the reader's schema of a format: the given `text`, else a version of the subject (None: the latest).
 
@@ -64,9 +66,10 @@ def choose_schema(
     if spec.language is not None and not spec.registered and text is None:
         raise ConfigurationError(f"the format {format} needs a schema")
     if text is not None or not spec.registered or registry is None:
-        schema = ReaderSchema(format, text or "", fields=fields)
+        schema = ReaderSchema(format, text or "")
     else:
-        schema = replace(registered(format, registry, registry.version(subject, version)), fields=fields)
+        schema = registered(format, registry, registry.version(subject, version))
+    schema = replace(schema, fields=fields, protobuf=protobuf)
     try:
         schema.type  # noqa: B018 - raises what no column can have
     except ConfigurationError as error:

@@ -59,7 +59,8 @@ def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] 
         version = options.reader_version
     registry = None if options.registry is None else PROCESS.registry(options.registry)
     try:
-        return choose_schema(format, registry, subject, text=text, version=version, fields=fields)
+        protobuf = options.protobuf(part)
+        return choose_schema(format, registry, subject, text=text, version=version, fields=fields, protobuf=protobuf)
     except ConfigurationError as error:
         name = "" if text is None else f"{part}Schema: "
         raise ConfigurationError(f"{name}{error}", name=f"{part}Schema") from None

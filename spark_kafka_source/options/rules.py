@@ -17,6 +17,15 @@ from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import SourceOptions
 
+_FOR_PROTOBUF = (
+    "recursive.fields.max.depth",
+    "emit.default.values",
+    "enums.as.ints",
+    "upcast.unsigned.ints",
+    "unwrap.primitive.wrapper.types",
+    "retain.empty.message.types",
+)
+
 
 def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     """Check the rules: contradictions raise `ConfigurationError`, options without effect are warnings.
@@ -75,8 +84,18 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
         warn_once("deadLetterTopic has no effect: onDecodeError is not dead-letter")
     if "ondecodeerror" in texts and all(FORMATS[each].language is None for each in formats.values()):
         warn_once("onDecodeError has no effect: neither keyFormat nor valueFormat has a schema")
+    _warn_protobuf(formats, texts)
     if "schemaidlocation" in texts and not any(FORMATS[each].registered for each in formats.values()):
         warn_once("schemaIdLocation has no effect: neither keyFormat nor valueFormat uses a registry")
+
+
+def _warn_protobuf(formats: Mapping[str, str], texts: Mapping[str, str]) -> None:
+    protobuf = [part for part, format in formats.items() if FORMATS[format].language == "PROTOBUF"]
+    for part, format in formats.items():
+        if f"{part}messagename" in texts and part not in protobuf:
+            warn_once(f"{part}MessageName has no effect: {part}Format is {format}")
+    for name in (name for name in _FOR_PROTOBUF if name in texts and not protobuf):
+        warn_once(f"{name} has no effect: neither keyFormat nor valueFormat is Protobuf")
 
 
 def check_sink_formats(given: Mapping[str, Any]) -> None:

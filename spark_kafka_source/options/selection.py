@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 
@@ -71,14 +72,21 @@ def fields(text: str) -> tuple[str, ...]:
 
 
 def schema_text(text: str) -> str:
-    """Return a schema as it is given, or from the file of `file:PATH` on the driver."""
+    """Return a schema as it is given, or from the file of `file:PATH` on the driver; of a binary file the base64."""
     if not text.startswith("file:"):
         return text
     try:
-        with open(text.removeprefix("file:"), encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        with open(text.removeprefix("file:"), "rb") as file:
+            raw = file.read()
+    except OSError as error:
         raise ValueError(f"the file cannot be read: {error}") from None
+    # Descriptors have the tags of their fields among control characters.
+    if not any(byte < ord(" ") and byte not in b"\t\n\r\f\v" for byte in raw):
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(raw).decode()
 
 
 def row_columns(chosen: tuple[str, ...] | None, include_headers: bool) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
 from protocol.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
 from protocol.schemas.formats import FORMATS, WRITTEN
+from protocol.schemas.protobuf_settings import ProtobufSettings
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.partitions import ByPartition, checked_topic
 from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_bytes, timestamp_ms
@@ -93,7 +94,7 @@ _TIMESTAMPS = Kind(
 )
 _DURATION = Kind("a number with the unit us, ms, s, m, min, h or d; without a unit, milliseconds", duration_ms)
 _BYTES = Kind("a number with b, k, m, g or t (powers of 1024); without a unit, bytes; at least 1", size_bytes)
-_SCHEMA = Kind("a schema in JSON, or file:PATH of one", selection.schema_text)
+_SCHEMA = Kind("a schema, or file:PATH of one", selection.schema_text)
 _FORMAT = one_of(*FORMATS)
 _WRITE_FORMAT = one_of(*WRITTEN)
 _FIELDS = Kind("field names, separated by commas", selection.fields)
@@ -301,9 +302,9 @@ class SourceOptions:
         "valueFormat",
         READ,
         _FORMAT,
-        "the format of values, which decides the type of the column `value`: binary, string, avro (all values have "
-        "`valueSchema`), or confluent-avro (each value begins with the id of its schema in the registry of "
-        "`schema.registry.url`). See [schemas.md](schemas.md)",
+        "the format of values, which decides the type of the column `value`: binary, string, avro or protobuf (all "
+        "values have `valueSchema`), or confluent-avro or confluent-protobuf (each value begins with the id of its "
+        "schema in the registry of `schema.registry.url`). See [schemas.md](schemas.md)",
         default="binary",
     )
     key_schema: str | None = option("keySchema", READ, _SCHEMA, "as `valueSchema`, for keys")
@@ -311,8 +312,58 @@ class SourceOptions:
         "valueSchema",
         READ,
         _SCHEMA,
-        "the Avro schema of all values with `valueFormat` avro; with confluent-avro the schema that they are resolved "
-        "to, instead of a version of the subject",
+        "the schema of all values with `valueFormat` avro (JSON) or protobuf (the text of a `.proto` file, or a file "
+        "of `protoc --descriptor_set_out`); with confluent-avro and confluent-protobuf the schema that they are "
+        "resolved to, instead of a version of the subject",
+    )
+    key_message_name: str | None = option("keyMessageName", READ, NONEMPTY, "as `valueMessageName`, for keys")
+    value_message_name: str | None = option(
+        "valueMessageName",
+        READ,
+        NONEMPTY,
+        "the message of the Protobuf schema that values are, with or without its package",
+        default_text="the first message of the schema",
+    )
+    recursive_fields_max_depth: int = option(
+        "recursive.fields.max.depth",
+        READ,
+        integer(1, 10),
+        "how often a Protobuf message may contain itself in the column; fields below this depth are left out",
+        default=-1,
+        default_text="messages that contain themselves are refused",
+    )
+    emit_default_values: bool = option(
+        "emit.default.values",
+        READ,
+        BOOLEAN,
+        "whether a Protobuf field of proto3 that has no `optional` is zero or empty instead of null when it is absent",
+        default=False,
+    )
+    enums_as_ints: bool = option(
+        "enums.as.ints", READ, BOOLEAN, "whether Protobuf enums are numbers instead of texts", default=False
+    )
+    upcast_unsigned_ints: bool = option(
+        "upcast.unsigned.ints",
+        READ,
+        BOOLEAN,
+        "whether `uint32` of Protobuf becomes bigint and `uint64` decimal(20, 0), instead of int and bigint, in which "
+        "the largest numbers are negative",
+        default=False,
+    )
+    unwrap_wrappers: bool = option(
+        "unwrap.primitive.wrapper.types",
+        READ,
+        BOOLEAN,
+        "whether wrappers such as `google.protobuf.Int64Value` become their values instead of structs",
+        default=False,
+    )
+    retain_empty_messages: bool = option(
+        "retain.empty.message.types",
+        READ,
+        BOOLEAN,
+        "whether Protobuf messages without fields become structs with a field that is always null, instead of being "
+        "left out",
+        default=False,
     )
     key_subject: str | None = option("keySubject", READ, NONEMPTY, "as `valueSubject`, for keys")
     value_subject: str | None = option(
@@ -354,6 +405,18 @@ class SourceOptions:
         "the topic for records that do not decode, with their bytes, headers and timestamp, and the reason in headers. "
         "Written at least once, before the task ends; `pykafka replay` sends them back",
     )
+
+    def protobuf(self, part: Part) -> ProtobufSettings:
+        """Return how Protobuf keys or values are read."""
+        return ProtobufSettings(
+            self.key_message_name if part == "key" else self.value_message_name,
+            self.recursive_fields_max_depth,
+            self.emit_default_values,
+            self.enums_as_ints,
+            self.upcast_unsigned_ints,
+            self.unwrap_wrappers,
+            self.retain_empty_messages,
+        )
 
     @property
     def decoded(self) -> tuple[Part, ...]:

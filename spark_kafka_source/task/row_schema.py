@@ -120,12 +120,14 @@ def spark_type(kind: pa.DataType) -> object:
         item = kind.item_field
         return {
             "type": "map",
-            "keyType": "string",
+            "keyType": spark_type(kind.key_type),
             "valueType": spark_type(item.type),
             "valueContainsNull": item.nullable,
         }
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_duration(kind):
+        return "interval day to second"
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
     return _SIMPLE[kind]

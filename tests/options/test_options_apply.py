@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from protocol.property_kinds import Effect
+from protocol.schemas.values import ColumnDecoder
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
@@ -150,6 +151,7 @@ def column_names(cluster: SmallCluster, given: dict[str, str]) -> object:
 
 HALVES = json.dumps({"type": "record", "name": "R", "fields": [
     {"name": name, "type": {"type": "fixed", "name": f"F{name}", "size": 5}} for name in "ab"]})  # fmt: skip
+MESSAGES = 'syntax = "proto3"; message A { int32 a = 1; } message B { int32 b = 1; }'
 
 
 def decoded(cluster: SmallCluster, given: dict[str, str], **more: str) -> KafkaBatchReader:
@@ -171,6 +173,19 @@ def column_type(part: str, **more: str) -> Observe:
         return str(schema.field(part).type)
 
     return observe
+
+
+def protobuf_row(cluster: SmallCluster, given: dict[str, str]) -> str:
+    """Return how a message is read that has an enum's 1, an int's largest number, a wrapped 5, and an empty message."""
+    text = (
+        'syntax = "proto3"; import "google/protobuf/wrappers.proto"; enum E { ZERO = 0; ONE = 1; } message Empty {} '
+        "message A { E e = 1; uint32 n = 2; google.protobuf.Int64Value w = 3; Empty m = 4; int32 z = 5; A a = 6; }"
+    )
+    more = {"valueFormat": "protobuf", "valueSchema": text, "valueMessageName": "A", "recursive.fields.max.depth": "1"}
+    options = with_schemas(parse_source_options(complete(cluster, given, more), streaming=False))
+    message = b"\x08\1\x10\xff\xff\xff\xff\x0f\x1a\2\x08\5\x22\0\x32\0"
+    (row,) = ColumnDecoder(dict(options.schemas)["value"]).decode(pa.array([message]))[0].to_pylist()
+    return str(row)
 
 
 def fetched(cluster: SmallCluster, given: dict[str, str]) -> list[str]:
@@ -268,9 +283,31 @@ def _format_observers(part: str) -> dict[str, tuple[Observe, dict[str, Any]]]:
         ),
         f"{part}Schema": (column_type(part, **avro), {'"long"': "int64", '"string"': "string"}),
         f"{part}Subject": (registered, {"one": "string", "two": both}),
+        f"{part}MessageName": (
+            column_type(part, **{f"{part}Format": "protobuf", f"{part}Schema": MESSAGES}),
+            {"A": "struct<a: int32>", "B": "struct<b: int32>"},
+        ),
         f"{part}Fields": (column_type(part, **avro, **{f"{part}Schema": HALVES}), {"a": a, "b": b}),
     }
 
+
+ROW = "{'e': 'ONE', 'n': -1, 'w': {'value': 5}, 'z': None}"
+DUMMY = "'m': {'__dummy_field_in_empty_struct': None}, "
+PROTOBUF: dict[str, tuple[Observe, dict[str, Any]]] = {
+    name: (protobuf_row, {"false": ROW, "true": ROW.replace(old, new)})
+    for name, old, new in (
+        ("emit.default.values", "None", "0"),
+        ("enums.as.ints", "'ONE'", "1"),
+        ("upcast.unsigned.ints", "-1", "4294967295"),
+        ("unwrap.primitive.wrapper.types", "{'value': 5}", "5"),
+        ("retain.empty.message.types", "'z'", f"{DUMMY}'z'"),
+    )
+} | {
+    "recursive.fields.max.depth": (
+        protobuf_row,
+        {"1": ROW, "2": f"{ROW[:-1]}, 'a': {{'e': None, 'n': None, 'w': None, 'z': None}}}}"},
+    )
+}
 
 # Option -> function that observes its effect, and the expected result by option value.
 OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
@@ -309,6 +346,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "fetchOffset.retryIntervalMs": (offset_retries_take_long, {"0": [False] * 3, LONG: [True] * 3}),
     **_format_observers("key"),
     **_format_observers("value"),
+    **PROTOBUF,
     "schemaIdLocation": (fetched, {"prefix": ["value", "offset"], "header": ["value", "offset", "headers"]}),
     "onDecodeError": (reads_invalid_values, {"fail": "DecodeFailed", "null": "done"}),
     "deadLetterTopic": (dead_letters, {"bills": ["bills"], "orders": ["orders"]}),

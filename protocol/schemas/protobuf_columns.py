@@ -1,0 +1,733 @@
+"""Read Protobuf messages as Arrow columns, with the types of Spark's `from_protobuf`.
+
+`protobuf_scan` finds the fields of all messages; each reader makes the column of one field from their places.
+`message_reader` builds the tree of readers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+from protocol.records.arrow_numpy import binary_column, take_rows, text_column, to_arrow
+from protocol.records.varints import Bytes, Integers, Positions
+from protocol.schemas.decoding import InvalidRows, refuse
+from protocol.schemas.protobuf_scan import (
+    BYTES,
+    END,
+    FIXED32,
+    FIXED64,
+    GROUP,
+    NOTHING,
+    VARINT,
+    Found,
+    read_unsigned,
+    scan,
+)
+from protocol.schemas.protobuf_scan import join as join_found
+from protocol.schemas.protobuf_schema import EnumType, FieldType, MessageType
+from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
+
+_FIXED = {"double": "<f8", "float": "<f4", "fixed64": "<i8", "sfixed64": "<i8", "fixed32": "<i4", "sfixed32": "<i4"}
+_LONGS = ("int64", "uint64", "sint64")
+_MAX_DEPTH = 10
+_MAX_FIELDS = 20_000
+_MICROS = 1_000_000
+_WRAPPERS = tuple(
+    f"google.protobuf.{each}Value"
+    for each in ["Bool", "Int32", "UInt32", "Int64", "UInt64", "String", "Bytes", "Float", "Double"]
+)
+_DUMMY = "__dummy_field_in_empty_struct"
+_MISSING = "a required field is missing"
+
+
+# -- items: single values ---------------------------------------------------------------------
+
+
+class ItemReader(ABC):
+    """Reads values of one type.
+
+    Attributes
+    ----------
+    type : pyarrow.DataType
+    wire : int
+        The wire type.
+    """
+
+    type: pa.DataType
+    wire: int
+
+    @abstractmethod
+    def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
+        """Return the column of the values at these places, which ascend; `number` is that of `Found`."""
+
+    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+        """Return the column of the occurrences `last`, null for -1. `starts` are those of the messages."""
+        there = np.flatnonzero(last >= 0)
+        chosen = last[there]
+        column = self.read(data, found.at[chosen], found.number[chosen])
+        if len(there) == len(last):
+            return column
+        index = np.full(len(last), -1, np.int64)
+        index[there] = np.arange(len(there))
+        return take_rows(column, index)
+
+
+class NumberReader(ItemReader):
+    """Numbers, bool and enums.
+
+    Parameters
+    ----------
+    kind : str
+        The scalar type; "enum" for enums as numbers.
+    upcast : bool
+        Whether unsigned numbers have wider types.
+    """
+
+    def __init__(self, kind: str, upcast: bool = False) -> None:
+        self.kind = kind
+        self._decimal = upcast and kind == "uint64"
+        self._wide = upcast and kind == "uint32"
+        self.wire = VARINT
+        if kind in _FIXED:
+            self._stored = np.dtype(_FIXED[kind])
+            self.wire = FIXED64 if self._stored.itemsize == 8 else FIXED32
+            self.type = pa.from_numpy_dtype(self._stored)
+        elif kind == "bool":
+            self.type = pa.bool_()
+        elif self._decimal:
+            self.type = pa.decimal128(20, 0)
+        else:
+            self.type = pa.int64() if kind in _LONGS or self._wide else pa.int32()
+
+    def values(self, data: Bytes, at: Positions, number: Integers) -> Any:
+        """Return the values as NumPy has them; of uint64 as decimals, unsigned."""
+        if self.wire == VARINT:
+            return self.converted(number)
+        if not len(at):
+            return np.empty(0, self._stored)
+        size = self._stored.itemsize
+        # A view with a value at each byte: NumPy reads unaligned values faster than it gathers bytes.
+        view = np.ndarray((len(data) - size + 1,), self._stored, np.ascontiguousarray(data), 0, (1,))
+        read: Integers = view[at]
+        return read
+
+    def converted(self, raw: Integers) -> Any:
+        """Return the values of varints."""
+        if self.kind == "bool":
+            return raw != 0
+        if self.kind in ("sint32", "sint64"):
+            if self.kind == "sint32" and raw.itemsize > 4:
+                raw = raw & np.uint64(0xFFFFFFFF)
+            wide = raw.astype(np.int64) if raw.itemsize < 8 else raw
+            half = (wide.view(np.uint64) >> np.uint64(1)).view(np.int64)
+            return (half ^ -(wide & wide.dtype.type(1)).view(np.int64)).astype(self._number_type)
+        if raw.itemsize < 4:
+            return raw.astype(self._number_type)
+        if self._decimal:
+            return raw
+        if self._wide:
+            return raw.astype(np.uint32).astype(np.int64)
+        return raw.view(np.int64) if self.type == pa.int64() else raw.astype(np.uint32).view(np.int32)
+
+    @property
+    def _number_type(self) -> npt.DTypeLike:
+        if self._decimal:
+            return np.uint64
+        return np.int64 if self.type == pa.int64() else np.int32
+
+    def zero(self) -> int:
+        """Return the value of an absent field."""
+        return 0
+
+    def stored(self, default: object) -> object:
+        """Return a declared default as the column has it."""
+        if isinstance(default, int) and self.kind in ("uint32", "fixed32", "uint64", "fixed64"):
+            bits = 32 if self.type == pa.int32() else 64
+            if not self._decimal and default >= 2 ** (bits - 1):
+                return default - 2**bits
+        return default
+
+    def column(self, values: Integers, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        """Return values as a column; null where `there` is False."""
+        validity = None if there is None else pa.py_buffer(np.packbits(there, bitorder="little"))
+        if self.kind == "bool":
+            bits = pa.py_buffer(np.packbits(values, bitorder="little"))
+            return pa.Array.from_buffers(pa.bool_(), len(values), [validity, bits])
+        if self._decimal:
+            words = np.zeros((len(values), 2), np.uint64)
+            words[:, 0] = values
+            return pa.Array.from_buffers(self.type, len(values), [validity, pa.py_buffer(words)])
+        return pa.Array.from_buffers(self.type, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
+
+    def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
+        """Return the column of the values."""
+        return self.column(self.values(data, at, number))
+
+
+class EnumReader(NumberReader):
+    """Enums as text.
+
+    Parameters
+    ----------
+    enum : EnumType
+    """
+
+    def __init__(self, enum: EnumType) -> None:
+        super().__init__("enum")
+        self._enum = enum
+        self.type = pa.string()
+
+    @property
+    def _number_type(self) -> npt.DTypeLike:
+        return np.int32
+
+    def zero(self) -> int:
+        """Return the number of the first symbol."""
+        return next(iter(self._enum.symbols))
+
+    def column(self, values: Integers, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        """Return the names of these numbers."""
+        distinct, which = np.unique(values, return_inverse=True)
+        unknown = f"UNKNOWN_ENUM_VALUE_{self._enum.name}_"
+        texts = [self._enum.symbols.get(each, f"{unknown}{each}").encode() for each in distinct.tolist()]
+        ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+        symbols = pa.Array.from_buffers(pa.string(), len(texts), buffers)
+        return take_rows(symbols, which.astype(np.int64) if there is None else np.where(there, which, -1))
+
+
+class BytesReader(ItemReader):
+    """Texts and bytes.
+
+    Parameters
+    ----------
+    is_text : bool
+    checked : bool
+        Whether a text that is not UTF-8 is an error; otherwise its bytes are replaced.
+    """
+
+    wire = BYTES
+
+    def __init__(self, is_text: bool, checked: bool) -> None:
+        self.type = pa.string() if is_text else pa.binary()
+        self._checked = checked
+
+    def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
+        """Return the column of the values."""
+        return self._text(binary_column(data, at, number))
+
+    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+        """Return the column of the occurrences `last`, null for -1."""
+        return self._text(binary_column(data, *self.places(found, last, starts)))
+
+    def places(self, found: Found, last: Positions, starts: Positions) -> tuple[Positions, Positions]:
+        """Return where the values are and their lengths, -1 for null."""
+        there = np.flatnonzero(last >= 0)
+        if len(there) == len(last):
+            return found.at[last], found.number[last].astype(np.int64)
+        at, length = starts.copy(), np.full(len(last), -1, np.int64)
+        at[there] = found.at[last[there]]
+        length[there] = found.number[last[there]]
+        return at, length
+
+    def sparse(self, data: Bytes, at: Positions, length: Positions) -> pa.Array:
+        """Return the column of the values at these places; null for the length -1."""
+        return self._text(binary_column(data, at, length))
+
+    def _text(self, column: pa.Array) -> pa.Array:
+        if not pa.types.is_string(self.type):
+            return column
+        if not self._checked:
+            return text_column(column)
+        try:
+            return column.cast(pa.string())
+        except pa.ArrowInvalid:
+            wrong = [row for row, each in enumerate(column.to_pylist()) if each is not None and not _is_text(each)]
+            raise InvalidRows(np.array(wrong), "a text that is not UTF-8") from None
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class MessageReader(ItemReader):
+    """Messages and groups as structs.
+
+    Parameters
+    ----------
+    fields : collection of FieldReader
+    is_group : bool
+    """
+
+    def __init__(self, fields: Collection[FieldReader], is_group: bool = False, dummy: bool = False) -> None:
+        self.wire = GROUP if is_group else BYTES
+        self._fields = list(fields)
+        oneofs: dict[int, list[int]] = {}
+        for each in self._fields:
+            if each.field.oneof is not None:
+                oneofs.setdefault(each.field.oneof, []).extend(each.tags)
+        self._oneofs = [tags for tags in oneofs.values() if len(tags) > 1]
+        self._dummy = dummy
+        columns = [pa.field(each.field.name, each.type, nullable=each.nullable) for each in self._fields]
+        self.type = pa.struct([*columns, pa.field(_DUMMY, pa.string())] if dummy else columns)
+
+    def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
+        """Return the column of the messages."""
+        return self.read_messages(data, at, at + number.astype(np.int64))
+
+    def read_messages(self, data: Bytes, at: Positions, ends: Positions) -> pa.Array:
+        """Return the column of the messages `data[at[i]:ends[i]]`, which ascend."""
+        found = scan(data, at, ends)
+        for tags in self._oneofs:
+            _keep_last(found, tags, len(at))
+        columns = []
+        for each in self._fields:
+            try:
+                columns.append(each.read(data, found, at))
+            except InvalidRows as error:
+                raise error.inside(each.field.name) from None
+        if self._dummy:
+            columns.append(pa.nulls(len(at), pa.string()))
+        return pa.Array.from_buffers(self.type, len(at), [None], children=columns)
+
+    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+        """Return the column of the messages, null where there is none. A message that occurs twice is merged."""
+        there = np.flatnonzero(last >= 0)
+        try:
+            if len(found.row) > len(there):
+                column = self.read_messages(*_merged(data, found, there))
+            else:
+                chosen = last[there]
+                column = self.read(data, found.at[chosen], found.number[chosen])
+        except InvalidRows as error:
+            raise error.inside("", there) from None
+        if len(there) == len(last):
+            return column
+        index = np.full(len(last), -1, np.int64)
+        index[there] = np.arange(len(there))
+        return take_rows(column, index)
+
+
+def _keep_last(found: dict[int, Found], tags: list[int], rows: int) -> None:
+    """Drop what was found of a oneof's members before the last one."""
+    there = [tag for tag in tags if tag in found]
+    if len(there) < 2:
+        return
+    latest = np.full(rows, -1, np.int64)
+    for tag in there:
+        np.maximum.at(latest, found[tag].row, found[tag].order)
+    for tag in there:
+        final = np.zeros(rows, np.bool_)
+        mine = found[tag]
+        final[mine.row[mine.order == latest[mine.row]]] = True
+        # Occurrences before one of another member are dropped with that one, those behind it are merged.
+        others = np.full(rows, -1, np.int64)
+        for other in there:
+            if other != tag:
+                np.maximum.at(others, found[other].row, found[other].order)
+        kept = final[mine.row] & (mine.order > others[mine.row])
+        if not kept.all():
+            found[tag] = mine.where(kept)
+
+
+def _spans(at: Positions, size: Positions) -> Any:
+    """Return the positions of all bytes of these spans."""
+    behind = np.cumsum(size)
+    total = int(behind[-1]) if len(behind) else 0
+    return np.arange(total) + np.repeat(at - (behind - size), size)
+
+
+def _merged(data: Bytes, found: Found, there: Positions) -> tuple[Bytes, Positions, Positions]:
+    """Return the bytes of these messages, those of one row one after another."""
+    events = np.lexsort((found.order, found.row))
+    size = found.number[events].astype(np.int64)
+    joined = data[_spans(found.at[events], size)]
+    ends = np.cumsum(np.add.reduceat(size, np.searchsorted(found.row[events], there)))
+    return (joined if len(joined) else data), np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends
+
+
+class TimeReader(ItemReader):
+    """`Timestamp` and `Duration`: seconds and nanoseconds, as microseconds.
+
+    Parameters
+    ----------
+    parts : MessageReader
+        Reads both fields, zero for absent ones.
+    type : pyarrow.DataType
+    """
+
+    wire = BYTES
+
+    def __init__(self, parts: MessageReader, type: pa.DataType) -> None:
+        self._parts = parts
+        self.type = type
+
+    def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
+        """Return the column of the times."""
+        return self._micros(self._parts.read(data, at, number))
+
+    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+        """Return the column of the times, null where there is none."""
+        return self._micros(self._parts.read_sparse(data, found, last, starts))
+
+    def _micros(self, parts: pa.Array) -> pa.Array:
+        rows = len(parts)
+        seconds = np.frombuffer(parts.field(0).buffers()[1] or b"", np.int64)[:rows]
+        nanos = np.frombuffer(parts.field(1).buffers()[1] or b"", np.int32)[:rows]
+        limit = 2**63 // _MICROS - 3
+        refuse((seconds > limit) | (seconds < -limit), "a time that microseconds cannot have")
+        micros = seconds * _MICROS
+        if nanos.any():
+            # Towards zero, as Java.
+            micros = micros + np.sign(nanos) * (np.abs(nanos.astype(np.int64)) // 1000)
+        validity = parts.buffers()[0]
+        return pa.Array.from_buffers(self.type, rows, [validity, pa.py_buffer(micros)])
+
+
+class WrappedReader(ItemReader):
+    """A wrapper such as `Int64Value`, as its only field.
+
+    Parameters
+    ----------
+    message : MessageReader
+    """
+
+    wire = BYTES
+
+    def __init__(self, message: MessageReader) -> None:
+        self._message = message
+        self.type = message.type.field(0).type
+
+    def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
+        """Return the column of the values."""
+        return self._message.read(data, at, number).field(0)
+
+
+# -- fields -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """How a field is read, beside its type.
+
+    Attributes
+    ----------
+    dense : bool
+        An absent value is its default, as in entries of maps.
+    emit_defaults : bool
+        An absent value without presence is its default.
+    """
+
+    dense: bool = False
+    emit_defaults: bool = False
+
+
+class FieldReader:
+    """Reads one field of a message.
+
+    Parameters
+    ----------
+    field : FieldType
+    item : ItemReader
+    rules : _Rules
+    """
+
+    def __init__(self, field: FieldType, item: ItemReader, rules: _Rules) -> None:
+        self.field = field
+        self.nullable = not (field.required or rules.dense)
+        self._item = item
+        self._rules = rules
+        self._tag = field.number << 3 | item.wire
+        self._packed_tag = field.number << 3 | BYTES
+        self.tags = [self._tag]
+        self.type = item.type
+        self._numbers = item if isinstance(item, NumberReader) else None
+        if field.repeated:
+            if self._numbers is not None:
+                self.tags.append(self._packed_tag)
+            if field.message is not None and field.message.is_map_entry:
+                value = pa.field("value", item.type.field(1).type, nullable=False)
+                self.type = pa.map_(item.type.field(0).type, value)
+                self.nullable = True
+            else:
+                self.type = pa.list_(pa.field("element", item.type, nullable=False))
+                self.nullable = True
+
+    def read(self, data: Bytes, found: dict[int, Found], starts: Positions) -> pa.Array:
+        """Return the column of the messages that begin at `starts`."""
+        mine = found.get(self._tag, NOTHING)
+        if self.field.repeated:
+            packed = found.get(self._packed_tag, NOTHING) if self._numbers is not None else NOTHING
+            return self._repeated(data, mine, packed, len(starts))
+        if self.field.enum is not None and self.field.enum.closed and len(mine.row):
+            mine = self._known(mine, NumberReader("enum").converted(mine.number))
+        rows = len(starts)
+        if len(mine.row) == rows and rows and (mine.row == np.arange(rows)).all():
+            last, missing = np.arange(rows), np.empty(0, np.int64)
+        else:
+            last = np.full(rows, -1, np.int64)
+            ordered = mine
+            if len(mine.row) > 1 and not (np.diff(mine.row) > 0).all():
+                ordered = mine.where(np.lexsort((mine.order, mine.row)))
+                mine = ordered
+            last[ordered.row] = np.arange(len(ordered.row))  # the last one of a row wins
+            missing = np.flatnonzero(last < 0)
+        if self.field.required and len(missing):
+            raise InvalidRows(missing, _MISSING)
+        if self._numbers is not None:
+            return self._single_numbers(data, mine, last, missing)
+        if isinstance(self._item, BytesReader):
+            return self._single_bytes(data, mine, last, missing, starts)
+        if self._rules.dense and len(missing):
+            return self._dense_messages(data, mine, last, starts)
+        return self._item.read_sparse(data, mine, last, starts)
+
+    def _known(self, found: Found, numbers: Integers) -> Found:
+        assert self.field.enum is not None
+        known = np.isin(numbers, np.array(list(self.field.enum.symbols)))
+        return found if known.all() else found.where(known)
+
+    def _default(self) -> object:
+        """Return the value of an absent field; None: null."""
+        if self.field.default is not None:
+            return self.field.default if self._numbers is None else self._numbers.stored(self.field.default)
+        if self._rules.dense or (self._rules.emit_defaults and not self.field.presence):
+            return self._numbers.zero() if self._numbers is not None else b""
+        return None
+
+    def _single_numbers(self, data: Bytes, found: Found, last: Positions, missing: Positions) -> pa.Array:
+        item = self._numbers
+        assert item is not None
+        default = self._default()
+        if not len(missing):
+            values = item.values(data, found.at[last], found.number[last])
+            there = None
+        else:
+            there = last >= 0
+            chosen = last[there]
+            read = item.values(data, found.at[chosen], found.number[chosen])
+            values = np.zeros(len(last), read.dtype)
+            values[there] = read
+            if default is not None:
+                values[~there] = default
+                there = None
+        if default is None and not self.field.presence:
+            # By the bits, so that -0.0 is a value.
+            raw = values if values.dtype == np.bool_ else values.view(f"u{values.itemsize}")
+            nonzero = raw != 0
+            there = None if nonzero.all() else nonzero
+        return item.column(values, there)
+
+    def _single_bytes(
+        self, data: Bytes, found: Found, last: Positions, missing: Positions, starts: Positions
+    ) -> pa.Array:
+        item = self._item
+        assert isinstance(item, BytesReader)
+        at, length = item.places(found, last, starts)
+        default = self._default()
+        if default is None:
+            if not self.field.presence:
+                length[length == 0] = -1
+        elif len(missing):
+            if default == b"":
+                length[missing] = 0
+            else:
+                assert isinstance(default, bytes)
+                column = item.sparse(data, at, length)
+                one = item.read(np.frombuffer(default, np.uint8), np.zeros(1, np.int64), np.array([len(default)]))
+                places = np.arange(len(last))
+                places[missing] = len(last)
+                return pa.concat_arrays([column, one]).take(to_arrow(places))
+        return item.sparse(data, at, length)
+
+    def _dense_messages(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+        """Read messages, an absent one as one without fields."""
+        missing = np.flatnonzero(last < 0)
+        empty = Found(missing, starts[missing], np.zeros(len(missing), np.uint8), np.zeros(len(missing), np.int64))
+        whole = join_found([found, empty]) if len(found.row) else empty
+        whole = whole.where(np.lexsort((whole.order, whole.row)))
+        filled = np.full(len(last), -1, np.int64)
+        filled[whole.row] = np.arange(len(whole.row))
+        return self._item.read_sparse(data, whole, filled, starts)
+
+    # -- repeated fields ----------------------------------------------------------------------
+
+    def _repeated(self, data: Bytes, singles: Found, packed: Found, rows: int) -> pa.Array:
+        if self._numbers is not None:
+            items, owner = self._repeated_numbers(data, singles, packed)
+        else:
+            if len(singles.row) > 1:
+                singles = singles.where(np.lexsort((singles.order, singles.row)))
+            owner = singles.row
+            try:
+                items = self._item.read(data, singles.at, singles.number)
+            except InvalidRows as error:
+                raise error.inside("[]", owner) from None
+        offsets = np.zeros(rows + 1, np.int32)
+        np.cumsum(np.bincount(owner, minlength=rows), out=offsets[1:])
+        if pa.types.is_map(self.type):
+            entries = pa.struct([self.type.key_field, self.type.item_field])
+            items = pa.Array.from_buffers(entries, len(items), [None], children=[items.field(0), items.field(1)])
+        return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items])
+
+    def _repeated_numbers(self, data: Bytes, singles: Found, packed: Found) -> tuple[pa.Array, Positions]:
+        item = self._numbers
+        assert item is not None
+        values = item.values(data, singles.at, singles.number)
+        owner, order = singles.row, singles.order
+        if len(packed.row):
+            many, event = self._packed(data, packed)
+            values = np.concatenate([values, many]) if len(values) else many
+            owner = np.concatenate([owner, packed.row[event]])
+            order = np.concatenate([order, packed.order[event]])
+        if self.field.enum is not None and self.field.enum.closed:
+            known = np.isin(values, np.array(list(self.field.enum.symbols)))
+            values, owner, order = values[known], owner[known], order[known]
+        if len(owner) > 1 and not (np.diff(owner) >= 0).all():
+            ordered = np.lexsort((order, owner))
+            values, owner = values[ordered], owner[ordered]
+        return item.column(values), owner
+
+    def _packed(self, data: Bytes, found: Found) -> tuple[Integers, Positions]:
+        """Return the values of packed fields, and the occurrence of each."""
+        item = self._numbers
+        assert item is not None
+        size = found.number.astype(np.int64)
+        raw = data[_spans(found.at, size)]
+        if item.wire != VARINT:
+            width = 8 if item.wire == FIXED64 else 4
+            uneven = size % width != 0
+            if uneven.any():
+                raise InvalidRows(np.unique(found.row[uneven]), END, "[]")
+            return np.ascontiguousarray(raw).view(_FIXED[item.kind]), np.repeat(np.arange(len(size)), size // width)
+        owner = np.repeat(np.arange(len(size)), size)
+        last = raw < 0x80
+        behind = np.cumsum(size)
+        if len(raw):
+            open_end = (size > 0) & ~last[np.maximum(behind - 1, 0)]
+            if open_end.any():
+                raise InvalidRows(np.unique(found.row[open_end]), END, "[]")
+        stops = np.flatnonzero(last)
+        starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1]) if len(stops) else stops
+        try:
+            numbers, _ = read_unsigned(raw, starts, stops + 1)
+        except InvalidRows as error:
+            raise error.inside("[]", found.row[owner[starts]]) from None
+        return item.converted(numbers), owner[stops]
+
+
+# -- the tree of readers ----------------------------------------------------------------------
+
+
+def message_reader(
+    message: MessageType, settings: ProtobufSettings = DEFAULT_SETTINGS, fields: Collection[str] = ()
+) -> MessageReader:
+    """Return what reads a message.
+
+    Parameters
+    ----------
+    message : MessageType
+    settings : ProtobufSettings
+    fields : collection of str
+        The fields of the message to read; empty: all.
+
+    Raises
+    ------
+    ConfigurationError
+        The message contains itself, and `settings` do not allow that; or it has no such field, or too many fields.
+    """
+    known = [each.name for each in message.fields]
+    if missing := [each for each in fields if each not in known]:
+        raise ConfigurationError(f"the schema has no field {', '.join(missing)}; it has {', '.join(known) or 'none'}")
+    builder = _Builder(settings)
+    chosen = [each for each in message.fields if not fields or each.name in fields]
+    made = builder.fields(message, chosen, {message.name: 1}, "")
+    return MessageReader(made, dummy=not made and settings.retain_empty_messages)
+
+
+class _Builder:
+    """Builds readers, with the rules of Spark's `from_protobuf` for fields that are dropped."""
+
+    def __init__(self, settings: ProtobufSettings) -> None:
+        self._settings = settings
+        self._count = 0
+
+    def fields(
+        self, message: MessageType, chosen: Collection[FieldType], depths: dict[str, int], path: str
+    ) -> list[FieldReader]:
+        rules = _Rules(message.is_map_entry, self._settings.emit_default_values)
+        found = []
+        for each in chosen:
+            below = f"{path}.{each.name}" if path else each.name
+            self._count += 1
+            if self._count > _MAX_FIELDS:
+                raise ConfigurationError(
+                    f"the field {below} is one of more than {_MAX_FIELDS}; lower recursive.fields.max.depth"
+                )
+            item = self._item(each, depths, below)
+            if item is not None:
+                found.append(FieldReader(each, item, rules))
+        return found
+
+    def _item(self, field: FieldType, depths: dict[str, int], path: str) -> ItemReader | None:
+        settings = self._settings
+        if field.enum is not None:
+            return NumberReader("enum") if settings.enums_as_ints else EnumReader(field.enum)
+        if field.message is None:
+            if field.kind in ("string", "bytes"):
+                return BytesReader(field.kind == "string", field.checked)
+            return NumberReader(field.kind, settings.upcast_unsigned_ints)
+        message = field.message
+        time = _time_type(message)
+        if time is not None and field.kind == "message":
+            parts = [FieldReader(each, NumberReader(each.kind), _Rules(dense=True)) for each in message.fields]
+            return TimeReader(MessageReader(parts), time)
+        if settings.unwrap_wrappers and message.name in _WRAPPERS:
+            rules = _Rules(emit_defaults=settings.emit_default_values)
+            only = message.fields[0]
+            item = self._item(only, depths, path)
+            assert item is not None
+            return WrappedReader(MessageReader([FieldReader(only, item, rules)]))
+        return self._message(field, message, depths, path)
+
+    def _message(
+        self, field: FieldType, message: MessageType, depths: dict[str, int], path: str
+    ) -> MessageReader | None:
+        settings = self._settings
+        if message.is_map_entry:
+            entry = self.fields(message, message.fields, depths, path)
+            return MessageReader(entry) if len(entry) == len(message.fields) else None
+        depth = depths.get(message.name, 0)
+        if depth:
+            if not 1 <= settings.recursive_fields_max_depth <= _MAX_DEPTH:
+                raise ConfigurationError(
+                    f"the field {path} is recursive: {message.name} contains itself. Set recursive.fields.max.depth "
+                    f"to a number from 1 to {_MAX_DEPTH}: fields below this depth are left out"
+                )
+            if depth >= settings.recursive_fields_max_depth:
+                return None
+        made = self.fields(message, message.fields, {**depths, message.name: depth + 1}, path)
+        if not made and not settings.retain_empty_messages:
+            return None
+        return MessageReader(made, field.kind == "group", dummy=not made)
+
+
+def _time_type(message: MessageType) -> pa.DataType | None:
+    """Return the type of `Timestamp` or `Duration`, which Spark knows by their names and fields."""
+    fields = [(each.name, each.kind, each.repeated) for each in message.fields]
+    if fields != [("seconds", "int64", False), ("nanos", "int32", False)]:
+        return None
+    name = message.name.rpartition(".")[2]
+    return {"Timestamp": pa.timestamp("us", "UTC"), "Duration": pa.duration("us")}.get(name)

@@ -1,0 +1,207 @@
+"""Protobuf among the languages of schemas (`formats`): messages of other schemas of a registry are read by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+from protocol.records.varints import Bytes, Positions
+from protocol.schemas.decoding import InvalidRows, InvalidValue, SchemaText, ValueDecoder, read_valid
+from protocol.schemas.protobuf_columns import MessageReader, message_reader
+from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema
+from protocol.schemas.protobuf_source import parse_protobuf
+
+_MAX_INDEXES = 64
+_MAX_INDEX_BYTES = 5
+# Kinds whose values other implementations read as each other's, too.
+_ALIKE = (
+    {"int32", "int64", "uint32", "uint64", "bool", "enum"},
+    {"sint32", "sint64"},
+    {"fixed32", "sfixed32"},
+    {"fixed64", "sfixed64"},
+    {"string", "bytes"},
+)
+
+
+class ProtobufLanguage:
+    """Makes decoders of Protobuf. The methods are those of `formats.Language`."""
+
+    def decoder(self, reader: SchemaText) -> ValueDecoder:
+        """Return what decodes values that were written with the reader's schema."""
+        return _Messages(*_reader(reader))
+
+    def resolver(
+        self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
+    ) -> ValueDecoder:
+        """Return what decodes values of another schema to the reader's."""
+        own, columns = _reader(reader)
+        return _Resolver(parse_protobuf(text, references), own, columns, message)
+
+
+def _reader(reader: SchemaText) -> tuple[MessageType, MessageReader]:
+    message = parse_protobuf(reader.text, dict(reader.references)).message(reader.protobuf.message)
+    return message, message_reader(message, reader.protobuf, reader.fields)
+
+
+class _Messages:
+    """Decodes messages of the reader's schema."""
+
+    def __init__(self, message: MessageType, columns: MessageReader) -> None:
+        self.type = columns.type
+        self._columns = columns
+
+    def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
+        return read_valid(self._columns.read_messages, data, at, ends)
+
+
+class _Resolver:
+    """Decodes messages of a registered schema, which are numbers of the message and then the message.
+
+    Parameters
+    ----------
+    writer : ProtobufSchema
+    reader : MessageType
+    columns : MessageReader
+    header : bytes or None
+        The numbers of the message, if they are in a header.
+    """
+
+    def __init__(
+        self, writer: ProtobufSchema, reader: MessageType, columns: MessageReader, header: bytes | None
+    ) -> None:
+        self.type = columns.type
+        self._writer = writer
+        self._reader = reader
+        self._columns = columns
+        self._checked: dict[bytes, str] = {}
+        self._in_values = header is None
+        if header is not None and (reason := self._why_not(header)):
+            raise ConfigurationError(reason)
+
+    def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
+        return read_valid(self._read if self._in_values else self._columns.read_messages, data, at, ends)
+
+    def _read(self, data: Bytes, at: Positions, ends: Positions) -> pa.Array:
+        if not len(at):
+            return self._columns.read_messages(data, at, ends)
+        start = at.copy()
+        left = np.arange(len(at))
+        while len(left):
+            prefix = _prefix(data[at[left[0]] : ends[left[0]]].tobytes())
+            if prefix is None:
+                raise InvalidRows(left[:1], "the numbers of its message do not end")
+            same = ends[left] - at[left] >= len(prefix)
+            for place, byte in enumerate(prefix):
+                same &= data.take(at[left] + place, mode="clip") == byte
+            rows = left[same]
+            if reason := self._why_not(prefix):
+                raise InvalidRows(rows, reason)
+            start[rows] += len(prefix)
+            left = left[~same]
+        return self._columns.read_messages(data, start, ends)
+
+    def _why_not(self, prefix: bytes) -> str:
+        """Return why messages with these numbers cannot be read; empty if they can."""
+        known = self._checked.get(prefix)
+        if known is None:
+            known = self._check(_indexes(prefix))
+            if len(self._checked) < _MAX_INDEXES:
+                self._checked[prefix] = known
+        return known
+
+    def _check(self, indexes: Sequence[int]) -> str:
+        names = self._writer.at(indexes)
+        own = self._reader.name.rpartition(".")[2]
+        same = [name for name in sorted(names) if name.rpartition(".")[2] == own]
+        if not same:
+            found = " or ".join(sorted(names)) or f"number {list(indexes)}, which its schema does not have"
+            return f"its message is {found}, not {self._reader.name}"
+        return _why_incompatible(self._writer.messages[same[0]], self._reader)
+
+
+def _prefix(value: bytes) -> bytes | None:
+    """Return the numbers of the message at the start of a value; None if they do not end."""
+    left = 1
+    numbers = 0
+    for place, byte in enumerate(value[: _MAX_INDEXES * _MAX_INDEX_BYTES]):
+        if byte >= 0x80:
+            continue
+        if not numbers:
+            # The first number is how many follow; zero stands for the first message.
+            left = _indexes_count(value[: place + 1])
+            if not 0 <= left <= _MAX_INDEXES:
+                return None
+        else:
+            left -= 1
+        numbers += 1
+        if not left:
+            return value[: place + 1]
+    return None
+
+
+def _zigzags(raw: bytes) -> list[int]:
+    found: list[int] = []
+    number = shift = 0
+    for byte in raw:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            found.append(number >> 1 ^ -(number & 1))
+            number = shift = 0
+    return found
+
+
+def _indexes_count(raw: bytes) -> int:
+    return _zigzags(raw)[0]
+
+
+def _indexes(prefix: bytes) -> list[int]:
+    numbers = _zigzags(prefix)
+    return numbers[1:] if numbers and numbers[0] else [0]
+
+
+def _why_incompatible(writer: MessageType, reader: MessageType) -> str:
+    """Return which field of the writer's message has another type in the reader's; empty if there is none.
+
+    Such a field would be read as another value, or as absent, without an error.
+    """
+    seen: set[tuple[str, str]] = set()
+
+    def check(old: MessageType, new: MessageType, path: str) -> str:
+        if (old.name, new.name) in seen:
+            return ""
+        seen.add((old.name, new.name))
+        written = {each.number: each for each in old.fields}
+        for field in new.fields:
+            other = written.get(field.number)
+            if other is None:
+                continue
+            below = f"{path}.{field.name}" if path else field.name
+            if not _alike(other, field):
+                return (
+                    f"incompatible Protobuf schemas: {below}, with the number {field.number}, is {_text(other)} "
+                    f"in the writer's schema, {_text(field)} in the reader's"
+                )
+            if other.message is not None and field.message is not None:
+                reason = check(other.message, field.message, below)
+                if reason:
+                    return reason
+        return ""
+
+    return check(writer, reader, "")
+
+
+def _alike(old: FieldType, new: FieldType) -> bool:
+    if old.repeated != new.repeated and "message" not in (old.kind, new.kind) and "string" not in (old.kind, new.kind):
+        return False
+    return old.kind == new.kind or any(old.kind in each and new.kind in each for each in _ALIKE)
+
+
+def _text(field: FieldType) -> str:
+    kind = (
+        field.message.name if field.message is not None else field.enum.name if field.enum is not None else field.kind
+    )
+    return f"repeated {kind}" if field.repeated else kind

@@ -1,0 +1,279 @@
+"""Find the fields of Protobuf messages, of all messages at once.
+
+A cursor per message stands at a tag. Each step takes the smallest of these tags and reads it in all messages that have
+it there: writers order fields by number, so a step usually reads one field of all messages. Few messages, and groups,
+are read one by one.
+
+No step trusts the bytes: it raises `InvalidRows` before it reads behind the end of a message.
+
+Source: the Protobuf documentation, "Encoding".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.records.varints import Bytes, Integers, Positions
+from protocol.schemas.decoding import InvalidRows, refuse
+
+VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = 0, 1, 2, 3, 4, 5
+_FEWEST_ROWS = 24
+# After so many steps the messages that are read to their end are left out.
+_COMPRESS_STEPS = 32
+_MAX_VARINT_BYTES = 10
+_MAX_TAG = 2**32 - 1
+# The tag of a message that is read to its end; no field has it.
+_DONE = np.uint32(_MAX_TAG)
+_MAX_GROUPS = 100
+END = "the value ends in the middle of the field"
+_TAG = "a tag that is not valid"
+_LENGTH = "a length that exceeds the value"
+_OPEN_GROUP = "a group without its end"
+_MASK64 = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """Occurrences of one tag; those of one message are in their order.
+
+    Attributes
+    ----------
+    row : array of int
+        The number of the message.
+    at : array of int
+        Where the value begins, behind its length.
+    number : array of unsigned int
+        A varint's value; the length of bytes and groups.
+    order : array of int
+        Ascends among all fields of a message.
+    """
+
+    row: Positions
+    at: Positions
+    number: Integers
+    order: Positions
+
+    def where(self, mask: npt.NDArray[np.bool_] | Positions) -> Found:
+        """Return those that a mask, or numbers, select."""
+        return Found(self.row[mask], self.at[mask], self.number[mask], self.order[mask])
+
+
+NOTHING = Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
+
+
+def join(pieces: list[Found]) -> Found:
+    """Return the occurrences of all pieces, one after another."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Found(
+        np.concatenate([each.row for each in pieces]),
+        np.concatenate([each.at for each in pieces]),
+        np.concatenate([each.number for each in pieces]),
+        np.concatenate([each.order for each in pieces]),
+    )
+
+
+def read_unsigned(data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
+    """Read a varint at each cursor, and check that it ends within its message.
+
+    Bits over 64 are dropped, as other implementations do. The numbers have the smallest type that holds them.
+    """
+    first = data.take(at, mode="clip")
+    after = at + 1
+    if not len(at) or first.max() < 0x80:
+        refuse(after > ends, END)
+        return first, after
+    second = data.take(after, mode="clip")
+    long = first >= 0x80
+    numbers: Integers = first.astype(np.uint16)
+    numbers += long * ((second.astype(np.uint16) << np.uint16(7)) - np.uint16(0x80))
+    after += long
+    longer = long & (second >= 0x80)
+    if longer.any():
+        rows = np.flatnonzero(longer)
+        numbers = numbers.astype(np.uint64)
+        numbers[rows] -= np.uint64(0x80 << 7)
+        for step in range(2, _MAX_VARINT_BYTES):
+            byte = data.take(after[rows], mode="clip")
+            numbers[rows] |= (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * step)
+            after[rows] += 1
+            rows = rows[byte >= 0x80]
+            if not len(rows):
+                break
+        else:
+            raise InvalidRows(rows, f"a varint with more than {_MAX_VARINT_BYTES} bytes")
+    refuse(after > ends, END)
+    return numbers, after
+
+
+def scan(data: Bytes, at: Positions, ends: Positions) -> dict[int, Found]:
+    """Return the fields of the messages `data[at[i]:ends[i]]` by tag."""
+    found: dict[int, list[Found]] = {}
+    rows = np.flatnonzero(at < ends)
+    cursor, end = at[rows], ends[rows]
+    slow: list[Positions] = []
+    tags, start = _tags(data, cursor, end, rows)
+    step = 0
+    while len(rows):
+        tag = int(tags.min())
+        if tag == _MAX_TAG:
+            break
+        which = np.flatnonzero(tags == tag)
+        step += 1
+        if len(which) < _FEWEST_ROWS or tag & 7 in (GROUP, GROUP_END):
+            slow.append(which)
+            # The cursor stays at the tag.
+            tags[which] = _DONE
+        else:
+            whole = len(which) == len(rows)
+            try:
+                number, begin, after = _value(
+                    data, start if whole else start[which], end if whole else end[which], tag & 7
+                )
+            except InvalidRows as error:
+                raise error.inside("", rows[which]) from None
+            row = rows if whole else rows[which]
+            found.setdefault(tag, []).append(Found(row, begin, number, np.full(len(row), step, np.int64)))
+            if whole:
+                cursor = after
+                tags, start = _tags(data, cursor, end, rows)
+            else:
+                cursor[which] = after
+                tags[which], start[which] = _tags(data, after, end[which], row)
+        if step % _COMPRESS_STEPS == 0:
+            for each in slow:
+                _scan_singly(data, rows[each], cursor[each], end[each], found, step)
+            slow = []
+            live = tags != _DONE
+            rows, cursor, end, tags, start = rows[live], cursor[live], end[live], tags[live], start[live]
+    for each in slow:
+        _scan_singly(data, rows[each], cursor[each], end[each], found, step)
+    return {tag: join(pieces) for tag, pieces in found.items()}
+
+
+def _tags(data: Bytes, cursor: Positions, end: Positions, rows: Positions) -> tuple[npt.NDArray[np.uint32], Positions]:
+    """Return the tag at each cursor, `_DONE` at the end, and where the values begin."""
+    open_rows = cursor < end
+    if open_rows.all():
+        try:
+            numbers, start = read_unsigned(data, cursor, end)
+            if numbers.itemsize > 2:
+                refuse(numbers > _MAX_TAG - 1, _TAG)
+            tags = numbers.astype(np.uint32)
+            wire = tags & np.uint32(7)
+            refuse((tags < 8) | (wire > FIXED32), _TAG)
+        except InvalidRows as error:
+            raise error.inside("", rows) from None
+        return tags, start
+    tags, start = np.full(len(cursor), _DONE, np.uint32), cursor.copy()
+    more = np.flatnonzero(open_rows)
+    if len(more):
+        tags[more], start[more] = _tags(data, cursor[more], end[more], rows[more])
+    return tags, start
+
+
+def _value(data: Bytes, start: Positions, end: Positions, wire: int) -> tuple[Integers, Positions, Positions]:
+    """Return the numbers of values, where they begin, and where they end."""
+    if wire == VARINT:
+        number, after = read_unsigned(data, start, end)
+        return number, start, after
+    if wire == BYTES:
+        number, begin = read_unsigned(data, start, end)
+        room = end - begin
+        refuse(number > (room.view(np.uint64) if number.itemsize > 2 else room), _LENGTH)
+        return number, begin, begin + number.astype(np.int64)
+    after = start + (8 if wire == FIXED64 else 4)
+    refuse(after > end, END)
+    return np.zeros(len(start), np.uint8), start, after
+
+
+# -- one by one -------------------------------------------------------------------------------
+
+
+def _scan_singly(
+    data: Bytes, rows: Positions, cursor: Positions, ends: Positions, found: dict[int, list[Found]], step: int
+) -> None:
+    """Read these messages to their ends."""
+    fields: dict[int, list[tuple[int, int, int, int]]] = {}
+    for row, first, end in zip(rows.tolist(), cursor.tolist(), ends.tolist(), strict=True):
+        raw = data[first:end].tobytes()
+        at, order = 0, step
+        try:
+            while at < len(raw):
+                tag, at = _varint(raw, at)
+                if not 8 <= tag < _MAX_TAG:
+                    raise ValueError(_TAG)
+                number, at, after = _field(raw, at, tag)
+                order += 1
+                fields.setdefault(tag, []).append((row, first + at, number, order))
+                at = after
+        except ValueError as error:
+            raise InvalidRows(np.array([row]), str(error)) from None
+    for tag, entries in fields.items():
+        row_of, starts, numbers, orders = zip(*entries, strict=True)
+        found.setdefault(tag, []).append(
+            Found(
+                np.array(row_of, np.int64),
+                np.array(starts, np.int64),
+                np.array(numbers, np.uint64),
+                np.array(orders, np.int64),
+            )
+        )
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    for place in range(at, min(len(raw), at + _MAX_VARINT_BYTES)):
+        byte = raw[place]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number & _MASK64, place + 1
+        shift += 7
+    raise ValueError(END if shift < 7 * _MAX_VARINT_BYTES else f"a varint with more than {_MAX_VARINT_BYTES} bytes")
+
+
+def _field(raw: bytes, at: int, tag: int) -> tuple[int, int, int]:
+    """Return the number of a value, where it begins, and where the next tag is."""
+    wire = tag & 7
+    if wire == VARINT:
+        number, after = _varint(raw, at)
+        return number, at, after
+    if wire == BYTES:
+        number, at = _varint(raw, at)
+        if number > len(raw) - at:
+            raise ValueError(_LENGTH)
+        return number, at, at + number
+    if wire in (FIXED64, FIXED32):
+        after = at + (8 if wire == FIXED64 else 4)
+        if after > len(raw):
+            raise ValueError(END)
+        return 0, at, after
+    if wire != GROUP:
+        raise ValueError(_TAG)
+    inner, after = _group(raw, at, tag >> 3)
+    return inner - at, at, after
+
+
+def _group(raw: bytes, at: int, field: int) -> tuple[int, int]:
+    """Return where the end tag of a group begins, and where it ends."""
+    open_fields = [field]
+    while at < len(raw):
+        before = at
+        tag, at = _varint(raw, at)
+        if not 8 <= tag < _MAX_TAG:
+            raise ValueError(_TAG)
+        if tag & 7 == GROUP:
+            open_fields.append(tag >> 3)
+            if len(open_fields) > _MAX_GROUPS:
+                raise ValueError(f"more than {_MAX_GROUPS} groups inside each other")
+        elif tag & 7 == GROUP_END:
+            if open_fields.pop() != tag >> 3:
+                raise ValueError(_TAG)
+            if not open_fields:
+                return before, at
+        else:
+            _, _, at = _field(raw, at, tag)
+    raise ValueError(_OPEN_GROUP)

@@ -1,0 +1,287 @@
+"""The messages and enums of Protobuf schemas, with their names resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.proto_text import EnumNode, FieldNode, FileNode, MessageNode
+
+SCALARS = frozenset(
+    [
+        "double",
+        "float",
+        "int64",
+        "uint64",
+        "int32",
+        "fixed64",
+        "fixed32",
+        "bool",
+        "string",
+        "bytes",
+        "uint32",
+        "sfixed32",
+        "sfixed64",
+        "sint32",
+        "sint64",
+    ]
+)
+_MAX_NUMBER = 2**29 - 1
+Default = int | float | bool | bytes
+
+
+@dataclass(frozen=True)
+class EnumType:
+    """An enum.
+
+    Attributes
+    ----------
+    symbols : dict of int to str
+        The first name of each number, in the order of the file.
+    numbers : dict of str to int
+    closed : bool
+        Whether unknown numbers are unknown fields, as in proto2.
+    """
+
+    name: str
+    symbols: Mapping[int, str]
+    numbers: Mapping[str, int]
+    closed: bool
+
+
+@dataclass
+class FieldType:
+    """A field of a message.
+
+    Attributes
+    ----------
+    kind : str
+        The name of the scalar type; also "message", "group" and "enum".
+    presence : bool
+        Whether a value of zero differs from an absent one.
+    default : int, float, bool, bytes or None
+        As it is declared; of a text or an enum's symbol its bytes.
+    oneof : int or None
+        The number of its oneof in the message.
+    message : MessageType or None
+    enum : EnumType or None
+    packed : bool
+        Whether writers pack the numbers of a repeated field.
+    checked : bool
+        Whether a text that is not UTF-8 is an error.
+    """
+
+    name: str
+    number: int
+    kind: str
+    repeated: bool = False
+    required: bool = False
+    presence: bool = True
+    default: Default | None = None
+    oneof: int | None = None
+    message: MessageType | None = None
+    enum: EnumType | None = None
+    packed: bool = False
+    checked: bool = False
+
+
+@dataclass(eq=False)
+class MessageType:
+    """A message; fields are in the order of the file. May contain itself."""
+
+    name: str
+    fields: list[FieldType] = field(default_factory=list)
+    is_map_entry: bool = False
+
+
+@dataclass(frozen=True)
+class ProtobufSchema:
+    """A schema.
+
+    Attributes
+    ----------
+    main : FileNode
+        The file whose messages may be values.
+    messages : dict of str to MessageType
+        All messages by full name, also those of imported files.
+    """
+
+    main: FileNode
+    messages: Mapping[str, MessageType]
+
+    def message(self, name: str | None = None) -> MessageType:
+        """Return a message of the main file by its name, with or without the package; by default the first one.
+
+        Raises
+        ------
+        ConfigurationError
+            There is none.
+        """
+        own = [full for full, _ in _declared(self.main)]
+        if not own:
+            raise ConfigurationError("the Protobuf schema has no message")
+        if name is None:
+            return self.messages[own[0]]
+        name = name.lstrip(".")
+        for full in (name, f"{self.main.package}.{name}"):
+            if full in self.messages:
+                return self.messages[full]
+        raise ConfigurationError(f"the Protobuf schema has no message {name}; it has {', '.join(own)}")
+
+    def at(self, indexes: Sequence[int]) -> set[str]:
+        """Return the names of messages with these numbers: that in the file, that in this message, and so on.
+
+        Some of Confluent's serialisers count the entries of maps among the messages of a message, others do not.
+        """
+        return {name for name in (self._at(indexes, True), self._at(indexes, False)) if name is not None}
+
+    def _at(self, indexes: Sequence[int], with_entries: bool) -> str | None:
+        name, level = self.main.package, self.main.messages
+        for index in indexes:
+            counted = [each for each in level if with_entries or not each.is_map_entry]
+            if not 0 <= index < len(counted):
+                return None
+            node = counted[index]
+            name, level = f"{name}.{node.name}" if name else node.name, node.messages
+        return name
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def _declared(file: FileNode) -> Iterator[tuple[str, MessageNode]]:
+    """Yield all messages of a file with their full names, but not the entries of maps."""
+
+    def below(scope: str, each: MessageNode) -> Iterator[tuple[str, MessageNode]]:
+        full = f"{scope}.{each.name}" if scope else each.name
+        if not each.is_map_entry:
+            yield full, each
+        for nested in each.messages:
+            yield from below(full, nested)
+
+    for each in file.messages:
+        yield from below(file.package, each)
+
+
+def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
+    """Return the messages of these files by full name. Raises `ConfigurationError`."""
+    messages: dict[str, MessageType] = {}
+    nodes: list[tuple[str, MessageNode, FileNode]] = []
+    enums: dict[str, EnumType] = {}
+
+    def add_enum(scope: str, node: EnumNode, file: FileNode) -> None:
+        full = f"{scope}.{node.name}" if scope else node.name
+        symbols: dict[int, str] = {}
+        for name, number in node.values:
+            symbols.setdefault(number, name)
+        if not symbols:
+            raise ConfigurationError(f"the enum {full} has no values")
+        kind = {**file.features, **node.features}.get("enum_type", "OPEN")
+        closed = file.syntax == "proto2" or (file.syntax == "editions" and kind == "CLOSED")
+        enums.setdefault(full, EnumType(node.name, symbols, dict(node.values), closed))
+
+    def add(scope: str, node: MessageNode, file: FileNode) -> None:
+        full = f"{scope}.{node.name}" if scope else node.name
+        if full in messages:
+            return
+        messages[full] = MessageType(full, is_map_entry=node.is_map_entry)
+        nodes.append((full, node, file))
+        for enum in node.enums:
+            add_enum(full, enum, file)
+        for nested in node.messages:
+            add(full, nested, file)
+
+    for file in files:
+        for enum in file.enums:
+            add_enum(file.package, enum, file)
+        for node in file.messages:
+            add(file.package, node, file)
+    for full, node, file in nodes:
+        messages[full].fields = [_field(full, each, node, file, messages, enums) for each in node.fields]
+        numbers = [each.number for each in messages[full].fields]
+        names = [each.name for each in messages[full].fields]
+        for values, what in ((numbers, "number"), (names, "name")):
+            if len(set(values)) < len(values):
+                raise ConfigurationError(f"the message {full} has two fields with the same {what}")
+    return messages
+
+
+def _field(
+    scope: str,
+    node: FieldNode,
+    owner: MessageNode,
+    file: FileNode,
+    messages: Mapping[str, MessageType],
+    enums: Mapping[str, EnumType],
+) -> FieldType:
+    path = f"{scope}.{node.name}"
+    if not 1 <= node.number <= _MAX_NUMBER:
+        raise ConfigurationError(f"the field {path} has the number {node.number}, which is not in 1 to {_MAX_NUMBER}")
+    features = {**file.features, **node.features}
+    editions = file.syntax == "editions"
+    made = FieldType(node.name, node.number, node.type, repeated=node.label == "repeated", oneof=node.oneof)
+    if node.type not in SCALARS:
+        _set_type(made, scope, node, messages, enums)
+    if made.kind == "message" and editions and features.get("message_encoding") == "DELIMITED":
+        made.kind = "message" if made.message is not None and made.message.is_map_entry else "group"
+    made.required = node.label == "required" or (editions and features.get("field_presence") == "LEGACY_REQUIRED")
+    explicit = {
+        "proto2": True,
+        "proto3": node.label == "optional",
+        "editions": features.get("field_presence") != "IMPLICIT",
+    }[file.syntax]
+    made.presence = not made.repeated and (explicit or made.message is not None or made.oneof is not None)
+    packs = {
+        "proto2": False,
+        "proto3": True,
+        "editions": features.get("repeated_field_encoding", "PACKED") == "PACKED",
+    }[file.syntax]
+    numeric = made.kind not in ("string", "bytes", "message", "group")
+    made.packed = made.repeated and numeric and (packs if node.packed is None else node.packed)
+    made.checked = file.syntax == "proto3" or (editions and features.get("utf8_validation", "VERIFY") == "VERIFY")
+    if node.default is not None:
+        made.default = _default(made, node.default, path)
+    return made
+
+
+def _set_type(
+    made: FieldType,
+    scope: str,
+    node: FieldNode,
+    messages: Mapping[str, MessageType],
+    enums: Mapping[str, EnumType],
+) -> None:
+    """Find a type by its name: in the message itself, in those around it, then in the packages around them."""
+    candidates = [node.type[1:]]
+    if not node.type.startswith("."):
+        parts = scope.split(".")
+        candidates = [".".join((*parts[:count], node.type)) for count in range(len(parts), -1, -1)]
+    for full in candidates:
+        if full in messages:
+            made.kind, made.message = "group" if node.is_group else "message", messages[full]
+            return
+        if full in enums:
+            made.kind, made.enum = "enum", enums[full]
+            return
+    raise ConfigurationError(
+        f"the field {scope}.{node.name} has the type {node.type}, which neither the schema nor its imports have"
+    )
+
+
+def _default(made: FieldType, raw: bytes, path: str) -> Default:
+    text = raw.decode("utf-8", "replace")
+    try:
+        if made.enum is not None:
+            return made.enum.numbers[text]
+        if made.kind in ("float", "double"):
+            return float(text.lower().rstrip("f") if text.lower().strip("+-") not in ("inf", "nan") else text)
+        if made.kind == "bool":
+            return {"true": True, "false": False}[text]
+        if made.kind in ("string", "bytes"):
+            return raw
+        digits = text.lstrip("-")
+        number = int(digits, 8) if digits.startswith("0") and digits.isdigit() else int(digits, 0)
+        return -number if text.startswith("-") else number
+    except (KeyError, ValueError):
+        raise ConfigurationError(f"the field {path} has a default that is no {made.kind}: {text!r}") from None

@@ -1,0 +1,38 @@
+"""How Protobuf is read: the options of Spark's `from_protobuf`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ProtobufSettings:
+    """Which message of a Protobuf schema is read, and the options of Spark's `from_protobuf`.
+
+    Attributes
+    ----------
+    message : str or None
+        The name of the message, with or without the package; None: the first one of the file.
+    recursive_fields_max_depth : int
+        How often a message may contain itself; -1: not at all.
+    emit_default_values : bool
+        Whether absent fields without presence are zero instead of null.
+    enums_as_ints : bool
+    upcast_unsigned_ints : bool
+        Whether uint32 becomes int64, and uint64 decimal(20, 0).
+    unwrap_wrappers : bool
+        Whether `Int64Value` and its like become their values.
+    retain_empty_messages : bool
+        Whether messages without fields are kept, with a field that is always null.
+    """
+
+    message: str | None = None
+    recursive_fields_max_depth: int = -1
+    emit_default_values: bool = False
+    enums_as_ints: bool = False
+    upcast_unsigned_ints: bool = False
+    unwrap_wrappers: bool = False
+    retain_empty_messages: bool = False
+
+
+DEFAULT_SETTINGS = ProtobufSettings()

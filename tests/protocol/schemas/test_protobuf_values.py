@@ -1,0 +1,175 @@
+"""Columns of framed Protobuf messages: Confluent's serialiser writes them, with ids of several schemas."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import timestamp_pb2
+
+from protocol.errors import ConfigurationError
+from protocol.records.record_fields import HEADERS_TYPE
+from protocol.schemas.protobuf_settings import ProtobufSettings
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.registry import SchemaRegistry
+from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder, registered
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.support.protobuf_messages import Field, message_type
+
+SUBJECT = "orders-value"
+FIRST = message_type({"id": (1, Field.TYPE_INT64)})
+SECOND = message_type({"note": (2, Field.TYPE_STRING), "id": (1, Field.TYPE_INT64)})
+OTHER = message_type({"id": (1, Field.TYPE_INT64)}, "Refund", before=["First"])
+Serialize = Callable[..., bytes]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def registry(server: FakeSchemaRegistry) -> SchemaRegistry:
+    config = parse_registry({"schema.registry.url": server.url, "schema.registry.max.retries": 0})
+    assert config is not None
+    return SchemaRegistry(config, ManualClock())
+
+
+@pytest.fixture
+def serialize(server: FakeSchemaRegistry) -> Serialize:
+    """Return `serialize(message, headers)`: Confluent's bytes; it registers the schema."""
+    client = SchemaRegistryClient({"url": server.url})
+
+    def write(message: Any, headers: list[Any] | None = None) -> bytes:
+        conf: dict[str, Any] = {"use.deprecated.format": False}
+        if headers is not None:
+            conf["schema.id.serializer"] = header_schema_id_serializer
+        serializer = ProtobufSerializer(type(message), client, conf)
+        made = serializer(message, SerializationContext("orders", MessageField.VALUE, headers))
+        assert made is not None
+        return made
+
+    return write
+
+
+def decoder(registry: SchemaRegistry, message: str | None = None, **more: Any) -> ColumnDecoder:
+    schema = registered("confluent-protobuf", registry, registry.version(SUBJECT))
+    return ColumnDecoder(ReaderSchema(**{**vars(schema), "protobuf": ProtobufSettings(message), **more}), registry)
+
+
+def column(values: list[bytes | None]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def test_messages_of_all_versions_are_read_by_number(serialize: Serialize, registry: SchemaRegistry) -> None:
+    values = [serialize(FIRST(id=1)), None, serialize(SECOND(id=2, note="two")), serialize(FIRST(id=3))]
+    decoded, invalid = decoder(registry).decode(column(values))
+    assert invalid == []
+    assert decoded.to_pylist() == [{"note": None, "id": 1}, None, {"note": "two", "id": 2}, {"note": None, "id": 3}]
+
+
+def test_message_indexes_select_the_message(serialize: Serialize, registry: SchemaRegistry) -> None:
+    refund = serialize(OTHER(id=5))
+    # The first message has the short form of [0]; this one is [1].
+    assert refund[5:7] == b"\x02\x02"
+    first = refund[:5] + b"\0" + b"\x08\x07"
+    long_form = refund[:5] + b"\x02\0" + b"\x08\x08"
+    decoded, invalid = decoder(registry, "Refund").decode(column([refund, first, long_form, refund]))
+    assert decoded.to_pylist() == [{"id": 5}, None, None, {"id": 5}]
+    assert [str(each) for each in invalid] == ["schema id 1: its message is shop.First, not shop.Refund"] * 2
+    decoded, invalid = decoder(registry).decode(column([refund, first, long_form]))
+    assert decoded.to_pylist() == [None, {"x": 7}, {"x": 8}]
+    assert [str(each) for each in invalid] == ["schema id 1: its message is shop.Refund, not shop.First"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "reason"),
+    [
+        (b"", "the numbers of its message do not end"),
+        (b"\x80", "the numbers of its message do not end"),
+        (b"\x02", "the numbers of its message do not end"),
+        (b"\x01", "the numbers of its message do not end"),
+        (b"\xff" * 400, "the numbers of its message do not end"),
+        (b"\x02\x12", "its message is number [9], which its schema does not have, not shop.Order"),
+        (b"\0\x08", "the value ends in the middle of the field"),
+        (b"\0\x13\x13\x14", "a group without its end"),
+    ],
+)
+def test_invalid_message_is_reported(serialize: Serialize, registry: SchemaRegistry, rest: bytes, reason: str) -> None:
+    good = serialize(FIRST(id=1))
+    decoded, invalid = decoder(registry).decode(column([good, good[:5] + rest, good]))
+    assert decoded.to_pylist() == [{"id": 1}, None, {"id": 1}]
+    assert [str(each) for each in invalid] == [f"schema id 1: {reason}"]
+
+
+def test_field_that_changed_its_type_makes_messages_invalid(serialize: Serialize, registry: SchemaRegistry) -> None:
+    values = [serialize(FIRST(id=1)), serialize(message_type({"id": (1, Field.TYPE_STRING)})(id="x"))]
+    decoded, invalid = decoder(registry).decode(column(values))
+    assert decoded.to_pylist() == [None, {"id": "x"}]
+    assert [str(each) for each in invalid] == [
+        "schema id 1: incompatible Protobuf schemas: id, with the number 1, is int64 in the writer's schema, string in "
+        "the reader's"
+    ]
+
+
+def test_imported_messages_are_read(serialize: Serialize, registry: SchemaRegistry) -> None:
+    address = message_type({"city": (1, Field.TYPE_STRING)}, "Address")
+    order = message_type(
+        {"to": (1, ".shop.Address"), "at": (2, ".google.protobuf.Timestamp")},
+        imports=[address, timestamp_pb2.Timestamp],
+    )
+    message = order(at={"seconds": 1})
+    message.to.city = "Kiel"
+    value = serialize(message)
+    decoded, invalid = decoder(registry).decode(column([value]))
+    assert invalid == []
+    assert decoded.field("to").to_pylist() == [{"city": "Kiel"}]
+    assert decoded.field("at").cast(pa.int64()).to_pylist() == [1_000_000]
+
+
+def test_ids_in_headers_are_read_with_the_message(serialize: Serialize, registry: SchemaRegistry) -> None:
+    headers: list[list[Any]] = [[], [], [], []]
+    values = [
+        serialize(FIRST(id=1), headers[0]),
+        serialize(OTHER(id=2), headers[1]),
+        serialize(SECOND(id=3, note="three")),
+        serialize(SECOND(id=4, note="four"), headers[3]),
+    ]
+    given = pa.array([[{"key": key, "value": value} for key, value in each] for each in headers], HEADERS_TYPE)
+    decoded, invalid = decoder(registry).decode(column(values), given)
+    assert [each and each["id"] for each in decoded.to_pylist()] == [1, None, 3, 4]
+    (refused,) = invalid
+    assert refused.reason == "its message is shop.Refund, not shop.Order"
+
+
+def test_text_of_a_registry_is_parsed(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
+    address = 'syntax = "proto3"; package shop; message Address { string city = 1; }'
+    server.register("address", address, "PROTOBUF")
+    text = 'syntax = "proto3"; package shop; import "address.proto"; '
+    text += "message Order { Address to = 1; optional int32 n = 2; }"
+    references = [{"name": "address.proto", "subject": "address", "version": 1}]
+    schema_id = server.register(SUBJECT, text, "PROTOBUF", references)
+    value = struct.pack(">bI", 0, schema_id) + b"\0\x0a\x06\x0a\x04Kiel\x10\0"
+    decoded, invalid = decoder(registry).decode(column([value]))
+    assert (decoded.to_pylist(), invalid) == ([{"to": {"city": "Kiel"}, "n": 0}], [])
+
+
+def test_chosen_fields_are_read_alone(serialize: Serialize, registry: SchemaRegistry) -> None:
+    value = serialize(SECOND(id=1, note="n"))
+    decoded, _ = decoder(registry, fields=("note",)).decode(column([value] * 30))
+    assert decoded.to_pylist() == [{"note": "n"}] * 30
+
+
+def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegistry) -> None:
+    serialize(FIRST(id=1))
+    with pytest.raises(ConfigurationError, match="has no message Bill; it has shop"):
+        decoder(registry, "Bill")
