@@ -253,9 +253,8 @@ class WorkerPool:
             self.count(handled=len(run.rows))
         except BaseException as error:
             if len(run.rows) > 1:
-                if not self._bisected(run, error):
-                    return
-            elif not self._recovered(run, run.rows[0], error):
+                return self._retry_or_bisect(run, error)
+            if not self._recovered(run, run.rows[0], error):
                 return
         run.batch.tracked.finish_rows(run.rows)
         self._leave(run)
@@ -332,17 +331,17 @@ class WorkerPool:
             self._work.notify()
         run.rows = deque([first])
 
-    def _bisected(self, run: Run[PolledBatch], error: BaseException) -> bool:
-        """Return False: the batch is retried, replaced by its halves, or has stopped the pool."""
+    def _retry_or_bisect(self, run: Run[PolledBatch], error: BaseException) -> None:
+        """Retry a failed batch later, replace it by its halves, or stop the pool. The thread has left the run."""
         first = run.batch.message(run.rows[0])
         place = f"{first.topic}-{first.partition}, {len(run.rows)} records from offset {first.offset}"
         if self._left_or_delayed(run, place, error, NO_RETRIES if run.bisected else self._retry):
-            return False
+            return
         if self._recover is None or not isinstance(error, Exception):
             log.error("%s: the handler has failed, and the processing stops", place, exc_info=error)
             self._leave(run)
             self._fail(error)
-            return False
+            return
         rows = list(run.rows)
         middle = len(rows) // 2
         halves = [
@@ -353,7 +352,6 @@ class WorkerPool:
             self._lanes.replace(run, *halves)
             self._work.notify(len(halves))
             self._tell_waiting()
-        return False
 
     def _fail(self, error: BaseException) -> None:
         self.halt()
