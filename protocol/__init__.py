@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         TransportError,
         UsageError,
     )
+    from protocol.group.assignors.assignor import MemberAssignment
+    from protocol.group.assignors.partition_assignor import PartitionAssignor
     from protocol.group.committed_offsets import CommittedOffset
     from protocol.group.offset_manager import OffsetManager
     from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
@@ -64,6 +66,8 @@ _MODULES = {
     "EARLIEST": "protocol.kafka_terms",
     "KafkaConsumer": "protocol.consumer_group.kafka_consumer",
     "LATEST": "protocol.kafka_terms",
+    "MemberAssignment": "protocol.group.assignors.assignor",
+    "PartitionAssignor": "protocol.group.assignors.partition_assignor",
     "OffsetManager": "protocol.group.offset_manager",
     "RetryPolicy": "protocol.processing.failures",
     "TopicPartition": "protocol.kafka_terms",
@@ -102,7 +106,9 @@ __all__ = [
     "DeadlineExceeded",
     "KafkaConsumer",
     "KafkaError",
+    "MemberAssignment",
     "OffsetManager",
+    "PartitionAssignor",
     "Processor",
     "Producer",
     "ProducerInterceptor",

@@ -102,7 +102,8 @@ class ConsumerConfig:
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
     # Java's default. All members support both until the last range-only member has left (KIP-429).
-    partition_assignment_strategy: str = "range,cooperative-sticky"
+    # Or names and `PartitionAssignor`s.
+    partition_assignment_strategy: str | tuple[object, ...] = "range,cooperative-sticky"
     group_remote_assignor: str | None = None
     auto_offset_reset: OffsetReset = "latest"
     isolation_level: IsolationLevel = "read_uncommitted"
@@ -239,7 +240,8 @@ def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
     Parameters
     ----------
     properties : mapping
-        Kafka's names; values are text, numbers or booleans. A producer property logs one warning.
+        Kafka's names; values are text, numbers or booleans; `partition.assignment.strategy` may also have
+        `PartitionAssignor`s. A producer property logs one warning.
 
     Returns
     -------
@@ -250,7 +252,14 @@ def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
     ConfigurationError
         A property has a wrong value, is forbidden, or conflicts with another property.
     """
-    config = ConsumerConfig(**read(properties, Role.CONSUMER))
+    strategy = properties.get(_STRATEGY)
+    values = read({name: value for name, value in properties.items() if name != _STRATEGY}, Role.CONSUMER)
+    if isinstance(strategy, str):
+        values |= read({_STRATEGY: strategy}, Role.CONSUMER)
+    elif strategy is not None:
+        given = strategy if isinstance(strategy, list | tuple) else [strategy]
+        values["partition_assignment_strategy"] = tuple(given)
+    config = ConsumerConfig(**values)
     _check_membership(config, properties)
     timeout_ms = _request_timeout_ms(properties)
     if config.fetch_max_wait_ms >= timeout_ms:
@@ -262,6 +271,7 @@ def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
     return config
 
 
+_STRATEGY = "partition.assignment.strategy"
 # Properties that only group members use, with the group protocols that use them. As in Java's consumer, setting one
 # of them under another protocol is an error.
 _OF_MEMBERS: Mapping[str, tuple[GroupProtocol, ...]] = {
@@ -269,7 +279,7 @@ _OF_MEMBERS: Mapping[str, tuple[GroupProtocol, ...]] = {
     "session.timeout.ms": ("classic",),
     "heartbeat.interval.ms": ("classic",),
     "max.poll.interval.ms": ("classic", "consumer"),
-    "partition.assignment.strategy": ("classic",),
+    _STRATEGY: ("classic",),
     "group.remote.assignor": ("consumer",),
 }
 

@@ -36,6 +36,7 @@ PYTHON = {
     ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_group_reads_and_commits",
     ("consuming.md", "consumer.commit_sync()"): "tests/protocol/consumer/test_examples.py::"
     "test_group_reads_and_commits",
+    ("consuming.md", "class Hot("): "tests/protocol/consumer/test_examples.py::test_assignor_of_the_page_assigns",
     ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
     "test_handled_records_are_committed_and_others_are_redelivered",
     (

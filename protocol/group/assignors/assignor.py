@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
 
 NO_GENERATION = -1
@@ -51,6 +53,21 @@ Topics = Mapping[str, Sequence[frozenset[str]]]
 GroupAssignment = dict[str, list[TopicPartition]]
 """Partitions by member id."""
 
+
+class MemberAssignment(NamedTuple):
+    """The partitions of a member.
+
+    Attributes
+    ----------
+    partitions : iterable of (str, int)
+    user_data : bytes or None
+        Passed to `PartitionAssignor.on_assignment` of this member.
+    """
+
+    partitions: Iterable[TopicPartition]
+    user_data: bytes | None = None
+
+
 UserData = Callable[[Iterable[TopicPartition], int], bytes | None]
 
 
@@ -89,6 +106,19 @@ class Assignor:
         subscribed = frozenset[str]().union(*(member.topics for member in members.values()))
         placed = self.place(members, {name: topics[name] for name in sorted(subscribed) if topics.get(name)})
         return {member: sorted(placed.get(member, ())) for member in members}
+
+    # -- as a member and a leader call it -----------------------------------------------------
+
+    def join_data(self, topics: frozenset[str], last: Iterable[TopicPartition], generation: int) -> bytes | None:
+        """Return the user data for JoinGroup: of subscribed topics, and of the last assignment and its generation."""
+        return self.user_data(last, generation)
+
+    def assign_with_data(self, members: Members, topics: Topics) -> dict[str, MemberAssignment]:
+        """Return each member's assignment for SyncGroup, as `assign`."""
+        return {name: MemberAssignment(partitions) for name, partitions in self.assign(members, topics).items()}
+
+    def on_assignment(self, assignment: MemberAssignment, metadata: ConsumerGroupMetadata) -> None:
+        """Handle the assignment of this member in a new generation."""
 
 
 def in_order(members: Members) -> list[str]:

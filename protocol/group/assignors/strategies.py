@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from protocol.errors import ConfigurationError, ProtocolError, Truncated
@@ -16,6 +16,7 @@ from protocol.group.assignors.assignor import (
     Topics,
     in_order,
 )
+from protocol.group.assignors.partition_assignor import OwnAssignor
 from protocol.group.assignors.range_assignor import RANGE
 from protocol.group.assignors.sticky_balance import Ownership, balanced, current_owners
 from protocol.group.assignors.subscription_codec import flat, partitions_by_topic
@@ -119,26 +120,45 @@ revokes it and rejoins, and the next assignment gives it to the new owner.
 ASSIGNORS = {each.name: each for each in (RANGE, ROUNDROBIN, STICKY, COOPERATIVE_STICKY)}
 """Assignors by their name in JoinGroup."""
 
+_SETTING = "partition.assignment.strategy"
 _NAMES = ASSIGNORS | {each.java_class: each for each in ASSIGNORS.values()}
 
 
-def parse_strategy(text: str) -> tuple[Assignor, ...]:
+def parse_strategy(given: str | Sequence[object]) -> tuple[Assignor, ...]:
     """Parse names of assignors or of their Java classes, separated by commas, preferred ones first.
+
+    Parameters
+    ----------
+    given : str or sequence of str and PartitionAssignor
 
     Raises
     ------
     ConfigurationError
-        A name is unknown or listed twice, or the list is empty.
+        A name is unknown or listed twice, the list is empty, or an object is not an assignor.
     """
+    if isinstance(given, str):
+        return _parse_names(given)
+    if not given:
+        raise ConfigurationError(f"{_SETTING} is an empty list; give an assignor.", settings=(_SETTING,))
+    found: list[Assignor] = []
+    for each in given:
+        found += _parse_names(each) if isinstance(each, str) else [OwnAssignor.of(each)]
+    names = [each.name for each in found]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"{_SETTING}: a name is listed twice: {', '.join(names)}.", settings=(_SETTING,))
+    return tuple(found)
+
+
+def _parse_names(text: str) -> tuple[Assignor, ...]:
     found: list[Assignor] = []
     for name in text.split(","):
         assignor = _NAMES.get(name.strip())
         if assignor is None or assignor in found:
             wrong = "is not known" if assignor is None else "is listed twice"
             raise ConfigurationError(
-                f"partition.assignment.strategy is {text!r}: {name.strip()!r} {wrong}; allowed: some of "
+                f"{_SETTING} is {text!r}: {name.strip()!r} {wrong}; allowed: some of "
                 f"{', '.join(ASSIGNORS)}, or the names of Java's classes ({STICKY.java_class}), separated by commas.",
-                settings=("partition.assignment.strategy",),
+                settings=(_SETTING,),
             )
         found.append(assignor)
     return tuple(found)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from protocol.errors import Corrupt
-from protocol.group.assignors.assignor import Subscription
+from protocol.group.assignors.assignor import MemberAssignment, Subscription
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.consumer_metadata import ASSIGNMENT, LAST_VERSION, SUBSCRIPTION, decode_versioned, encode_versioned
 from protocol.wire.primitives import BytesLike
@@ -43,17 +43,29 @@ def decode_subscription(data: BytesLike, instance_id: str | None = None) -> Subs
     )
 
 
-def encode_assignment(partitions: Iterable[TopicPartition], version: int = LAST_VERSION) -> bytes:
+def encode_assignment(
+    partitions: Iterable[TopicPartition], version: int = LAST_VERSION, user_data: bytes | None = None
+) -> bytes:
     """Encode an assignment."""
-    return encode_versioned(ASSIGNMENT, version, {"assigned_partitions": partitions_by_topic(partitions)})
+    value = {"assigned_partitions": partitions_by_topic(partitions), "user_data": user_data}
+    return encode_versioned(ASSIGNMENT, version, value)
 
 
 def decode_assignment(data: BytesLike) -> frozenset[TopicPartition]:
-    """Decode an assignment of any version; raise `Truncated` or `Corrupt`.
+    """Decode the partitions of an assignment of any version; raise `Truncated` or `Corrupt`.
 
     Empty bytes mean no partitions: a leader may leave out a member.
     """
-    return flat(decode_versioned(ASSIGNMENT, LAST_VERSION, data)[1]["assigned_partitions"]) if data else frozenset()
+    return frozenset(decode_member_assignment(data).partitions)
+
+
+def decode_member_assignment(data: BytesLike) -> MemberAssignment:
+    """Decode an assignment with its user data, as `decode_assignment`."""
+    if not data:
+        return MemberAssignment(frozenset())
+    _, value = decode_versioned(ASSIGNMENT, LAST_VERSION, data)
+    user_data = value["user_data"]
+    return MemberAssignment(flat(value["assigned_partitions"]), None if user_data is None else bytes(user_data))
 
 
 MAX_PARTITIONS = 1_000_000

@@ -7,6 +7,7 @@ revokes those that were assigned to others, and joins again. Static members: KIP
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,25 +15,27 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
-from protocol.errors import BrokerError, Corrupt, ProtocolError
-from protocol.group.assignors.assignor import Assignor, Subscription, Topics
+from protocol.errors import BrokerError, Corrupt, ProtocolError, UsageError
+from protocol.group.assignors.assignor import Assignor, MemberAssignment, Subscription, Topics
 from protocol.group.assignors.strategies import parse_strategy
 from protocol.group.assignors.subscription_codec import (
-    decode_assignment,
+    decode_member_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from protocol.group.member import GroupMember
+from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription, available_topics
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, MemberState, SendRequest, Step
+from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, MemberState, SendRequest, Step, Wait
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.schema import Api
+
+log = logging.getLogger(__name__)
 
 _PROTOCOL_TYPE = "consumer"
 _NO_GENERATION = -1
@@ -120,17 +123,22 @@ class ClassicMember(MemberMachine):
             return self._refresh_metadata(now_s) if self._assignments is None else self._sync_group(self._assignments)
         return self._heartbeat() if now_s >= self._heartbeat_s else self._watch_topics(now_s)
 
-    def _join_group(self) -> SendRequest:
+    def _join_group(self) -> Step:
         assert self._topics is not None
         self._joined_topics = self._topics
         config = self.config
+        try:
+            data = {each.name: each.join_data(self._topics, *self._last) for each in self._assignors.values()}
+        except UsageError as error:  # of the user's assignor
+            self.fail(error)
+            return Wait(math.inf)
         body = {
             "session_timeout_ms": config.session_timeout_ms,
             "rebalance_timeout_ms": config.max_poll_interval_ms,
             "protocol_type": _PROTOCOL_TYPE,
             "protocols": [
-                {"name": each.name, "metadata": encode_subscription(self._subscription(each.user_data(*self._last)))}
-                for each in self._assignors.values()
+                {"name": name, "metadata": encode_subscription(self._subscription(user_data))}
+                for name, user_data in data.items()
             ],
             "reason": str(self.reason)[:255],
         }
@@ -193,7 +201,7 @@ class ClassicMember(MemberMachine):
         elif request.api is JOIN_GROUP and self.state is MemberState.JOINING:
             self._joined(reply)
         elif request.api is SYNC_GROUP and self.state is MemberState.SYNCING:
-            self._synced(decode_assignment(reply["assignment"]))
+            self._synced(decode_member_assignment(reply["assignment"]))
 
     def _joined(self, reply: Mapping[str, Any]) -> None:
         self._member_id = reply["member_id"]
@@ -219,7 +227,13 @@ class ClassicMember(MemberMachine):
         elif topic := self._leader.changed(cluster):
             self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
 
-    def _synced(self, assignment: frozenset[TopicPartition]) -> None:
+    def _synced(self, received: MemberAssignment) -> None:
+        assignment = frozenset(received.partitions)
+        try:
+            metadata = ConsumerGroupMetadata(self.group, self.member)
+            self._assignors[self._assignor_name].on_assignment(received, metadata)
+        except Exception as error:  # of the user's assignor
+            log.error("assignor %s: on_assignment has failed: %r", self._assignor_name, error, exc_info=error)
         self._rejoins = bool(self.owned - assignment)
         self._assignment, self._last = assignment, (assignment, self._generation_id)
         what = EndReason(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
@@ -311,8 +325,8 @@ class GroupLeader:
     def assign(self, cluster: Metadata) -> dict[str, bytes]:
         """Return the encoded assignment of each member, for SyncGroup."""
         self._partitions = self._partitions_in(cluster)
-        assigned = self._assignor.assign(self._members, self._partitions)
-        return {name: encode_assignment(partitions) for name, partitions in assigned.items()}
+        assigned = self._assignor.assign_with_data(self._members, self._partitions)
+        return {name: encode_assignment(each.partitions, user_data=each.user_data) for name, each in assigned.items()}
 
     def changed(self, cluster: Metadata) -> str | None:
         """Return a topic whose partition count differs from that of the assignment, also one of a former leader."""

@@ -18,7 +18,7 @@ from tests.support.consumer_groups import describe
 from tests.support.wait_until import wait_until
 
 PAGE = Path(ROOT / "docs" / "consuming.md").read_text()
-TABLE, FIRST, HANDLER, POLLING, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TABLE, FIRST, HANDLER, POLLING, ASSIGNOR, DECOUPLED = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_topic_is_read_as_a_table(kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +68,14 @@ def test_group_reads_and_commits(
     else:
         assert output == f"{name} 0 10\n"
     assert [(row.current_offset, row.lag) for row in describe(kafka, name)] == [(10, 0)]
+
+
+def test_assignor_of_the_page_assigns(
+    kafka: LocalKafka, topic: TopicFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = topic(3)
+    exec(ASSIGNOR, {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name})
+    assert capsys.readouterr().out == "b'hot' 3\n"
 
 
 def test_handled_records_are_committed_and_others_are_redelivered(kafka: LocalKafka, topic: TopicFactory) -> None:
