@@ -6,6 +6,7 @@ sends the requests.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic
@@ -18,10 +19,13 @@ from protocol.errors import KafkaError, TransportError
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FIRST_WITH_SESSIONS, LAST_WITH_TOPIC_NAMES
 
+log = logging.getLogger(__name__)
+
 NO_SESSION = 0
 FINAL_EPOCH = -1
 """Epoch of a request that closes the session, or that uses none."""
 _INITIAL_EPOCH = 0
+_MAX_UNREQUESTED = 10
 _LAST_EPOCH = 2**31 - 1
 
 # A topic's id (since Fetch 13) or its name, and the partition number.
@@ -158,6 +162,7 @@ class FetchRequestBuilder:
         self.requests = 0
         self._config = config
         self._session = FetchSession() if sessions else None
+        self._unrequested: set[Key] = set()
 
     def build(self, partitions: Collection[P], *, max_bytes: int, max_wait_ms: int) -> FetchRequest[P]:
         """Return the next request.
@@ -174,7 +179,7 @@ class FetchRequestBuilder:
         limits = {"max_wait_ms": max_wait_ms, "min_bytes": self._config.fetch_min_bytes, "max_bytes": max_bytes}
         isolation = int(self._config.isolation_level == "read_committed")
         fields = {**limits, "isolation_level": isolation, "rack_id": self._config.client_rack}
-        return FetchRequest(self.broker, fields, self._session, partitions)
+        return FetchRequest(self.broker, fields, self._session, partitions, self._unrequested)
 
     def close(self) -> dict[str, Any] | None:
         """Return the body of a request that closes the session; None if there is no session."""
@@ -193,7 +198,12 @@ class FetchRequest(Generic[P]):
     """
 
     def __init__(
-        self, broker: Broker, fields: Mapping[str, Any], session: FetchSession | None, partitions: Collection[P]
+        self,
+        broker: Broker,
+        fields: Mapping[str, Any],
+        session: FetchSession | None,
+        partitions: Collection[P],
+        unrequested: set[Key],
     ) -> None:
         self.broker = broker
         self.partitions = partitions
@@ -202,6 +212,8 @@ class FetchRequest(Generic[P]):
         self._session = session
         self._in_session = False
         self._asked: dict[Key, P] = {}
+        # Of all requests to the broker.
+        self._unrequested = unrequested
 
     @property
     def newest_version(self) -> int | None:
@@ -249,6 +261,7 @@ class FetchRequest(Generic[P]):
         for key, row in keys_of(body["responses"], self.by_id):
             partition = asked.pop(key, None)
             if partition is None:
+                self._log_unrequested(key)
                 continue
             try:
                 completed = partition.handle_response(row, self.broker)
@@ -264,6 +277,15 @@ class FetchRequest(Generic[P]):
                 for each in asked.values()
             ]
         return result
+
+    def _log_unrequested(self, key: Key) -> None:
+        """Log a warning, once for each of the first partitions of a broker."""
+        if key in self._unrequested or len(self._unrequested) >= _MAX_UNREQUESTED:
+            return
+        self._unrequested.add(key)
+        topic, partition = key
+        name = f"topic id {topic.hex()}, partition {partition}" if isinstance(topic, bytes) else f"{topic}-{partition}"
+        log.warning("%s has answered a Fetch with %s, which was not requested; it is ignored", self.broker, name)
 
     def handle_loss(self, error: KafkaError) -> FetchResult[P]:
         """Handle a missing reply: all partitions fail, and the session, whose state is unknown, is restarted."""

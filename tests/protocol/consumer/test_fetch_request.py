@@ -112,6 +112,25 @@ def test_partition_missing_in_a_reply_fails(sessions: bool) -> None:
     assert "without orders-1" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("version", "name"), [(12, "orders-7"), (17, f"topic id {TOPIC_ID.hex()}, partition 7")], ids=["name", "id"]
+)
+def test_partition_that_was_not_requested_is_logged_once(
+    caplog: pytest.LogCaptureFixture, version: int, name: str
+) -> None:
+    builder = builder_of()
+    for _ in range(3):
+        request, _ = ask(builder, partitions(1), version)
+        result = request.handle_response(reply(reply_row(0, records(0, 5)), reply_row(7, records(0, 5))))
+        assert [partition.partition for partition, _ in result.completed] == [0]
+        assert result.failed == []
+    (record,) = caplog.records
+    assert record.getMessage() == (f"{BROKER} has answered a Fetch with {name}, which was not requested; it is ignored")
+    request, _ = ask(builder, partitions(1), version)
+    request.handle_response(reply(reply_row(0), *(reply_row(number) for number in range(100, 200))))
+    assert len(caplog.records) == 10
+
+
 def test_session_omits_unchanged_partitions() -> None:
     wanted = partitions(3)
     builder = builder_of(sessions=True)
