@@ -23,7 +23,7 @@ MAY_IMPORT = {
         "protocol.secret",
         "protocol.spelling",
     },
-    "protocol/group/assignors": {"protocol.errors", "protocol.kafka_terms", "protocol.wire"},
+    "protocol/group/assignors": {"protocol.errors", "protocol.group.member", "protocol.kafka_terms", "protocol.wire"},
 }
 # Code that parses bytes and decides is sans-IO, so that tests need no sockets, threads or clocks.
 NEVER = {"socket", "select", "selectors", "ssl", "asyncio", "threading", "multiprocessing", "time", "datetime"}
