@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from protocol.schemas.decoding import SchemaText, ValueDecoder
 
-Format = Literal["binary", "string", "avro", "confluent-avro", "protobuf", "confluent-protobuf"]
+Format = Literal["binary", "string", "json", "avro", "confluent-avro", "protobuf", "confluent-protobuf"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class FormatSpec:
 FORMATS: Mapping[str, FormatSpec] = {
     "binary": FormatSpec(),
     "string": FormatSpec(written=False),
+    "json": FormatSpec("JSON", written=False),
     "avro": FormatSpec("AVRO"),
     "confluent-avro": FormatSpec("AVRO", registered=True),
     "protobuf": FormatSpec("PROTOBUF", written=False),
@@ -78,6 +79,10 @@ def language_of(format: str) -> Language:
         from protocol.schemas.protobuf_language import ProtobufLanguage
 
         language = ProtobufLanguage()
+    elif FORMATS[format].language == "JSON":
+        from protocol.schemas.json_language import JsonLanguage
+
+        language = JsonLanguage()
     else:
         from protocol.schemas.avro_language import AvroLanguage
 

@@ -28,6 +28,8 @@ HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), 
 _SIMPLE = {
     pa.null(): "void",
     pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
     pa.int32(): "integer",
     pa.int64(): "long",
     pa.float32(): "float",

@@ -1,0 +1,46 @@
+"""JSON among the languages of schemas (`formats`).
+
+A column's type is a schema of Spark, as DDL or JSON, or a JSON Schema. JSON values have the names of their fields in
+them, so the schema that they were written with does not matter: fields are found by name, others are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.decoding import SchemaText, ValueDecoder
+from protocol.schemas.json_columns import JsonDecoder
+from protocol.schemas.spark_schema import parse_spark
+
+
+class JsonLanguage:
+    """Makes decoders of JSON. The methods are those of `formats.Language`."""
+
+    def decoder(self, reader: SchemaText) -> ValueDecoder:
+        """Return what decodes values to the reader's schema."""
+        return JsonDecoder(reader_type(reader))
+
+    def resolver(
+        self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
+    ) -> ValueDecoder:
+        """Return what decodes values to the reader's schema, whatever they were written with."""
+        if message:
+            raise ConfigurationError("the header has more bytes than a GUID")
+        return self.decoder(reader)
+
+
+def reader_type(reader: SchemaText) -> pa.DataType:
+    """Return the Arrow type of a schema, with the reader's fields only. Raises `ConfigurationError`."""
+    found = parse_spark(reader.text)
+    return select_fields(found, reader.fields) if reader.fields else found
+
+
+def select_fields(kind: pa.DataType, fields: tuple[str, ...]) -> pa.DataType:
+    """Return a struct type with these fields only, in its own order. Raises `ConfigurationError`."""
+    known = [each.name for each in kind] if pa.types.is_struct(kind) else []
+    if missing := [each for each in fields if each not in known]:
+        raise ConfigurationError(f"the schema has no field {', '.join(missing)}; it has {', '.join(known) or 'none'}")
+    return pa.struct([each for each in kind if each.name in fields])

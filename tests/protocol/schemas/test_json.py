@@ -1,0 +1,301 @@
+"""JSON values as columns of a schema of Spark. Expected results are those of `from_json`, but where a name says so."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from math import isnan
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.spark_schema import parse_spark
+from protocol.schemas.values import ColumnDecoder
+from tests.support.soak import scaled
+
+MUTATIONS = scaled("JSON_MUTATIONS", 3_000, 100_000)
+
+
+def decoded(schema: str, values: Sequence[bytes | None]) -> tuple[list[Any], list[str]]:
+    """Return the values, and the errors of those that are invalid."""
+    column, invalid = ColumnDecoder(ReaderSchema("json", schema)).decode(pa.array(values, pa.binary()))
+    column.validate(full=True)
+    invalid.sort(key=lambda each: each.row)
+    return column.to_pylist(), [str(each) for each in invalid]
+
+
+def field(kind: str, text: str) -> Any:
+    """Return the value of a field `a` from its JSON: the same alone, between others, and by each of the readers."""
+    value = f'{{"a":{text}}}'.encode()
+    found = []
+    others = [b"{}"] * 3
+    for values in ([value], [*others, value, *others], [b'{"a":1', *others, value]):
+        column, invalid = ColumnDecoder(ReaderSchema("json", f"a {kind}")).decode(pa.array(values, pa.binary()))
+        column.validate(full=True)
+        row = values.index(value)
+        errors = [each for each in invalid if each.row == row]
+        found.append(str(errors[0]) if errors else column.field(0)[row])
+    assert repr(found[0]) == repr(found[1]) == repr(found[2])
+    return found[0] if isinstance(found[0], str) else found[0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("INT", "-1", -1),
+        ("INT", "null", None),
+        ("INT", "1.0", "field a: 1.0, not an int"),
+        ("INT", '"1"', "field a: a string, not an int"),
+        ("INT", "2147483648", "field a: 2147483648, not an int"),
+        ("INT", "01", "a comma or } is missing at character 6"),
+        ("BIGINT", "9223372036854775807", 2**63 - 1),
+        ("BIGINT", "9223372036854775808", "field a: 9223372036854775808, not a bigint"),
+        ("SMALLINT", "-32768", -32768),
+        ("DOUBLE", "1", 1.0),
+        ("DOUBLE", "1e400", float("inf")),
+        ("DOUBLE", "-Infinity", float("-inf")),
+        ("DOUBLE", '"Infinity"', float("inf")),
+        ("DOUBLE", "+INF", float("inf")),
+        ("DOUBLE", '"1.5"', "field a: '1.5' is not a double"),
+        ("DOUBLE", "true", "field a: a boolean, not a double"),
+        ("FLOAT", "0.1", 0.10000000149011612),
+        ("FLOAT", "1e39", float("inf")),
+        ("BOOLEAN", "true", True),
+        ("BOOLEAN", '"true"', "field a: a string, not a boolean"),
+        ("DECIMAL(10, 2)", "1.005", Decimal("1.01")),
+        ("DECIMAL(10, 2)", '"1,234.5"', Decimal("1234.50")),
+        ("DECIMAL(10, 2)", "1e7", Decimal("10000000.00")),
+        ("DECIMAL(10, 2)", "2147483648", "field a: '2147483648' is not a decimal(10,2)"),
+        ("DECIMAL(10, 2)", "1e999999999", "field a: '1e999999999' is not a decimal(10,2)"),
+        ("DECIMAL(38, 18)", "9223372036854775808", Decimal("9223372036854775808.000000000000000000")),
+        ("DECIMAL(38, 18)", "1" * 30, f"field a: '{'1' * 30}' is not a decimal(38,18)"),
+        ("STRING", '"\\u0041\\n\\ud83d\\ude00"', "A\n\U0001f600"),
+        ("STRING", '"\\ud83d"', "?"),
+        ("STRING", '"\\udc00x"', "?x"),
+        ("STRING", "'it\"s'", 'it"s'),
+        ("STRING", "true", "true"),
+        ("STRING", '{"b": [1 , "x"]}', '{"b":[1,"x"]}'),
+        ("STRING", '"a\tb"', "field a: a string that is not JSON: a control character at: line 1 column 8 (char 7)"),
+        ("DATE", '"2026-1-3"', "2026-01-03"),
+        ("DATE", '"2026-01-31T12:00:00Z"', "2026-01-31"),
+        ("DATE", '"2026-02-30"', "field a: '2026-02-30' is not a date"),
+        ("DATE", "1", "field a: 1, not a date"),
+        ("TIMESTAMP", '"2026-01-31T12:00:00+01:00"', "2026-01-31 11:00:00+00:00"),
+        ("TIMESTAMP", '"2026-01-31 12:00:00.123456789"', "2026-01-31 12:00:00.123456+00:00"),
+        ("TIMESTAMP", '"2026-01-31T12:00:00 Europe/Berlin"', "2026-01-31 11:00:00+00:00"),
+        ("TIMESTAMP", '"2026-01-31T12:00:00EST"', "2026-01-31 17:00:00+00:00"),
+        ("TIMESTAMP", '"2026-1-3 1:2"', "2026-01-03 01:02:00+00:00"),
+        ("TIMESTAMP", '"2026"', "2026-01-01 00:00:00+00:00"),
+        ("TIMESTAMP", "1769860800", "2026-01-31 12:00:00+00:00"),
+        ("TIMESTAMP", "1.5", "field a: 1.5, not a timestamp"),
+        ("TIMESTAMP", '"2026-01-31T24:00:00"', "field a: '2026-01-31T24:00:00' is not a timestamp"),
+        ("TIMESTAMP_NTZ", '"2026-01-31T12:00"', "2026-01-31 12:00:00"),
+        ("TIMESTAMP_NTZ", '"2026-01-31T12:00:00Z"', "field a: '2026-01-31T12:00:00Z' is not a timestamp"),
+        ("BINARY", '"AQID"', b"\1\2\3"),
+        ("BINARY", '"AQ"', "field a: 'AQ' is not base64"),
+        ("VOID", '{"b": 1}', None),
+        ("ARRAY<INT>", "[1, null]", [1, None]),
+        ("ARRAY<INT>", '[1, "x"]', "field a[]: a string, not an int"),
+        ("ARRAY<INT>", "[1,]", "field a[]: no JSON value at character 8"),
+        ("MAP<STRING, INT>", '{"x": 1, "y": null}', [("x", 1), ("y", None)]),
+        ("MAP<STRING, INT>", '{"x": "y"}', "field a[x]: a string, not an int"),
+        ("MAP<STRING, STRUCT<b: DATE>>", '{"x": {"b": "2026-01-31"}}', [("x", {"b": "2026-01-31"})]),
+        ("STRUCT<b: INT, c: STRING>", '{"b": 1, "b": 2, "B": 3}', {"b": 2, "c": None}),
+        ("STRUCT<b: INT, c: STRING>", '[{"b": 1}]', "field a: an array, not an object"),
+        ("STRUCT<b: ARRAY<STRUCT<c: INT>>>", '{"b": [{"c": 1}, {"c": {}}]}', "field a.b[].c: an object, not an int"),
+    ],
+)  # fmt: skip
+def test_field_has_the_value_of_from_json(kind: str, text: str, expected: Any) -> None:
+    found = field(kind, text)
+    assert (found if isinstance(expected, float | int | bytes | list | dict) or found is None else str(found)) == (
+        expected if not isinstance(expected, Decimal) else str(expected)
+    ) or json.dumps(found, default=str) == json.dumps(expected)
+
+
+def test_not_a_number_is_read() -> None:
+    assert all(isnan(field("DOUBLE", text)) for text in ("NaN", '"NaN"'))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b' \n{\n"a"\t:\r1}\n ', {"a": 1}),
+        (b"{}", {"a": None}),
+        (b"", None),
+        (b"  ", None),
+        (b'{"\\u0061": 1}', {"a": 1}),
+        (b'{"z": [1, {"y": "}"}, "{"], "a": 1}', {"a": 1}),
+        (b"{'a': 1}", {"a": 1}),
+        (b'{"z": "\xff", "a": 1}', {"a": 1}),
+        (b"null", "null, not an object"),
+        (b'[{"a": 1}]', "an array, not an object"),
+        (b"[", "no JSON value at character 1"),
+        (b'{"a": 1,}', "a key is missing at character 8"),
+        (b'{"a" 1}', "a colon is missing at character 5"),
+        (b'{"a": 1', "a comma or } is missing at character 7"),
+        (b'{"z": 01, "a": 1}', "a comma or } is missing at character 7"),
+        (b'{"z": tru, "a": 1}', "no JSON value at character 6"),
+        (b'/**/{"a": 1}', "no JSON value at character 0"),
+        (b'\xef\xbb\xbf{"a": 1}', "no JSON value at character 0"),
+        (b"\0", "no JSON value at character 0"),
+        # Stricter than Spark, which ignores what follows.
+        (b'{"a": 1} {"a": 2}', "text behind the value, at character 9"),
+        (b'{"a": 1}}', "text behind the value, at character 8"),
+    ],
+)
+def test_value_is_read_as_from_json_reads_it(value: bytes, expected: Any) -> None:
+    for values in ([value], [b'{"a": 7}', value, b'{"a": 8}', b'{"a": 1', value]):
+        found, errors = decoded("a INT", values)
+        row = values.index(value)
+        assert (errors[0] if isinstance(expected, str) else found[row]) == expected
+        if len(values) > 1:
+            assert (found[0], found[2], found[3]) == ({"a": 7}, {"a": 8}, None)
+
+
+def test_parts_of_objects_in_several_values_are_no_value() -> None:
+    """Arrow's reader sees one text: values must not complete each other."""
+    values = [b'{"a": 1', b'"b": 2}', b'{"a": 3}{"a": 4}', b'{"z": [{}', b'{}], "a": 5}', b'{"a": 6}']
+    for wanted in (values, values[::-1], values[2:5], values[3:5], [b'{"a": 1}, {"a": 2}', b"", b'{"a": 3}']):
+        found, errors = decoded("a INT", wanted)
+        assert [each for each in found if each] == [{"a": 6}] * (b'{"a": 6}' in wanted) or wanted[-1] == b'{"a": 3}'
+        assert len(errors) == sum(each != b'{"a": 6}' and each != b"" and each != b'{"a": 3}' for each in wanted)
+
+
+def test_types_other_than_objects_are_read() -> None:
+    assert decoded("array<int>", [b"[1, 2]", b"", b'1}\n{"v":2', b'{"v": 1}', b"[]"]) == (
+        [[1, 2], None, None, None, []],
+        ["1, not an array", "an object, not an array"],
+    )
+    assert decoded("map<string, int>", [b'{"a": 1}', None]) == ([[("a", 1)], None], [])
+
+
+def test_many_values_are_read_around_invalid_ones() -> None:
+    draw = random.Random(3)
+    values = [f'{{"a": {number}, "b": [{{"c": "{number}"}}]}}'.encode() for number in range(5_000)]
+    wrong = sorted(draw.sample(range(5_000), 40))
+    for row in wrong:
+        values[row] = b'{"a": "x"}'
+    column, invalid = ColumnDecoder(ReaderSchema("json", "a INT, b ARRAY<STRUCT<c: STRING>>")).decode(
+        pa.array(values, pa.binary())
+    )
+    column.validate(full=True)
+    assert sorted(each.row for each in invalid) == wrong
+    assert [row for row, each in enumerate(column.to_pylist()) if each is None] == wrong
+    assert all(
+        each is None or each == {"a": row, "b": [{"c": str(row)}]} for row, each in enumerate(column.to_pylist())
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"z": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"z": ' + b'{"z":' * 100_000 + b"1" + b"}" * 100_001,
+        b'{"s": ' + b"[" * 100_000,
+        b'{"a": ' + b"1" * 100_000 + b"}",
+        b'{"d": ' + b"1" * 100_000 + b"}",
+        b'{"n": 1e' + b"9" * 100_000 + b"}",
+        b'{"n": "' + b"9" * 100_000 + b'"}',
+        b'{"t": "' + b"9" * 100_000 + b'"}',
+        b'{"t": 99999999999999999999}',
+        b'{"x": "\\ud800' + b"\\" * 100_001,
+    ],
+    ids=range(10),
+)
+def test_hostile_value_is_an_error(value: bytes) -> None:
+    schema = "a INT, d DECIMAL(38, 18), n DECIMAL(10, 2), s STRING, t TIMESTAMP, z ARRAY<INT>, m MAP<STRING, INT>"
+    for without in ("", ", m MAP<STRING, INT>"):
+        found, errors = decoded(schema.removesuffix(without), [value, b'{"a": 1}'])
+        assert (found[0], found[1]["a"], len(errors)) == (None, 1, 1)
+        assert len(errors[0]) < 200
+
+
+def test_mutated_values_are_errors_or_values() -> None:
+    draw = random.Random(11)
+    schema = "id BIGINT, n STRING, at TIMESTAMP, d DECIMAL(12, 3), x DOUBLE, l ARRAY<STRUCT<b: BINARY, on: DATE>>"
+    plain = json.dumps(
+        {
+            "id": 12345678901, "n": 'a"\u00e4\U0001f600', "at": "2026-01-31T12:00:00.5Z", "d": 12.5, "x": 1e300,
+            "l": [{"b": "AQID", "on": "2026-01-31"}, None], "more": {"deep": [[{}], [True, None]]},
+        }
+    ).encode()  # fmt: skip
+    interesting = b'{}[]",:\\0e.-+ \n\r\t\xff\x00\xf0\xed\xa0'
+    values = []
+    for _ in range(MUTATIONS):
+        value = bytearray(plain)
+        for _ in range(draw.randrange(1, 4)):
+            at = draw.randrange(len(value))
+            choice = draw.randrange(4)
+            if choice == 0:
+                value[at] = draw.choice(interesting)
+            elif choice == 1:
+                del value[at : at + draw.randrange(1, 9)]
+            elif choice == 2:
+                value[at:at] = bytes([draw.choice(interesting)])
+            else:
+                value[at:at] = value[draw.randrange(len(value)) :][: draw.randrange(1, 20)]
+        values.append(bytes(value))
+    together = ColumnDecoder(ReaderSchema("json", schema))
+    for first in range(0, len(values), 500):
+        some = values[first : first + 500]
+        column, invalid = together.decode(pa.array(some, pa.binary()))
+        column.validate(full=True)
+        wrong = {each.row: str(each) for each in invalid}
+        assert all((not column[row].is_valid) == (row in wrong) for row in range(len(some)))
+        # Each value has the result that it has alone.
+        for row in draw.sample(range(len(some)), 20):
+            alone, errors = together.decode(pa.array([some[row]], pa.binary()))
+            assert [str(each) for each in errors] == [wrong[each] for each in (row,) if each in wrong]
+            assert alone[0] == column[row] or str(alone[0].values) == str(column[row].values)
+
+
+# -- schemas of Spark -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a INT", [("a", pa.int32())]),
+        ("`a b` decimal(5,1) NOT NULL COMMENT 'x, y', c: dec",
+         [("a b", pa.decimal128(5, 1)), ("c", pa.decimal128(10, 0))]),
+        ("a struct<b: array<map<string, varchar(3)>>, c timestamp_ntz>", [("a", pa.struct([
+            ("b", pa.list_(pa.field("element", pa.map_(pa.string(), pa.string())))), ("c", pa.timestamp("us"))]))]),
+        ('{"type": "struct", "fields": [{"name": "a", "type": "decimal(5,1)", "nullable": false, "metadata": {}}]}',
+         [("a", pa.decimal128(5, 1))]),
+        ("struct<a: int>", [("a", pa.int32())]),
+    ],
+)  # fmt: skip
+def test_schema_of_spark_is_an_arrow_type(text: str, expected: list[Any]) -> None:
+    assert parse_spark(text) == pa.struct([pa.field(*each) for each in expected])
+
+
+def test_schema_may_be_one_type() -> None:
+    assert parse_spark("decimal(5, 2)") == pa.decimal128(5, 2)
+    assert parse_spark("bigint") == parse_spark('"long"') == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no DDL of Spark at 'its end'"),
+        ("a INT b INT", "no DDL of Spark at 'b', behind 'a INT'"),
+        ("a INT, a INT", "has a field name twice"),
+        ("a ARRAY<INT", "at 'its end', behind 'ARRAY < INT': > is missing"),
+        ("a INTERVAL", "field a, has the type interval"),
+        ("a DECIMAL(39, 2)", "field a, is a decimal with 39 digits"),
+        ("a INT;", "unexpected character: ';'"),
+        ("a MAP<INT, INT>", "a is a map whose keys are no strings"),
+        ("{", "the schema is not JSON"),
+        ('{"type": "struct"}', "is no type of Spark"),
+        ("a " + "ARRAY<" * 100 + "INT" + ">" * 100, "is nested deeper than 64 types"),
+        ("struct<>", "the schema has no fields"),
+    ],
+)
+def test_wrong_schema_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _ = ReaderSchema("json", text).type

@@ -1,0 +1,118 @@
+"""JSON values as columns: Spark's `from_json` judges, in the same session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+import protocol
+from protocol.records.arrow_numpy import nullable_binaries
+from spark_kafka_source.local_kafka import LocalKafka
+
+ORDERS = "id BIGINT, at TIMESTAMP, lines ARRAY<STRUCT<sku: STRING, price: DECIMAL(10, 2)>>, attributes MAP<STRING, INT>"
+VALUES = [
+    b'{"id": 1, "at": "2026-01-31T12:00:00+01:00", "lines": [{"sku": "a", "price": 1.5}, {"price": "2"}], "more": 1}',
+    b'{"attributes": {"x": 1, "y": null}, "id": 2}',
+    None,
+    b"",
+]
+
+
+@pytest.fixture
+def write(kafka1: LocalKafka) -> Callable[[str, Sequence[bytes | None]], None]:
+    def send(topic: str, values: Sequence[bytes | None]) -> None:
+        import pyarrow as pa
+
+        table = pa.table({"value": nullable_binaries(values)})
+        protocol.write({"bootstrap.servers": kafka1.bootstrap_servers}, topic, table)
+
+    return send
+
+
+@pytest.fixture
+def options(kafka1: LocalKafka) -> Callable[..., dict[str, str]]:
+    def make(topic: str, **more: str) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": kafka1.bootstrap_servers,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            "valueFormat": "json",
+            **more,
+        }
+
+    return make
+
+
+def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    return spark.read.format("pykafka-group").options(**options).load().orderBy("offset")
+
+
+def test_values_are_those_of_from_json(spark: SparkSession, topic1: Any, write: Any, options: Any) -> None:
+    topic = topic1()
+    write(topic, VALUES)
+    ours = read(spark, options(topic, valueSchema=ORDERS)).select("value")
+    raw = read(spark, options(topic, valueFormat="binary"))
+    theirs = raw.select(f.from_json(f.col("value").cast("string"), ORDERS).alias("value"))
+    assert ours.schema == theirs.schema
+    assert ours.collect() == theirs.collect()
+    assert ours.collect()[0]["value"]["lines"][1]["sku"] is None
+
+
+def test_schema_may_be_the_json_of_a_struct_type_in_a_file(
+    spark: SparkSession, topic1: Any, write: Any, options: Any, tmp_path: Path
+) -> None:
+    topic = topic1()
+    write(topic, VALUES)
+    file = tmp_path / "order.json"
+    file.write_text(StructType.fromDDL(ORDERS).json())
+    frame = read(spark, options(topic, valueSchema=f"file:{file}", valueFields="id"))
+    assert frame.select("value.*").columns == ["id"]
+    assert [row.id for row in frame.select("value.id").collect()] == [1, 2, None, None]
+
+
+def test_stream_fails_at_a_value_of_another_type_with_its_field(
+    spark: SparkSession, topic1: Any, write: Any, options: Any, tmp_path: Path
+) -> None:
+    topic = topic1()
+    write(topic, [VALUES[0], b'{"id": 2, "lines": [{"price": true}]}'])
+    frame = spark.readStream.format("pykafka-group").options(**options(topic, valueSchema=ORDERS)).load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    message = rf"{topic}-0, offset 1: .*: field lines\[\]\.price: a boolean, not a decimal\(10,2\)"
+    with pytest.raises(StreamingQueryException, match=message):
+        query.start().awaitTermination(120)
+
+
+def test_invalid_values_are_null_beside_their_error(spark: SparkSession, topic1: Any, write: Any, options: Any) -> None:
+    topic = topic1()
+    write(topic, [b'{"id": 1}', b'{"id": 1.5}', b"{", b'{"id": 4}'])
+    given = options(topic, valueSchema="id INT", onDecodeError="null", columns="offset,value,_raw,_error")
+    rows = read(spark, given).collect()
+    assert [None if row["value"] is None else row["value"]["id"] for row in rows] == [1, None, None, 4]
+    assert [row["_error"] for row in rows][1:3] == [
+        "value: field id: 1.5, not an int",
+        "value: a key is missing at character 1",
+    ]
+    assert bytes(rows[2]["_raw"]) == b"{"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "valueFormat is json, but there is no valueSchema"),
+        ({"valueSchema": "id BIGNT"}, "valueSchema: the schema, field id, has the type bignt"),
+        ({"valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL of Spark at 'its end'"),
+        ({"valueSchema": "id INT", "valueFields": "ids"}, "the schema has no field ids; it has id"),
+    ],
+)
+def test_wrong_schema_is_refused_with_the_option(
+    spark: SparkSession, topic1: Any, options: Any, more: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        read(spark, options(topic1(), **more))
