@@ -54,7 +54,7 @@ class Cluster(FakeKafka):
         """Return the partitions of each request for log start offsets."""
         rows = [
             [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
-            for body in self.asked(LIST_OFFSETS)
+            for body in self.request_bodies(LIST_OFFSETS)
             if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST
         ]
         return rows

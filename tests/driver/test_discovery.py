@@ -103,7 +103,7 @@ def hide(cluster: Cluster, topic: str) -> None:
     """Answer like a broker to a user without Describe on the topic: the list of all topics omits it."""
 
     def edit(reply: dict[str, Any]) -> dict[str, Any]:
-        lists_all = cluster.asked(METADATA)[-1]["topics"] is None
+        lists_all = cluster.request_bodies(METADATA)[-1]["topics"] is None
         refused = {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic_id": bytes(16), "partitions": []}
         rows = [{**row, **refused} if row["name"] == topic else row for row in reply["topics"]]
         return {**reply, "topics": [row for row in rows if row["name"] != topic or not lists_all]}

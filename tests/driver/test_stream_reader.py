@@ -176,7 +176,7 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
     cluster.set_log("a", 0, 0, 7, epoch=4)
 
     def replace_on_fourth_request(body: dict[str, Any]) -> None:
-        if len(cluster.asked(LIST_OFFSETS)) == 4:
+        if len(cluster.request_bodies(LIST_OFFSETS)) == 4:
             cluster.set_log("a", 0, 0, 12, epoch=6)
 
     cluster.before[LIST_OFFSETS] = replace_on_fourth_request
@@ -185,7 +185,7 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
     given = cluster.options(**options)
     begins = start_offsets.starting_offsets(reader.query.client, given, BOTH, Deadline.after_ms(9_000))
     assert begins == {("a", 0): 10, ("a", 1): 20}
-    assert len(cluster.asked(LIST_OFFSETS)) == 4
+    assert len(cluster.request_bodies(LIST_OFFSETS)) == 4
 
 
 def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

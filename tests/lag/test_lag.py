@@ -245,8 +245,8 @@ def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:
         lag = lag_of_group(kafka.bootstrap_servers, "g", sample_ms=1_000)
         assert time.monotonic() - started_s < 12
         assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
-        wait_until(lambda: kafka.asked(FETCH))
-        (asked,) = kafka.asked(FETCH)
+        wait_until(lambda: kafka.request_bodies(FETCH))
+        (asked,) = kafka.request_bodies(FETCH)
         assert [len(topic["partitions"]) for topic in asked["topics"]] == [1]
 
 

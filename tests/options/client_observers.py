@@ -31,7 +31,7 @@ def other_cluster_is_used(cluster: SmallCluster, given: dict[str, str]) -> bool:
     with SmallCluster() as other:
         address = given["bootstrap.servers"].replace("<other>", other.bootstrap_servers)
         client_of(cluster, {"bootstrap.servers": address}).metadata([])
-        return bool(other.asked(METADATA))
+        return bool(other.request_bodies(METADATA))
 
 
 def client_ids_in_headers(cluster: SmallCluster, given: dict[str, str]) -> object:
@@ -91,7 +91,7 @@ def metadata_requests(cluster: SmallCluster, given: dict[str, str]) -> int:
     for _ in range(2):
         client.topic("orders")
         clock.at_s += 10
-    return len(cluster.asked(METADATA))
+    return len(cluster.request_bodies(METADATA))
 
 
 def connections(cluster: SmallCluster, given: dict[str, str]) -> int:
@@ -100,7 +100,7 @@ def connections(cluster: SmallCluster, given: dict[str, str]) -> int:
     for _ in range(2):
         client.metadata([])
         clock.at_s += 10
-    return len(cluster.asked(API_VERSIONS))
+    return len(cluster.request_bodies(API_VERSIONS))
 
 
 def socket_option(option: int) -> Observe:

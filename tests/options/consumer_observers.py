@@ -41,7 +41,7 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
 
 def coordinator_keys(cluster: SmallCluster, given: dict[str, str]) -> object:
     first_batch(reader_of(cluster, given))
-    return {key for body in cluster.asked(FIND_COORDINATOR) for key in body["coordinator_keys"]}
+    return {key for body in cluster.request_bodies(FIND_COORDINATOR) for key in body["coordinator_keys"]}
 
 
 def join_field(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
@@ -50,7 +50,7 @@ def join_field(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
     def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         protocol = "classic" if api is JOIN_GROUP else "consumer"
         with member_of(cluster, {"group.protocol": protocol, **given}):
-            return what(cluster.asked(api)[0])
+            return what(cluster.request_bodies(api)[0])
 
     return observe
 
@@ -66,15 +66,15 @@ def member_of(cluster: SmallCluster, given: Properties) -> Iterator[Membership]:
 
 def group_protocol_used(cluster: SmallCluster, given: dict[str, str]) -> object:
     result = outcome(lambda: member_of(cluster, given).__enter__().close())
-    return result, bool(cluster.asked(JOIN_GROUP)), bool(cluster.asked(CONSUMER_GROUP_HEARTBEAT))
+    return result, bool(cluster.request_bodies(JOIN_GROUP)), bool(cluster.request_bodies(CONSUMER_GROUP_HEARTBEAT))
 
 
 def sends_heartbeat(cluster: SmallCluster, given: dict[str, str]) -> bool:
     with member_of(cluster, {"group.protocol": "classic", "session.timeout.ms": "90000", **given}):
         deadline = SYSTEM_CLOCK.now_s() + BETWEEN_S
-        while not cluster.asked(HEARTBEAT) and SYSTEM_CLOCK.now_s() < deadline:
+        while not cluster.request_bodies(HEARTBEAT) and SYSTEM_CLOCK.now_s() < deadline:
             time.sleep(0.01)
-        return bool(cluster.asked(HEARTBEAT))
+        return bool(cluster.request_bodies(HEARTBEAT))
 
 
 def start_offset(cluster: SmallCluster, given: dict[str, str]) -> object:
@@ -93,14 +93,14 @@ def read(cluster: SmallCluster, given: Properties) -> int:
 def fetch_field(name: str) -> Observe:
     def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         assert read(cluster, given) == 10
-        return cluster.asked(FETCH)[0][name]
+        return cluster.request_bodies(FETCH)[0][name]
 
     return observe
 
 
 def partition_max_bytes(cluster: SmallCluster, given: dict[str, str]) -> object:
     assert read(cluster, given) == 10
-    return cluster.asked(FETCH)[0]["topics"][0]["partitions"][0]["partition_max_bytes"]
+    return cluster.request_bodies(FETCH)[0]["topics"][0]["partitions"][0]["partition_max_bytes"]
 
 
 def reads_corrupt_records(cluster: SmallCluster, given: dict[str, str]) -> bool:

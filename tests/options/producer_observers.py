@@ -72,9 +72,9 @@ def produce_requests(look: Callable[[dict[str, Any]], object], written: pa.Recor
     def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
         assert produce(cluster, given, written) == "done"
         deadline_s = time.monotonic() + 5  # acks=0 gets no reply
-        while not cluster.asked(PRODUCE) and time.monotonic() < deadline_s:
+        while not cluster.request_bodies(PRODUCE) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        return [look(body) for body in cluster.asked(PRODUCE)]
+        return [look(body) for body in cluster.request_bodies(PRODUCE)]
 
     return observe
 
@@ -101,7 +101,7 @@ def size_at_level(name: str) -> Observe:
 
 def requests_of_many_rows(cluster: SmallCluster, given: dict[str, str]) -> bool:
     assert produce(cluster, given, rows(100, size=100)) == "done"
-    return len(cluster.asked(PRODUCE)) > 1
+    return len(cluster.request_bodies(PRODUCE)) > 1
 
 
 def sends_without_flush(cluster: SmallCluster, given: dict[str, str]) -> bool:
@@ -145,19 +145,19 @@ def commit_in_transaction(cluster: SmallCluster, given: dict[str, str]) -> None:
 
 def committed_transactional_ids(cluster: SmallCluster, given: dict[str, str]) -> object:
     commit_in_transaction(cluster, given)
-    return [body["transactional_id"] for body in cluster.asked(END_TXN)]
+    return [body["transactional_id"] for body in cluster.request_bodies(END_TXN)]
 
 
 def transaction_timeout(cluster: SmallCluster, given: dict[str, str]) -> object:
     commit_in_transaction(cluster, given)
-    return [body["transaction_timeout_ms"] for body in cluster.asked(INIT_PRODUCER_ID)]
+    return [body["transaction_timeout_ms"] for body in cluster.request_bodies(INIT_PRODUCER_ID)]
 
 
 def attempts(cluster: SmallCluster, given: dict[str, str]) -> int:
     cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"enable.idempotence": "false", "retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
     assert produce(cluster, {**quick, **given}, rows()) != "done"
-    return len(cluster.asked(PRODUCE))
+    return len(cluster.request_bodies(PRODUCE))
 
 
 def delivery_takes_long(cluster: SmallCluster, given: dict[str, str]) -> bool:
@@ -219,7 +219,7 @@ def share_of_silent_partition(cluster: SmallCluster, given: dict[str, str]) -> f
             two.listeners[leader.node_id].handlers[PRODUCE] = lambda body, version: None
             producer = Producer(client, parse_producer(known))
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
-            wait_until(lambda: two.asked(PRODUCE))
+            wait_until(lambda: two.request_bodies(PRODUCE))
             time.sleep(0.2)  # longer than partitioner.availability.timeout.ms
             many = rows(8_000, size=1_000)  # several hundred choices: the result cannot be chance
             chosen = assembler_of(producer).choice.choose(client.topic("orders"), many, np.full(8_000, 1_000), None)
@@ -250,7 +250,7 @@ PRODUCER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),  # type: ignore[call-arg]
     "max.in.flight.requests.per.connection": (requests_in_flight, {"1": 1, "3": 3}),
     "enable.idempotence": (
-        lambda cluster, given: (produce(cluster, given, rows()), len(cluster.asked(INIT_PRODUCER_ID))),
+        lambda cluster, given: (produce(cluster, given, rows()), len(cluster.request_bodies(INIT_PRODUCER_ID))),
         {"true": ("done", 1), "false": ("done", 0)},
     ),
     "transactional.id": (committed_transactional_ids, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),

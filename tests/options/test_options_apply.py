@@ -120,7 +120,7 @@ def commits(cluster: SmallCluster, given: dict[str, str]) -> int:
     reader = stream(cluster, given, **{"kafka.group.id": "g"})
     plan(reader, {"orders": dict(ORDERS)})
     reader.stop()
-    return len(cluster.asked(OFFSET_COMMIT))
+    return len(cluster.request_bodies(OFFSET_COMMIT))
 
 
 def continues_after_data_loss(cluster: SmallCluster, given: dict[str, str]) -> str:
@@ -238,9 +238,9 @@ def write(cluster: SmallCluster, given: dict[str, str]) -> list[dict[str, Any]]:
     with spark_task():
         KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
     deadline_s = time.monotonic() + 10  # acks=0 gets no reply
-    while not cluster.asked(PRODUCE) and time.monotonic() < deadline_s:
+    while not cluster.request_bodies(PRODUCE) and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    return cluster.asked(PRODUCE)
+    return cluster.request_bodies(PRODUCE)
 
 
 def field(name: str, kind: str) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def produce_acks(cluster: SmallCluster, given: dict[str, str]) -> object:
 
 def transactional_ids(cluster: SmallCluster, given: dict[str, str]) -> object:
     write(cluster, {"deliveryGuarantee": "exactly-once", **given})
-    return sorted({body["transactional_id"] for body in cluster.asked(INIT_PRODUCER_ID)})
+    return sorted({body["transactional_id"] for body in cluster.request_bodies(INIT_PRODUCER_ID)})
 
 
 # -- the table ------------------------------------------------------------------------------------

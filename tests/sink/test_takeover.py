@@ -51,9 +51,9 @@ def start_all_tasks(cluster: FakeKafka, start: str, tasks: int) -> None:
 def test_takeover_by_many_concurrent_tasks_is_done_by_few(cluster: FakeKafka, before: bool) -> None:
     if before:
         start_all_tasks(cluster, "older", 1)
-    requests_before = len(cluster.asked(INIT_PRODUCER_ID))
+    requests_before = len(cluster.request_bodies(INIT_PRODUCER_ID))
     start_all_tasks(cluster, "newer", TASKS)
-    requests = len(cluster.asked(INIT_PRODUCER_ID)) - requests_before
+    requests = len(cluster.request_bodies(INIT_PRODUCER_ID)) - requests_before
     assert 1 <= requests <= TASKS // 2
     with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:
         ledger = read_ledger(client, QUERY, client.deadline())

@@ -285,7 +285,7 @@ class FakeKafka(Cluster):
 
     # -- requests and brokers -----------------------------------------------------------------
 
-    def asked(self, kind: Api | str) -> list[Body]:
+    def request_bodies(self, kind: Api | str) -> list[Body]:
         """Return the bodies of all requests of one kind, in order."""
         name = api_of(kind).name
         return [body for each, _, body in list(self.requests) if each == name]

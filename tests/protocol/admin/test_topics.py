@@ -32,7 +32,7 @@ def test_deleted_topic_of_the_same_name_is_not_taken_for_the_new_one() -> None:
             kafka.edit_replies(METADATA, behind, 3)
             create_topic(client, NewTopic("orders", 1))
             assert client.topic("orders").topic_id != before
-            assert len(kafka.asked(METADATA)) > 3
+            assert len(kafka.request_bodies(METADATA)) > 3
 
 
 def test_topic_refused_by_a_quota_is_requested_again_without_the_others() -> None:

@@ -41,7 +41,7 @@ def test_coordinators_are_asked_once_each(fake: FakeKafka, client: Client) -> No
     assert set(found) == set(NAMES)
     assert {each.timeout_ms for each in found.values()} == {5_000}
     assert {each.coordinator for each in found.values()} == {1, 2, 3}
-    asked = [body["transactional_ids"] for body in fake.asked(DESCRIBE_TRANSACTIONS)]
+    asked = [body["transactional_ids"] for body in fake.request_bodies(DESCRIBE_TRANSACTIONS)]
     assert len(asked) == 3
     assert sorted(name for names in asked for name in names) == sorted([*NAMES, "nobody-knows"])
     assert describe_transactions(client, []) == {}

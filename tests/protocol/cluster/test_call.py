@@ -55,7 +55,7 @@ class Cluster(FakeKafka):
         """Return the brokers that received a request, in broker order."""
         return [number for number, each in self.listeners.items() for name, *_ in each.requests if name == api.name]
 
-    def asked(self, kind: Api | str) -> list[dict[str, Any]]:
+    def request_bodies(self, kind: Api | str) -> list[dict[str, Any]]:
         """Return the request bodies, in broker order."""
         every = [each for listener in self.listeners.values() for each in listener.requests]
         return [body for name, _, body in every if name == api_of(kind).name]
@@ -135,7 +135,7 @@ def test_remaining_time_is_sent_as_timeout_ms(both: Both) -> None:
     cluster, client = both
     cluster.handlers[CREATE_TOPICS] = lambda *_: {}
     call(client, CREATE_TOPICS, {"topics": []}, client.deadline(9_000))
-    assert 1_000 < cluster.asked(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
+    assert 1_000 < cluster.request_bodies(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
 
 
 # -- a group and a transactional id with the same name --------------------------------------------
@@ -166,7 +166,7 @@ def test_coordinator_that_moved_is_looked_up_again_without_the_other(both: Both)
     cluster.listeners[THREE].handlers[END_TXN] = moved
     call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
     assert sorted(cluster.brokers_asked(END_TXN)) == [ONE, THREE]
-    assert [body["key_type"] for body in cluster.asked(FIND_COORDINATOR)].count(GROUP) == 1
+    assert [body["key_type"] for body in cluster.request_bodies(FIND_COORDINATOR)].count(GROUP) == 1
 
 
 def test_coordinator_errors_name_the_group_or_transactional_id(both: Both) -> None:
@@ -255,7 +255,8 @@ def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
     )
     assert listed(client)["orders", 1] == 11
     asked = [
-        [row["partition_index"] for row in body["topics"][0]["partitions"]] for body in cluster.asked(LIST_OFFSETS)
+        [row["partition_index"] for row in body["topics"][0]["partitions"]]
+        for body in cluster.request_bodies(LIST_OFFSETS)
     ]
     assert asked == [[0], [1, 2], [1], [1]]
     assert len(cluster.brokers_asked(METADATA)) == 3, "one request, and one for each refusal"
@@ -313,7 +314,7 @@ def test_fenced_call_sends_the_current_leader_epoch(both: Both) -> None:
     asked = {("orders", 0): {"leader_epoch": 3}}
     rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, asked, client.deadline(), check_leader_epoch=True)
     assert rows["orders", 0]["end_offset"] == 5
-    (row,) = cluster.asked(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
+    (row,) = cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
     assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}
 
 
@@ -331,7 +332,7 @@ def test_coordinator_is_asked_about_all_and_then_failed_partitions(both: Both) -
     rows = call_partitions(client, OFFSET_COMMIT, {"group_id": "etl"}, offsets, client.deadline(), at_most=9)
     assert rows.keys() == offsets.keys()
     assert cluster.brokers_asked(OFFSET_COMMIT) == [TWO, TWO]
-    assert [len(body["topics"][0]["partitions"]) for body in cluster.asked(OFFSET_COMMIT)] == [3, 1]
+    assert [len(body["topics"][0]["partitions"]) for body in cluster.request_bodies(OFFSET_COMMIT)] == [3, 1]
 
 
 def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(both: Both) -> None:

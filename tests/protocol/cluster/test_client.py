@@ -183,7 +183,7 @@ def test_partition_without_a_leader_is_retried_until_it_has_one(kafka_of_two: Fa
     kafka_of_two.move_leader("orders", 0, -1)
 
     def elect(body: dict[str, Any]) -> None:
-        if len(kafka_of_two.asked(METADATA)) == 3:
+        if len(kafka_of_two.request_bodies(METADATA)) == 3:
             kafka_of_two.move_leader("orders", 0, 2)
 
     kafka_of_two.before[METADATA] = elect
@@ -192,7 +192,7 @@ def test_partition_without_a_leader_is_retried_until_it_has_one(kafka_of_two: Fa
             "leader", lambda: client.leader("orders", 0), client.deadline(5000), topics=["orders"]
         )
     assert broker.node_id == 2
-    assert len(kafka_of_two.asked(METADATA)) == 3
+    assert len(kafka_of_two.request_bodies(METADATA)) == 3
 
 
 def test_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka) -> None:
@@ -349,7 +349,7 @@ class TestSilentBrokers:
                 commit(client.deadline(300))
             kafka_of_two.move_coordinator("etl", 1)
             commit(client.deadline(5_000))
-        assert len(kafka_of_two.asked(FIND_COORDINATOR)) == 2
+        assert len(kafka_of_two.request_bodies(FIND_COORDINATOR)) == 2
 
     @pytest.mark.parametrize("others_know", ["the others", "all", "none yet"])
     def test_request_to_silent_broker_fails_when_metadata_omits_the_broker(
@@ -374,7 +374,7 @@ class TestSilentBrokers:
             else:
                 with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
                     waiting.result(client.deadline(2_000))
-            assert len(kafka_of_two.asked(METADATA)) > 2
+            assert len(kafka_of_two.request_bodies(METADATA)) > 2
 
     def test_metadata_request_about_silent_broker_ends_at_the_waiters_deadline(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch

@@ -41,7 +41,7 @@ def cluster() -> Iterator[FakeKafka]:
 
 
 def metadata_requests(cluster: FakeKafka) -> int:
-    return len(cluster.asked(METADATA))
+    return len(cluster.request_bodies(METADATA))
 
 
 def test_two_attempts_to_list_offsets_send_two_metadata_requests(cluster: FakeKafka) -> None:

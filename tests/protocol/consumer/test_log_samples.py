@@ -89,7 +89,8 @@ def cluster(partitions: int, *answers: Any) -> Iterator[FakeKafka]:
 def fetches(broker: FakeKafka) -> list[list[int]]:
     """Return the partitions of each Fetch."""
     return [
-        [row["partition"] for topic in body["topics"] for row in topic["partitions"]] for body in broker.asked(FETCH)
+        [row["partition"] for topic in body["topics"] for row in topic["partitions"]]
+        for body in broker.request_bodies(FETCH)
     ]
 
 
@@ -113,7 +114,7 @@ def test_partition_without_records_is_asked_again_until_it_was_first() -> None:
         )
         assert fetches(broker) == [[0, 1, 2, 3], [1, 3], [3]]
         # With a rack, the reply may name another replica.
-        assert {body["rack_id"] for body in broker.asked(FETCH)} == {""}
+        assert {body["rack_id"] for body in broker.request_bodies(FETCH)} == {""}
 
 
 def test_throttling_broker_is_not_asked_again() -> None:

@@ -46,7 +46,7 @@ class Broker(FakeKafka):
 
     @property
     def looks(self) -> int:
-        return len(self.asked(METADATA))
+        return len(self.request_bodies(METADATA))
 
     def _next(self, body: dict[str, Any]) -> None:
         what = self._take()

@@ -66,7 +66,7 @@ def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
 
 
 def commits(fake: SmallCluster) -> int:
-    return len(fake.asked(OFFSET_COMMIT))
+    return len(fake.request_bodies(OFFSET_COMMIT))
 
 
 # -- the same offset again ------------------------------------------------------------------------

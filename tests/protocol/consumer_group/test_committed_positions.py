@@ -194,7 +194,7 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
         if end == "rebalance":
             fake.delay_replies(OFFSET_COMMIT, 0.1)
             fake.rebalance("etl")
-            wait_until(lambda: ours.poll(50) is not None and len(fake.asked(JOIN_GROUP)) > 2)
+            wait_until(lambda: ours.poll(50) is not None and len(fake.request_bodies(JOIN_GROUP)) > 2)
         else:
             getattr(ours, end)()
         assert callback_errors == ([] if waits else [None])

@@ -301,7 +301,7 @@ def test_commit_in_retry_ends_before_its_partition_is_revoked() -> None:
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
         one = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
-        wait_until(lambda: fake.asked(OFFSET_COMMIT) and len(one.handled) == 2 * END)
+        wait_until(lambda: fake.request_bodies(OFFSET_COMMIT) and len(one.handled) == 2 * END)
         two = Member(client, "etl", "orders", **COOPERATIVE)
         wait_until(lambda: two.claimed)
         two.close()
@@ -412,7 +412,7 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert {each.offset for each in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
-    assert (handler.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1)
+    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)
 
 
 def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster) -> None:
@@ -437,8 +437,8 @@ def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster
         assert set(second.claims.values()) == {3}
         (one,), (two,) = first.sessions, second.sessions
         assert (one.member_id, one.generation_id) == (two.member_id, two.generation_id)
-        assert fake.asked(LEAVE_GROUP) == []
-    assert (first.cleaned, second.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1, 1)
+        assert fake.request_bodies(LEAVE_GROUP) == []
+    assert (first.cleaned, second.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1, 1)
 
 
 @pytest.mark.timeout(60)
@@ -447,7 +447,7 @@ def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
     stop, handler = threading.Event(), Handler()
     with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
-        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.asked(JOIN_GROUP)), stop.set()))
+        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.request_bodies(JOIN_GROUP)), stop.set()))
         timer.start()
         assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
         timer.join()
@@ -497,7 +497,7 @@ def test_joins_are_retried_without_a_limit_by_default(fake: SmallCluster, caplog
         consumer_group(client, "etl", **EAGER) as members,
     ):
         members.consume(["orders"], Joined(), stop)
-    assert len(fake.asked(JOIN_GROUP)) > 8
+    assert len(fake.request_bodies(JOIN_GROUP)) > 8
     assert "COORDINATOR_LOAD_IN_PROGRESS" not in caplog.text
 
 
@@ -513,7 +513,7 @@ def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol
         consumer.subscribe(["orders"])
         with pytest.raises(BrokerError, match=r"attempts to join .* \(group\.join\.retries=2\)"):
             consumer.poll(30_000)
-        assert len(fake.asked(api)) >= 3
+        assert len(fake.request_bodies(api)) >= 3
         fake.faults.clear()
         wait_until(lambda: consumer.poll(100))
 
@@ -528,4 +528,4 @@ def test_close_in_a_handler_ends_consume_and_leaves_the_group(fake: SmallCluster
     with client_of(fake.bootstrap_servers) as client:
         members, handler = consumer_group(client, "etl", **EAGER), Closing()
         assert "was closed" in str(members.consume(["orders"], handler))
-    assert (handler.cleaned, len(fake.asked(LEAVE_GROUP))) == (1, 1)
+    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)

@@ -247,12 +247,12 @@ def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
         consumer.subscribe(["healthy"])
     read = Read(consumer)
     read.until(lambda: read.rows["healthy"] == 5)
-    looks = len(fake.asked(METADATA))
+    looks = len(fake.request_bodies(METADATA))
     with caplog.at_level(logging.WARNING):
         recreate(fake, 0, 8)
         read.until(lambda: read.rows["healthy"] == 13)
     assert consumer.position(HEALTHY) == 8
-    assert len(fake.asked(METADATA)) - looks < 20
+    assert len(fake.request_bodies(METADATA)) - looks < 20
     assert ["deleted and created again" in each.getMessage() for each in caplog.records] == [True]
     assert read.errors == []
 

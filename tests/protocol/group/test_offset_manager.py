@@ -69,7 +69,7 @@ def committed_partitions(fake: FakeKafka) -> list[list[int]]:
     """Return the partitions of each OffsetCommit."""
     return [
         sorted(row["partition_index"] for topic in body["topics"] for row in topic["partitions"])
-        for body in fake.asked(OFFSET_COMMIT)
+        for body in fake.request_bodies(OFFSET_COMMIT)
     ]
 
 
@@ -239,7 +239,7 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     manager.mark(MARKS, now)
     held.release()
     assert flushed(client, manager)
-    assert [body["generation_id_or_member_epoch"] for body in fake.asked(OFFSET_COMMIT)] == [0, 1]
+    assert [body["generation_id_or_member_epoch"] for body in fake.request_bodies(OFFSET_COMMIT)] == [0, 1]
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
     assert committed(client) == MARKS
 

@@ -298,7 +298,7 @@ def test_several_consumers_share_the_partitions(
 
 def test_static_members_have_different_ids(fake: FakeKafka, start: Start, handler: Handler) -> None:
     start(handler, consumers=2, **{"group.instance.id": "w"})
-    wait_until(lambda: {body["group_instance_id"] for body in fake.asked(JOIN_GROUP)} == {"w-1", "w-2"})
+    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w-1", "w-2"})
 
 
 def test_failure_of_one_consumer_ends_all(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:

@@ -71,7 +71,7 @@ class TestRequests:
     def test_producer_without_idempotence_requests_no_producer_id(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"enable.idempotence": False}) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        assert broker.asked(INIT_PRODUCER_ID) == []
+        assert broker.request_bodies(INIT_PRODUCER_ID) == []
         ((_, body),) = produce_requests(broker)
         assert [int(header["producer_id"]) for header in headers_of(body)] == [-1]
         assert body["acks"] == -1
@@ -174,7 +174,7 @@ class TestReplies:
 
     def test_unknown_producer_id_continues_with_the_next_epoch(self, broker: FakeKafka) -> None:
         def forget(body: dict[str, Any]) -> None:
-            if len(broker.asked(PRODUCE)) == 2:
+            if len(broker.request_bodies(PRODUCE)) == 2:
                 broker.refuse(PRODUCE, ErrorCode.UNKNOWN_PRODUCER_ID)
 
         broker.before[PRODUCE] = forget

@@ -113,10 +113,10 @@ class TestMissingTopics:
         with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
 
             def refused() -> tuple[str, int]:
-                before = len(fake.asked(METADATA))
+                before = len(fake.request_bodies(METADATA))
                 with pytest.raises(DeadlineExceeded, match=r"Create the topic later first") as raised:
                     producer.send("later", "v")
-                return str(raised.value), len(fake.asked(METADATA)) - before
+                return str(raised.value), len(fake.request_bodies(METADATA)) - before
 
             first, requests = refused()
             assert requests > 1
@@ -134,21 +134,21 @@ class TestMissingTopics:
         clock = SkippingClock()
         with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
             for _ in range(2):
-                before = len(fake.asked(METADATA))
+                before = len(fake.request_bodies(METADATA))
                 with pytest.raises(DeadlineExceeded):
                     producer.send("later", "v")
-                assert len(fake.asked(METADATA)) - before > 1
+                assert len(fake.request_bodies(METADATA)) - before > 1
                 clock.skipped_s += 61
 
     def test_missing_partition_fails_at_once_and_others_are_written(self, fake: FakeKafka) -> None:
         clock = SkippingClock()
         with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
             for _ in range(2):
-                before = len(fake.asked(METADATA))
+                before = len(fake.request_bodies(METADATA))
                 with pytest.raises(UsageError, match=r"partition 2 was requested, but topic orders has 2"):
                     producer.send(TOPIC, "v", partition=2)
                 assert producer.send_and_wait(TOPIC, "v", partition=1).partition == 1
-            assert len(fake.asked(METADATA)) == before
+            assert len(fake.request_bodies(METADATA)) == before
             fake.create_partitions(TOPIC, 3)
             clock.skipped_s += 21
             assert producer.send_and_wait(TOPIC, "v", partition=2).partition == 2

@@ -94,7 +94,7 @@ class TestWhileCallersAreAway:
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
-            assert len(broker.asked(PRODUCE)) == 4
+            assert len(broker.request_bodies(PRODUCE)) == 4
 
     def test_partition_removed_from_the_topic_is_named(self, broker: FakeKafka) -> None:
         clock = SkippingClock()
@@ -246,7 +246,7 @@ def test_unknown_partition_is_named_despite_a_lost_metadata_reply(broker: FakeKa
 
     def once(body: Any) -> Any:
         nonlocal first
-        if (first := first or len(broker.asked(METADATA))) == len(broker.asked(METADATA)):
+        if (first := first or len(broker.request_bodies(METADATA))) == len(broker.request_bodies(METADATA)):
             return body
         return None
 

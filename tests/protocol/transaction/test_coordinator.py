@@ -58,7 +58,7 @@ def test_partitions_are_added_in_one_request(fake: FakeKafka, client: Client) ->
     partitions = {("orders", 0), ("orders", 2), ("bills", 1)}
     add_partitions(client, identity, partitions, client.deadline())
     assert fake.transactions.transactions["etl-0"].partitions == partitions
-    assert len(fake.asked(ADD_PARTITIONS_TO_TXN)) == 1
+    assert len(fake.request_bodies(ADD_PARTITIONS_TO_TXN)) == 1
 
 
 def test_unknown_partition_is_added_again(fake: FakeKafka, client: Client) -> None:
@@ -83,7 +83,7 @@ def test_offsets_become_visible_when_the_transaction_commits(
     identity = init(client)
     offsets = {("orders", 0): CommittedOffset(7, metadata="task 0 of 3"), ("orders", 1): CommittedOffset(8)}
     add_offsets(client, identity, "etl", offsets, client.deadline())
-    assert len(fake.asked(ADD_OFFSETS_TO_TXN)) == (1 if transaction_version == "1" else 0)
+    assert len(fake.request_bodies(ADD_OFFSETS_TO_TXN)) == (1 if transaction_version == "1" else 0)
     assert fetch_offsets(client, "etl", None, client.deadline(), require_stable=False) == {}
     end_transaction(client, identity, commit=True, deadline=client.deadline())
     assert fetch_offsets(client, "etl", None, client.deadline()) == offsets

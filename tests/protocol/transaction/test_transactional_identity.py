@@ -129,7 +129,7 @@ class TestExpiredId:
                 producer.commit_transaction()
             producer.abort_transaction()
         assert visible(client) == list(range(20))
-        assert len(fake.asked(INIT_PRODUCER_ID)) == 2
+        assert len(fake.request_bodies(INIT_PRODUCER_ID)) == 2
 
     def test_commit_of_an_expired_producer_reports_no_commit(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer

@@ -67,7 +67,7 @@ class TestTransactions:
         for _ in range(2):
             producer.begin_transaction()
             end(producer)
-        assert fake.asked(END_TXN) == []
+        assert fake.request_bodies(END_TXN) == []
         assert producer.transaction_state is TransactionState.READY
 
     def test_partitions_are_added_together_and_once(
@@ -78,7 +78,7 @@ class TestTransactions:
             send_numbered(producer, "orders", first, 300, 3)
             producer.flush()
         producer.commit_transaction()
-        added = [body["v3_and_below_topics"] for body in fake.asked(ADD_PARTITIONS_TO_TXN)]
+        added = [body["v3_and_below_topics"] for body in fake.request_bodies(ADD_PARTITIONS_TO_TXN)]
         if transaction_version == "2":
             assert added == []
         else:
@@ -265,7 +265,7 @@ class TestErrors:
             send_and_flush(producer, 30, 30)
         with pytest.raises(TransactionFailed):
             producer.commit_transaction()
-        assert len(fake.asked(INIT_PRODUCER_ID)) == 1
+        assert len(fake.request_bodies(INIT_PRODUCER_ID)) == 1
         producer.abort_transaction()
         producer.begin_transaction()
         send_numbered(producer, "orders", 0, 60, 3)

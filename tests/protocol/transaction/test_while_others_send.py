@@ -147,7 +147,7 @@ class TestConcurrentSends:
             producer.begin_transaction()
             fake.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
             producer.send("orders", bytes(8_000), partition=0)
-            wait_until(lambda: len(fake.asked(PRODUCE)) == 1)
+            wait_until(lambda: len(fake.request_bodies(PRODUCE)) == 1)
             waiting = threads.submit(call, producer)
             wait_until(lambda: incomplete_of(producer).awaited)
             began_s = time.monotonic()

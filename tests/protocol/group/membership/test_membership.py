@@ -61,7 +61,7 @@ def joined(client: Client, new_member: NewMember) -> Callable[..., Owner]:
 
 
 def beats(fake: FakeKafka) -> int:
-    return len(fake.asked(HEARTBEAT)) + len(fake.asked(CONSUMER_GROUP_HEARTBEAT))
+    return len(fake.request_bodies(HEARTBEAT)) + len(fake.request_bodies(CONSUMER_GROUP_HEARTBEAT))
 
 
 def test_heartbeats_continue_while_the_owner_works(fake: FakeKafka, joined: Callable[..., Owner]) -> None:
@@ -154,7 +154,7 @@ def test_close_interrupted_before_the_member_id_arrives_does_not_join(
             owner.membership.close()
     answered.set()
     wait_until(lambda: not [each for each in threading.enumerate() if each.name.endswith(group)])
-    assert len(fake.asked(JOIN_GROUP)) == 1
+    assert len(fake.request_bodies(JOIN_GROUP)) == 1
 
 
 def test_coordinator_that_moves_is_found_again(
@@ -289,7 +289,7 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     first = owner.poll_rebalance(10_000).member
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     fake.rebalance(group)
-    wait_until(lambda: fake.asked(JOIN_GROUP)[2:])
+    wait_until(lambda: fake.request_bodies(JOIN_GROUP)[2:])
     fake.groups.groups[group].generation += 7
     offsets.mark({("orders", 1): CommittedOffset(5)}, first)
     assert not offsets.flush(client.deadline(300))
