@@ -124,6 +124,10 @@ class ClientSensors:
         A Produce request was sent: no values.
     retried, failed : Family of str
         A record batch of a topic was sent again, or given up: records.
+    flushes, metadata_waits : Sensor
+        A producer's `flush`, or its wait for a topic that is not in the cached metadata, has ended: ns.
+    txn_init, txn_begin, txn_send_offsets, txn_commit, txn_abort, txn_prepare : Sensor
+        A call of a transactional producer has returned: ns.
     """
 
     def __init__(self, client_id: str = "") -> None:
@@ -141,6 +145,14 @@ class ClientSensors:
         self.produce_requests = Sensor(0)
         self.retried: Family[str] = Family(1)
         self.failed: Family[str] = Family(1)
+        self.flushes = Sensor(1)
+        self.metadata_waits = Sensor(1)
+        self.txn_init = Sensor(1)
+        self.txn_begin = Sensor(1)
+        self.txn_send_offsets = Sensor(1)
+        self.txn_commit = Sensor(1)
+        self.txn_abort = Sensor(1)
+        self.txn_prepare = Sensor(1)
         self._client_id = client_id
         self._lock = threading.Lock()  # guards the fields below
         self._groups = set(CLIENT_GROUPS)

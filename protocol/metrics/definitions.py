@@ -329,6 +329,18 @@ def _of_producers() -> Iterator[Definition]:
     yield Definition(
         "buffer-available-bytes", PRODUCER, "bytes of `buffer.memory` that are free", "", Stat.SUM_OF_GAUGES
     )
+    for name, what, sensor in (
+        ("flush", "`flush`", "flushes"),
+        ("metadata-wait", "waits for topics that are not in the cached metadata", "metadata_waits"),
+        ("txn-init", "`init_transactions`", "txn_init"),
+        ("txn-begin", "`begin_transaction`", "txn_begin"),
+        ("txn-send-offsets", "`send_offsets_to_transaction`", "txn_send_offsets"),
+        ("txn-commit", "`commit_transaction`", "txn_commit"),
+        ("txn-abort", "`abort_transaction`", "txn_abort"),
+        ("txn-prepare", "`prepare_transaction`", "txn_prepare"),
+    ):
+        doc = f"nanoseconds spent in {what} since the start"
+        yield Definition(f"{name}-time-ns-total", PRODUCER, doc, sensor, Stat.TOTAL)
     tags = (TOPIC,)
     yield from _meter(
         "record-send", PRODUCER_TOPIC, "records sent, including retries", "produced", value=_RECORDS, tags=tags

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from protocol.clock import Clock
 from protocol.condition import acquired
 
 # Java's `metrics.sample.window.ms` and `metrics.num.samples`.
@@ -220,3 +222,12 @@ def combined(readings: Iterable[Reading], values: int) -> Reading:
     for reading in readings:
         result = result.plus(reading)
     return result
+
+
+@contextmanager
+def timed(sensor: Sensor, clock: Clock) -> Iterator[None]:
+    """Record the nanoseconds of the block, unless it raises."""
+    started_s = clock.now_s()
+    yield
+    now_s = clock.now_s()
+    sensor.record((now_s, (now_s - started_s) * 1e9))

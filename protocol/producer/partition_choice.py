@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
+from protocol.metrics.sensor import timed
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
 from protocol.producer.topics import MissingTopics, require_partition, topic_to_write
@@ -58,8 +60,11 @@ class PartitionChoice:
         highest = int(numbers.max()) if numbers is not None and len(numbers) else 0
         deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
         self._missing.raise_if_missing(topic, highest, deadline)
+        waits = self._client.remembered_topic(topic) is None
+        measured = timed(self._client.sensors.metadata_waits, self._client.clock) if waits else nullcontext()
         try:
-            metadata = self._cached_topics[topic] = topic_to_write(self._client, topic, numbers, deadline)
+            with measured:
+                metadata = self._cached_topics[topic] = topic_to_write(self._client, topic, numbers, deadline)
         except KafkaError as error:
             self._missing.add(topic, highest, error)
             raise

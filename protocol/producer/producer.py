@@ -25,6 +25,7 @@ from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
+from protocol.metrics.sensor import timed
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
@@ -364,7 +365,8 @@ class Producer:
         DeadlineExceeded
             Some rows are not acknowledged yet. They are still being written; `flush` may be called again.
         """
-        self._flush(self._flush_deadline(timeout_ms))
+        with timed(self._client.sensors.flushes, self._client.clock):
+            self._flush(self._flush_deadline(timeout_ms))
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open. Idempotent."""

@@ -5,10 +5,11 @@ It can hand its open transaction over to another process, which then commits or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
+from protocol.metrics.sensor import timed
 from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.partition_choice import GivenPartitions
 from protocol.producer.partitioner import PartitionFunction
@@ -31,6 +33,27 @@ from protocol.secret import hide_variables
 from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _timed(
+    sensor: str,
+) -> Callable[[Callable[Concatenate[TransactionalProducer, P], T]], Callable[Concatenate[TransactionalProducer, P], T]]:
+    """Record the time of a method that returns in a sensor of the client."""
+
+    def wrap(
+        method: Callable[Concatenate[TransactionalProducer, P], T],
+    ) -> Callable[Concatenate[TransactionalProducer, P], T]:
+        @wraps(method)
+        def call(producer: TransactionalProducer, /, *given: P.args, **named: P.kwargs) -> T:
+            with timed(getattr(producer.client.sensors, sensor), producer.client.clock):
+                return method(producer, *given, **named)
+
+        return call
+
+    return wrap
 
 
 class TransactionalProducer(Producer):
@@ -99,6 +122,7 @@ class TransactionalProducer(Producer):
 
     # -- transactions -------------------------------------------------------------------------
 
+    @_timed("txn_init")
     def init_transactions(self, timeout_ms: float | None = None, *, transactional_id: str | None = None) -> None:
         """Fence all older producers of the transactional id, and wait until their open transaction is aborted.
 
@@ -117,6 +141,7 @@ class TransactionalProducer(Producer):
         """
         self._session.init(self._client.deadline(timeout_ms), transactional_id)
 
+    @_timed("txn_begin")
     def begin_transaction(self, timeout_ms: float | None = None) -> None:
         """Begin a transaction. The coordinator learns of it with the first record or offset.
 
@@ -180,6 +205,7 @@ class TransactionalProducer(Producer):
             if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
                 raise DeadlineExceeded("another thread is still sending")
 
+    @_timed("txn_send_offsets")
     def send_offsets_to_transaction(
         self,
         offsets: Mapping[TopicPartition, CommittedOffset],
@@ -201,6 +227,7 @@ class TransactionalProducer(Producer):
             with self._let_in():
                 self._session.send_offsets(offsets, group_metadata, self._client.deadline(timeout_ms))
 
+    @_timed("txn_commit")
     def commit_transaction(self, timeout_ms: float | None = None) -> None:
         """Flush and commit. Returns when the coordinator has confirmed the commit.
 
@@ -223,6 +250,7 @@ class TransactionalProducer(Producer):
                 self._session.begin_to_end(commit=True)
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
+    @_timed("txn_abort")
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drop unsent records and abort. Does not wait for threads that are sending; their sends fail."""
         self._require_caller("abort_transaction")
@@ -232,6 +260,7 @@ class TransactionalProducer(Producer):
         self.reset_sequences()
         self._session.end(commit=False, deadline=deadline)
 
+    @_timed("txn_prepare")
     def prepare_transaction(self, timeout_ms: float | None = None) -> TransactionalIdentity:
         """Flush, and hand the transaction over: any process with the returned identity ends it by `end_transaction`.
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol import Client, KafkaConsumer, Producer
+from protocol import Client, CommittedOffset, KafkaConsumer, Producer, TransactionalProducer, UsageError
+from protocol.group.member import ConsumerGroupMetadata
 from protocol.metrics.client_sensors import Histogram
+from protocol.metrics.definitions import DEFINITIONS
+from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.metrics.values import value_of
 from tests.support.wait_until import wait_until
 
@@ -147,3 +152,52 @@ def _lags(consumer: KafkaConsumer) -> dict[int, float]:
 def _without_client(tags: object) -> dict[str, str]:
     assert isinstance(tags, dict)
     return {name: value for name, value in tags.items() if name != "client-id"}
+
+
+def test_producer_counts_the_time_of_its_calls_that_return() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 1)
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "t"}
+        with TransactionalProducer(properties) as producer:
+
+            def spent() -> set[str]:
+                return {
+                    each.name.removesuffix("-time-ns-total")
+                    for each in producer.metrics()
+                    if each.name.endswith("-time-ns-total") and each.value
+                }
+
+            assert spent() == set()
+            producer.init_transactions()
+            assert spent() == {"txn-init"}
+            with pytest.raises(UsageError):
+                producer.commit_transaction()
+            producer.begin_transaction()
+            assert spent() == {"txn-init", "txn-begin"}
+            producer.send("orders", b"1")
+            assert spent() == {"txn-init", "txn-begin", "metadata-wait"}
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, ConsumerGroupMetadata("g"))
+            producer.commit_transaction()
+            assert spent() == {"txn-init", "txn-begin", "metadata-wait", "txn-send-offsets", "txn-commit"}
+            producer.begin_transaction()
+            producer.send("orders", b"2")
+            producer.flush()
+            producer.abort_transaction()
+            producer.begin_transaction()
+            producer.prepare_transaction()
+            assert spent() >= {"flush", "txn-abort", "txn-prepare"}
+            (commit,) = [each for each in producer.metrics() if each.name == "txn-commit-time-ns-total"]
+            assert isinstance(commit.value, float)
+            assert 10_000 < commit.value < 20e9
+
+
+@pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (4, 2), reason="older clients have fewer metrics")
+def test_names_of_producer_metrics_are_those_of_java(kafka1: LocalKafka, topic1: TopicFactory) -> None:
+    settings = ["--bootstrap-server", kafka1.bootstrap_servers, "--topic", topic1(1), "--num-records", "100"]
+    settings += ["--record-size", "10", "--throughput", "-1", "--print-metrics", "--transaction-duration-ms", "100"]
+    output = kafka1.run_tool("org.apache.kafka.tools.ProducerPerformance", *settings)
+    java = set(re.findall(r"^producer-metrics:([a-z-]+)", output, re.MULTILINE))
+    ours = {each.name for each in DEFINITIONS if each.group == "producer-metrics"}
+    assert "txn-commit-time-ns-total" in java
+    assert ours <= java
+    assert {name for name in java - ours if name.startswith("txn-")} == set()
