@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     from protocol.schemas.decoding import SchemaText, ValueDecoder
 
-Format = Literal["binary", "string", "json", "avro", "confluent-avro", "protobuf", "confluent-protobuf"]
+Format = Literal[
+    "binary", "string", "json", "confluent-json", "avro", "confluent-avro", "protobuf", "confluent-protobuf"
+]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ FORMATS: Mapping[str, FormatSpec] = {
     "binary": FormatSpec(),
     "string": FormatSpec(written=False),
     "json": FormatSpec("JSON", written=False),
+    "confluent-json": FormatSpec("JSON", registered=True, written=False),
     "avro": FormatSpec("AVRO"),
     "confluent-avro": FormatSpec("AVRO", registered=True),
     "protobuf": FormatSpec("PROTOBUF", written=False),

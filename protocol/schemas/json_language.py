@@ -6,6 +6,7 @@ them, so the schema that they were written with does not matter: fields are foun
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.schemas.decoding import SchemaText, ValueDecoder
 from protocol.schemas.json_columns import JsonDecoder
+from protocol.schemas.json_schema import arrow_type, parse_json_schema
 from protocol.schemas.spark_schema import parse_spark
 
 
@@ -34,8 +36,24 @@ class JsonLanguage:
 
 def reader_type(reader: SchemaText) -> pa.DataType:
     """Return the Arrow type of a schema, with the reader's fields only. Raises `ConfigurationError`."""
-    found = parse_spark(reader.text)
+    found = parse_type(reader.text, dict(reader.references))
     return select_fields(found, reader.fields) if reader.fields else found
+
+
+def parse_type(text: str, references: Mapping[str, str]) -> pa.DataType:
+    """Return the Arrow type of a JSON Schema or a schema of Spark. Raises `ConfigurationError`."""
+    return arrow_type(parse_json_schema(text, references)) if is_json_schema(text) else parse_spark(text)
+
+
+def is_json_schema(text: str) -> bool:
+    """Return whether a schema is a JSON Schema. Otherwise it is one of Spark, as DDL or as JSON."""
+    if not text.lstrip().startswith("{") and text.strip() not in ("true", "false"):
+        return False
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return True  # for the message
+    return not (isinstance(given, dict) and (given.get("type") in ("struct", "map") or "elementType" in given))
 
 
 def select_fields(kind: pa.DataType, fields: tuple[str, ...]) -> pa.DataType:

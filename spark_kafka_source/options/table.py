@@ -303,8 +303,8 @@ class SourceOptions:
         READ,
         _FORMAT,
         "the format of values, which decides the type of the column `value`: binary, string, json, avro or protobuf "
-        "(all values have `valueSchema`), or confluent-avro or confluent-protobuf (each value begins with the id of "
-        "its schema in the registry of `schema.registry.url`). See [schemas.md](schemas.md)",
+        "(all values have `valueSchema`), or these with a registry, such as confluent-avro (each value begins with the "
+        "id of its schema in the registry of `schema.registry.url`). See [schemas.md](schemas.md)",
         default="binary",
     )
     key_schema: str | None = option("keySchema", READ, _SCHEMA, "as `valueSchema`, for keys")
@@ -313,9 +313,9 @@ class SourceOptions:
         READ,
         _SCHEMA,
         "the schema of all values with `valueFormat` json (a schema of Spark: `id BIGINT, tags ARRAY<STRING>`, or the "
-        "JSON of a `StructType`), avro (JSON) or protobuf (the text of a `.proto` file, or a file of "
-        "`protoc --descriptor_set_out`); with confluent-avro and confluent-protobuf the schema that they are "
-        "resolved to, instead of a version of the subject",
+        "JSON of a `StructType`; or a JSON Schema), avro (JSON) or protobuf (the text of a `.proto` file, or a file of "
+        "`protoc --descriptor_set_out`); with a registry the schema that they are resolved to, instead of a version of "
+        "the subject",
     )
     key_message_name: str | None = option("keyMessageName", READ, NONEMPTY, "as `valueMessageName`, for keys")
     value_message_name: str | None = option(

@@ -1,0 +1,378 @@
+"""A JSON Schema as a tree of types, and the Arrow type of each.
+
+Drafts 4 to 2020-12, as far as they say which values there are: `type`, `properties`, `items`, `enum`, `const`, `oneOf`,
+`anyOf`, `allOf`, `$ref` and `format`. What only restricts values, such as `minimum`, is not looked at.
+
+Source: JSON Schema 2020-12, "Core" and "Validation"; `connect.type` as Kafka Connect's converter writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from protocol.errors import ConfigurationError
+
+_MAX_DEPTH = 64
+# References make a small text a large type.
+_MAX_NODES = 10_000
+_MAX_TEXT = 100
+
+_SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_FORMATS = {"date": pa.date32(), "date-time": pa.timestamp("us", "UTC")}
+_CONNECT = {
+    ("integer", "int8"): pa.int8(),
+    ("integer", "int16"): pa.int16(),
+    ("integer", "int32"): pa.int32(),
+    ("number", "float32"): pa.float32(),
+    ("string", "bytes"): pa.binary(),
+}
+_COMBINED = ("oneOf", "anyOf")
+
+
+@dataclass(frozen=True)
+class JsonField:
+    """A property of an object."""
+
+    name: str
+    type: JsonType
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class JsonType:
+    """A node of a schema.
+
+    Attributes
+    ----------
+    kind : str
+        object, map, array, string, integer, number, boolean, null, or any: a value that is kept as its JSON.
+    fields : tuple of JsonField
+        The properties of an object.
+    items : JsonType or None
+        The items of an array, the values of a map.
+    arrow : pyarrow.DataType
+        The type of a column of strings, numbers or booleans.
+    nullable : bool
+        Whether null is valid.
+    values : tuple
+        The only valid values of an enum; empty: any.
+    open : bool
+        Whether an object may have other properties.
+    """
+
+    kind: str
+    fields: tuple[JsonField, ...] = ()
+    items: JsonType | None = None
+    arrow: pa.DataType = field(default_factory=pa.string)
+    nullable: bool = False
+    values: tuple[Any, ...] = ()
+    open: bool = True
+
+
+_ANY = JsonType("any", nullable=True)
+
+
+def parse_json_schema(text: str, references: Mapping[str, str] | None = None) -> JsonType:
+    """Parse a schema.
+
+    Parameters
+    ----------
+    text : str
+    references : mapping of str to str, optional
+        Schemas that this one refers to, by the name that its `$ref` has.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not a JSON Schema, or one that no column can have (a recursive type); the message has the path.
+    """
+    document = _load(text, "the JSON Schema")
+    others = {name: _load(each, f"the reference {name}") for name, each in (references or {}).items()}
+    return _Parser(document, others).parse(document, _Base("", document), "", 0)
+
+
+def arrow_type(schema: JsonType) -> pa.DataType:
+    """Return the Arrow type of a schema.
+
+    Notes
+    -----
+    object: struct; map: map with string keys; array: list with the item field "element"; integer: int64; number:
+    float64; any: string. All fields may be null.
+    """
+    if schema.kind == "object":
+        return pa.struct([pa.field(each.name, arrow_type(each.type)) for each in schema.fields])
+    if schema.kind in ("array", "map"):
+        assert schema.items is not None
+        inner = arrow_type(schema.items)
+        if schema.kind == "array":
+            return pa.list_(pa.field("element", inner))
+        return pa.map_(pa.string(), pa.field("value", inner))
+    return pa.null() if schema.kind == "null" else schema.arrow
+
+
+def _load(text: str, what: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{what} is not JSON: {error}") from None
+    if not isinstance(found, dict | bool):
+        raise ConfigurationError(f"{what} is neither an object nor a boolean")
+    return found
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The document that a schema is in, with the URI or name that its references are relative to."""
+
+    uri: str
+    document: Any
+
+
+class _Parser:
+    def __init__(self, document: Any, references: Mapping[str, Any]) -> None:
+        self._documents = {name: _Base(name, each) for name, each in references.items()}
+        for name, each in (("", document), *references.items()):
+            self._add_ids(each, name, each)
+        self._open: list[int] = []  # the schemas that are being read, by identity
+        self._nodes = 0
+
+    def _add_ids(self, document: Any, uri: str, root: Any, depth: int = 0) -> None:
+        """Note the documents by their `$id`, and those embedded in others."""
+        if not isinstance(document, dict) or depth > _MAX_DEPTH:
+            return
+        own = document.get("$id", document.get("id"))
+        if isinstance(own, str) and not own.startswith("#"):
+            uri = urllib.parse.urljoin(uri, own).rstrip("#")
+            self._documents.setdefault(uri, _Base(uri, document))
+        for name in ("$defs", "definitions"):
+            inside = document.get(name)
+            for each in inside.values() if isinstance(inside, dict) else ():
+                self._add_ids(each, uri, root, depth + 1)
+
+    def parse(self, given: Any, base: _Base, path: str, depth: int) -> JsonType:
+        """Parse a schema, and note that it is being read: a type cannot contain itself."""
+        self._nodes += 1
+        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
+            limit = f"{_MAX_DEPTH} types" if depth > _MAX_DEPTH else f"more than {_MAX_NODES} types in all"
+            raise _invalid(path, f"is nested deeper than {limit}")
+        if isinstance(given, bool):
+            return _ANY
+        if not isinstance(given, dict):
+            raise _invalid(path, f"is no schema: {json.dumps(given)[:_MAX_TEXT]}")
+        if id(given) in self._open:
+            raise _invalid(path, "contains a type in itself: recursive types have no columns")
+        self._open.append(id(given))
+        try:
+            return self._parse(given, base, path, depth)
+        finally:
+            self._open.pop()
+
+    def _parse(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
+        own = given.get("$id")
+        if isinstance(own, str) and not own.startswith("#"):
+            base = _Base(urllib.parse.urljoin(base.uri, own), given)
+        parts: list[JsonType] = []
+        reference = given.get("$ref")
+        if reference is not None:
+            target, where = self._resolve(reference, base, path)
+            parts.append(self.parse(target, where, path, depth + 1))
+        parts += [self.parse(each, base, path, depth + 1) for each in _schemas(given, "allOf", path)]
+        for name in _COMBINED:
+            if name in given:
+                branches = [self.parse(each, base, path, depth + 1) for each in _schemas(given, name, path)]
+                parts.append(_union(branches))
+        parts.append(self._own(given, base, path, depth))
+        return _all_of(parts, path)
+
+    def _own(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
+        """Return the type of a schema's own words."""
+        kinds = given.get("type")
+        values = [given["const"]] if "const" in given else given.get("enum")
+        if values is not None and (not isinstance(values, list) or not values):
+            raise _invalid(path, "has an enum that is not a list of values")
+        if kinds is None and values is not None:
+            kinds = sorted({_kind_of(each) for each in values})
+        if kinds is None:
+            kinds = [name for name, words in _IMPLIED.items() if any(word in given for word in words)]
+            kinds = kinds if len(kinds) == 1 else []
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, list) or not set(kinds) <= _KINDS:
+            raise _invalid(path, f"has the unknown type {json.dumps(kinds)[:_MAX_TEXT]}")
+        if not kinds:
+            return _ANY
+        made = _union([self._typed(kind, given, base, path, depth) for kind in kinds])
+        if values is None or made.kind not in _SIMPLE:
+            return made
+        nullable = made.nullable and None in values
+        return replace(made, nullable=nullable, values=tuple(each for each in values if each is not None))
+
+    def _typed(self, kind: str, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
+        if kind == "null":
+            return JsonType("null", nullable=True)
+        if kind == "object":
+            return self._object(given, base, path, depth)
+        if kind == "array":
+            return JsonType("array", items=self._items(given, base, path, depth))
+        arrow = _CONNECT.get((kind, str(given.get("connect.type"))), _SIMPLE[kind])
+        if kind == "string":
+            arrow = _FORMATS.get(str(given.get("format")), arrow)
+            arrow = pa.binary() if given.get("contentEncoding") == "base64" else arrow
+        return JsonType(kind, arrow=arrow)
+
+    def _object(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
+        properties = given.get("properties", {})
+        others = given.get("additionalProperties", given.get("unevaluatedProperties", True))
+        patterns = given.get("patternProperties", {})
+        required = given.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(patterns, dict):
+            raise _invalid(path, "has properties that are no object")
+        required = required if isinstance(required, list) else []  # draft 3: a boolean of the property
+        if properties:
+            fields = []
+            for name, each in properties.items():
+                kind = self.parse(each, base, f"{path}.{name}" if path else name, depth + 1)
+                fields.append(JsonField(name, kind, name in required))
+            return JsonType("object", fields=tuple(fields), open=others is not False or bool(patterns))
+        schemas = [*patterns.values(), *([others] if others is not False else [])]
+        if others is False and not patterns:
+            return JsonType("object", open=False)
+        # The default of additionalProperties says nothing beside patterns.
+        if patterns and "additionalProperties" not in given:
+            schemas = list(patterns.values())
+        items = _union([self.parse(each, base, f"{path}[]", depth + 1) for each in schemas])
+        return JsonType("map", items=items)
+
+    def _items(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
+        items = given.get("items", True)
+        schemas = list(given.get("prefixItems", ()))
+        if isinstance(items, list):  # before 2020-12 a list was what prefixItems is
+            schemas, items = items, given.get("additionalItems", True)
+        if not schemas or not isinstance(items, bool):
+            schemas.append(items)
+        return _union([self.parse(each, base, f"{path}[]", depth + 1) for each in schemas])
+
+    def _resolve(self, reference: Any, base: _Base, path: str) -> tuple[Any, _Base]:
+        if not isinstance(reference, str):
+            raise _invalid(path, f"has an invalid $ref: {json.dumps(reference)[:_MAX_TEXT]}")
+        name, _, pointer = reference.partition("#")
+        if name:
+            joined = urllib.parse.urljoin(base.uri, name)
+            found = self._documents.get(name) or self._documents.get(joined) or self._documents.get(f"./{name}")
+            if found is None:
+                raise _invalid(path, f"refers to {name[:_MAX_TEXT]!r}, which is no reference of the schema")
+            base = found
+        target = base.document
+        for word in pointer.split("/")[1:]:
+            word = urllib.parse.unquote(word).replace("~1", "/").replace("~0", "~")
+            try:
+                target = target[int(word)] if isinstance(target, list) else target[word]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise _invalid(path, f"refers to {reference[:_MAX_TEXT]!r}, which the schema does not have") from None
+        if pointer and pointer[0] != "/":
+            target = _anchored(target, pointer)
+            if target is None:
+                raise _invalid(path, f"refers to {reference[:_MAX_TEXT]!r}, which the schema does not have")
+        return target, base
+
+
+_KINDS = {*_SIMPLE, "object", "array", "null"}
+# Words that only values of one type have.
+_IMPLIED = {
+    "object": ("properties", "additionalProperties", "patternProperties"),
+    "array": ("items", "prefixItems"),
+}
+
+
+def _anchored(document: Any, name: str, depth: int = 0) -> Any:
+    """Return the schema with an `$anchor`, or before 2019-09 an `$id` of this fragment."""
+    if not isinstance(document, dict) or depth > _MAX_DEPTH:
+        return None
+    if document.get("$anchor") == name or f"#{name}" in (document.get("$id"), document.get("id")):
+        return document
+    for word in ("$defs", "definitions"):
+        inside = document.get(word)
+        for each in inside.values() if isinstance(inside, dict) else ():
+            found = _anchored(each, name, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _schemas(given: dict[str, Any], name: str, path: str) -> list[Any]:
+    found = given.get(name, [])
+    if not isinstance(found, list) or (name in given and not found):
+        raise _invalid(path, f"has {name} without schemas")
+    return found
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return kinds[type(value)]
+
+
+def _union(branches: list[JsonType]) -> JsonType:
+    """Return the type of values that one of several schemas takes: the one beside null, or any."""
+    nullable = any(each.nullable for each in branches)
+    members: list[JsonType] = []
+    for each in branches:
+        plain = replace(each, nullable=False)
+        if each.kind != "null" and plain not in members:
+            members.append(plain)
+    if not members:
+        return JsonType("null", nullable=True)
+    if len(members) == 1:
+        return replace(members[0], nullable=nullable)
+    kinds = {each.kind for each in members}
+    if kinds == {"integer", "number"}:
+        return JsonType("number", arrow=pa.float64(), nullable=nullable)
+    if len(kinds) == 1 and kinds <= set(_SIMPLE) and len({each.arrow for each in members}) == 1:
+        # Enums of one type.
+        values = tuple(value for each in members for value in each.values)
+        return replace(members[0], nullable=nullable, values=values if all(each.values for each in members) else ())
+    return JsonType("any", nullable=nullable)
+
+
+def _all_of(parts: list[JsonType], path: str) -> JsonType:
+    """Return the type of values that all schemas take."""
+    known = [each for each in parts if each.kind != "any"]
+    if not known:
+        return replace(_ANY, nullable=all(each.nullable for each in parts))
+    nullable = all(each.nullable for each in parts)
+    if any(each.kind == "object" for each in known):
+        # A map beside it says only that it is an object.
+        known = [each for each in known if each.kind != "map"]
+    if len({each.kind for each in known}) > 1:
+        numbers = {each.kind for each in known} == {"integer", "number"}
+        if not numbers:
+            kinds = ", ".join(sorted({each.kind for each in known}))
+            raise _invalid(path, f"is to have several types at once: {kinds}")
+        known = [each for each in known if each.kind == "integer"]
+    merged = known[0]
+    for each in known[1:]:
+        fields = {one.name: one for one in merged.fields}
+        for one in each.fields:
+            before = fields.get(one.name)
+            required = one.required or (before is not None and before.required)
+            kind = one.type if before is None else _all_of([before.type, one.type], f"{path}.{one.name}")
+            fields[one.name] = JsonField(one.name, kind, required)
+        merged = replace(
+            merged,
+            fields=tuple(fields.values()),
+            items=merged.items or each.items,
+            values=merged.values or each.values,
+            arrow=merged.arrow if merged.arrow not in _SIMPLE.values() else each.arrow,
+            open=merged.open and each.open,
+        )
+    return replace(merged, nullable=nullable)
+
+
+def _invalid(path: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"the JSON Schema{f', field {path},' if path else ''} {what}")

@@ -1,0 +1,198 @@
+"""Types of JSON Schemas, and values that Confluent's serialiser has written with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import Schema as ConfluentSchema
+from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.json_schema import arrow_type, parse_json_schema
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.registry import SchemaRegistry
+from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder, choose_schema
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source.task.row_schema import spark_type
+
+STRING = {"type": "string"}
+
+
+def text_of(kind: pa.DataType) -> str:
+    """Return the type as Spark writes it."""
+    from pyspark.sql.types import StructField
+
+    field = {"name": "a", "type": spark_type(kind), "nullable": True, "metadata": {}}
+    return StructField.fromJson(field).dataType.simpleString()
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (STRING, "string"),
+        ({"type": "integer"}, "bigint"),
+        ({"type": "integer", "connect.type": "int32"}, "int"),
+        ({"type": "number"}, "double"),
+        ({"type": "boolean"}, "boolean"),
+        ({"type": "null"}, "void"),
+        ({"type": "string", "format": "date"}, "date"),
+        ({"type": "string", "format": "date-time"}, "timestamp"),
+        ({"type": "string", "format": "uuid"}, "string"),
+        ({"type": "string", "contentEncoding": "base64"}, "binary"),
+        ({"type": ["null", "integer"]}, "bigint"),
+        ({"type": ["integer", "number"]}, "double"),
+        ({"oneOf": [{"type": "null"}, {"type": "integer"}]}, "bigint"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "bigint"),
+        ({"oneOf": [STRING, {"type": "integer"}]}, "string"),
+        ({"type": "array", "items": {"type": "integer"}}, "array<bigint>"),
+        ({"type": "array"}, "array<string>"),
+        ({"items": STRING}, "array<string>"),
+        ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "number"}], "items": False}, "array<double>"),
+        ({"type": "array", "items": [{"type": "integer"}, STRING]}, "array<string>"),
+        ({"type": "object", "properties": {"a": {"type": "integer"}, "b": STRING}}, "struct<a:bigint,b:string>"),
+        ({"properties": {"a": {"properties": {"b": STRING}}}}, "struct<a:struct<b:string>>"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "map<string,bigint>"),
+        ({"type": "object", "patternProperties": {"^x": {"type": "number"}}}, "map<string,double>"),
+        ({"type": "object"}, "map<string,string>"),
+        ({"enum": ["NEW", "PAID"]}, "string"),
+        ({"enum": [1, 2, None]}, "bigint"),
+        ({"enum": [1, "x"]}, "string"),
+        ({"const": True}, "boolean"),
+        ({"const": 1.5}, "double"),
+        ({"allOf": [{"properties": {"a": STRING}}, {"properties": {"b": {"type": "number"}}}]},
+         "struct<a:string,b:double>"),
+        ({"type": "object", "properties": {"a": STRING}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+         "struct<a:string>"),
+        ({}, "string"),
+        (True, "string"),
+        ({"$ref": "#/definitions/A", "definitions": {"A": {"type": "integer"}}}, "bigint"),
+        ({"properties": {"a": {"$ref": "#/$defs/A~1B"}}, "$defs": {"A/B": {"type": "number"}}}, "struct<a:double>"),
+        ({"properties": {"a": {"$ref": "#x"}}, "$defs": {"A": {"$anchor": "x", "type": "number"}}}, "struct<a:double>"),
+        ({"$id": "http://x/y.json", "properties": {"a": {"$ref": "z.json#/$defs/B"}},
+          "$defs": {"A": {"$id": "z.json", "$defs": {"B": {"type": "number"}}}}}, "struct<a:double>"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "number"}}},
+         "struct<a:double,b:double>"),
+        ({"type": "object", "properties": {"a": {"$ref": "other.json"}}}, "struct<a:bigint>"),
+        ({"type": "object", "properties": {"a": {"$ref": "nested.json#/definitions/N"}}}, "struct<a:struct<o:bigint>>"),
+    ],
+)  # fmt: skip
+def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
+    others = {
+        "other.json": json.dumps({"type": "integer"}),
+        "nested.json": json.dumps({"definitions": {"N": {"properties": {"o": {"$ref": "other.json"}}}}}),
+    }
+    assert text_of(arrow_type(parse_json_schema(json.dumps(schema), others))) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "the JSON Schema is not JSON"),
+        ("[]", "neither an object nor a boolean"),
+        ({"type": "text"}, 'has the unknown type \\["text"\\]'),
+        ({"properties": {"a": {"properties": {"b": {"type": 1}}}}}, r"field a\.b, has the unknown type 1"),
+        ({"properties": {"a": {"$ref": "#"}}}, "field a, contains a type in itself"),
+        ({"properties": {"a": {"$ref": "#/definitions/A"}},
+          "definitions": {"A": {"items": {"$ref": "#/definitions/A"}}}}, r"field a\[\], contains a type in itself"),
+        ({"properties": {"a": {"$ref": "#/definitions/A"}}}, "field a, refers to '#/definitions/A', which the schema"),
+        ({"properties": {"a": {"$ref": "b.json"}}}, "field a, refers to 'b.json', which is no reference"),
+        ({"allOf": [STRING, {"type": "integer"}]}, "is to have several types at once: integer, string"),
+        ({"properties": {"a": 1}}, "field a, is no schema: 1"),
+        ({"oneOf": []}, "has oneOf without schemas"),
+    ],
+)  # fmt: skip
+def test_schema_without_a_type_is_refused_with_its_path(schema: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_json_schema(schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def test_hostile_schemas_are_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(500):
+        deep = {"items": deep}
+    with pytest.raises(ConfigurationError, match="is nested deeper than 64 types"):
+        parse_json_schema(json.dumps(deep))
+    doubling: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {
+        f"d{n}": {"properties": {side: {"$ref": f"#/$defs/d{n + 1}"} for side in "lr"}}
+        for n in range(25)}}  # fmt: skip
+    doubling["$defs"]["d25"] = {"type": "string"}
+    with pytest.raises(ConfigurationError, match="10000 types"):
+        parse_json_schema(json.dumps(doubling))
+
+
+# -- values of a registry ---------------------------------------------------------------------
+
+ORDER = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "title": "Order",
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "at": {"type": "string", "format": "date-time"},
+        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+        "to": {"$ref": "address.json"},
+        "tags": {"type": "object", "additionalProperties": {"type": "integer"}},
+    },
+    "required": ["id"],
+}
+ADDRESS = {"$id": "address.json", "type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as registry:
+        yield registry
+
+
+def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry) -> None:
+    server.register("address", json.dumps(ADDRESS), "JSON")
+    client = SchemaRegistryClient({"url": server.url})
+    schema = ConfluentSchema(json.dumps(ORDER), "JSON", [SchemaReference("address.json", "address", 1)])
+    serializer = JSONSerializer(schema, client, conf={"auto.register.schemas": True})
+    written = [
+        {"id": 1, "at": "2026-01-31T12:00:00Z", "note": None, "to": {"city": "Kiel"}, "tags": {"a": 1}},
+        {"id": 2, "note": "x"},
+    ]
+    context = SerializationContext("orders", MessageField.VALUE)
+    values = [*(serializer(each, context) for each in written), None, b'{"id": 1}']
+    config = parse_registry({"schema.registry.url": server.url})
+    assert config is not None
+    registry = SchemaRegistry(config)
+    reader = choose_schema("confluent-json", registry, "orders-value")
+    assert text_of(reader.type) == (
+        "struct<id:bigint,at:timestamp,note:string,to:struct<city:string>,tags:map<string,bigint>>"
+    )
+    column, invalid = ColumnDecoder(reader, registry).decode(pa.array(values, pa.binary()))
+    column.validate(full=True)
+    assert [str(each) for each in invalid] == ["it does not begin with a zero byte and a schema id"]
+    first, second, *others = column.to_pylist()
+    assert (first["id"], first["to"], first["tags"], str(first["at"])) == (
+        1, {"city": "Kiel"}, [("a", 1)], "2026-01-31 12:00:00+00:00",
+    )  # fmt: skip
+    assert (second["id"], second["note"], second["to"], others) == (2, "x", None, [None, None])
+
+
+def test_schema_of_spark_may_take_the_place_of_the_registered_one(server: FakeSchemaRegistry) -> None:
+    client = SchemaRegistryClient({"url": server.url})
+    serializer = JSONSerializer(json.dumps(ADDRESS), client)
+    value = serializer({"city": "Kiel"}, SerializationContext("a", MessageField.VALUE))
+    config = parse_registry({"schema.registry.url": server.url})
+    assert config is not None
+    registry = SchemaRegistry(config)
+    reader = choose_schema("confluent-json", registry, "a-value", text="city STRING, zip INT")
+    column, _ = ColumnDecoder(reader, registry).decode(pa.array([value], pa.binary()))
+    assert column.to_pylist() == [{"city": "Kiel", "zip": None}]
+    with pytest.raises(ConfigurationError, match="has no field street; it has city"):
+        choose_schema("confluent-json", registry, "a-value", fields=("street",))
+
+
+def test_json_schema_may_be_given_for_plain_json() -> None:
+    decoder = ColumnDecoder(ReaderSchema("json", json.dumps({**ADDRESS, "properties": {"a": {"type": "integer"}}})))
+    assert decoder.decode(pa.array([b'{"a": 1}'], pa.binary()))[0].to_pylist() == [{"a": 1}]
