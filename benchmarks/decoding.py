@@ -29,7 +29,7 @@ from protocol.testing.schema_registry import FakeSchemaRegistry
 RECORDS = 1_000_000
 _DIFFERENT = 50_000
 _PREFIX_BYTES = 5
-_TOPIC = "bench-avro"
+TOPIC = "bench-avro"
 SCHEMA = {
     "type": "record",
     "name": "Order",
@@ -51,7 +51,7 @@ SCHEMA = {
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     samples: dict[str, list[float]] = defaultdict(list)
     with FakeSchemaRegistry() as registry:
-        _fill(job.bootstrap_servers, registry.register(f"{_TOPIC}-value", json.dumps(SCHEMA)))
+        fill(job.bootstrap_servers, registry.register(f"{TOPIC}-value", json.dumps(SCHEMA)))
         spark = open_session(job)
         frames = _contestants(spark, job, registry.url)
         for number in range(job.rounds + 1):
@@ -70,7 +70,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 def _contestants(spark: SparkSession, job: Job, url: str) -> dict[str, Callable[[], DataFrame]]:
     def load(format: str, **options: str) -> DataFrame:
-        where = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": _TOPIC, "startingOffsets": "earliest"}
+        where = {"kafka.bootstrap.servers": job.bootstrap_servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
         return spark.read.format(format).options(**where, **options).load()
 
     text = json.dumps(SCHEMA)
@@ -99,7 +99,7 @@ def _udf(spark: SparkSession) -> Any:
     return decoded
 
 
-def _fill(bootstrap_servers: str, schema_id: int) -> None:
+def fill(bootstrap_servers: str, schema_id: int) -> None:
     draw = random.Random(7)
     parsed = fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
     values: list[bytes] = []
@@ -108,10 +108,10 @@ def _fill(bootstrap_servers: str, schema_id: int) -> None:
         out.seek(_PREFIX_BYTES)
         fastavro.schemaless_writer(out, parsed, _order(draw, number))
         values.append(out.getvalue())
-    create_topic(bootstrap_servers, _TOPIC, 6)
+    create_topic(bootstrap_servers, TOPIC, 6)
     table = pa.table({"value": pa.array(values, pa.binary())})
     for _ in range(RECORDS // _DIFFERENT):
-        protocol.write({"bootstrap.servers": bootstrap_servers, "compression.type": "lz4"}, _TOPIC, table)
+        protocol.write({"bootstrap.servers": bootstrap_servers, "compression.type": "lz4"}, TOPIC, table)
 
 
 def _order(draw: random.Random, number: int) -> dict[str, Any]:

@@ -22,6 +22,8 @@ PROTOCOL = "protocol"
 CONSTANT, EMPTY = "constant rows", "no rows"
 # Fetches as this source does, and decodes nothing: see `undecoded_source`.
 UNDECODED = "undecoded"
+# This source, without a format of values.
+BINARY = "binary"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -38,6 +38,7 @@ _MODULES = {
     "first-batch": "first_batch",
     "tuning": "tuning",
     "decoding": "decoding",
+    "decoding-memory": "decoding_memory",
     "metrics": "metrics",
     "source-sasl-ssl": "source",
     "sink-sasl-ssl": "sink",
