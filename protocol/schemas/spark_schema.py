@@ -92,7 +92,7 @@ def _from_json(given: Any, path: str, depth: int) -> pa.DataType:
             )
     except (KeyError, TypeError):
         pass
-    raise _invalid(path, f"is no type of Spark: {json.dumps(given)[:100]}")
+    raise _invalid(path, f"is no data type: {json.dumps(given)[:100]}")
 
 
 def _named(name: str, path: str) -> pa.DataType:
@@ -170,7 +170,7 @@ class _Ddl:
         behind = " ".join(self._tokens[max(0, self._at - 3) : self._at])
         found = self._peek() or "its end"
         missing = f": {wanted} is missing" if wanted else ""
-        return ConfigurationError(f"the schema is no DDL of Spark at {found!r}, behind {behind!r}{missing}")
+        return ConfigurationError(f"the schema is no DDL at {found!r}, behind {behind!r}{missing}")
 
     def _columns(self, close: str, path: str, depth: int) -> list[tuple[str, pa.DataType]]:
         fields: list[tuple[str, pa.DataType]] = []

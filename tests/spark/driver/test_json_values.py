@@ -107,7 +107,7 @@ def test_invalid_values_are_null_beside_their_error(spark: SparkSession, topic1:
     [
         ({}, "valueFormat is json, but there is no valueSchema"),
         ({"valueSchema": "id BIGNT"}, "valueSchema: the schema, field id, has the type bignt"),
-        ({"valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL of Spark at 'its end'"),
+        ({"valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL at 'its end'"),
         ({"valueSchema": "id INT", "valueFields": "ids"}, "the schema has no field ids; it has id"),
     ],
 )
