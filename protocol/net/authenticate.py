@@ -19,7 +19,7 @@ from protocol.errors import AuthenticationFailed, ConfigurationError, Connection
 from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
-from protocol.sasl.credentials import Credentials, Kerberos, Password, credentials
+from protocol.sasl.credentials import Credentials, Kerberos, Password, credentials, sasl_extensions
 from protocol.sasl.mechanisms import Exchange, oauthbearer, plain, scram
 from protocol.secret import Secret, SecretBytes
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
@@ -156,14 +156,16 @@ class Authenticator:
 
             return kerberos(who, host=address.rpartition(":")[0])
         token = self._tokens.token(who, config, address, deadline)
-        return oauthbearer(token.value, token.extensions)
+        return oauthbearer(token.value, {**sasl_extensions(config), **token.extensions})
 
 
 def _who(config: SaslConfig) -> Credentials:
     who = credentials(config)
     if who is None:
         raise ConfigurationError(
-            "sasl.jaas.config refers to a text that is itself a reference.", settings=("sasl.jaas.config",)
+            "sasl.jaas.config, sasl.oauthbearer.config or sasl.oauthbearer.extensions refers to a text that is itself "
+            "a reference.",
+            settings=("sasl.jaas.config", "sasl.oauthbearer.config", "sasl.oauthbearer.extensions"),
         )
     return who
 

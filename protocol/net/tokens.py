@@ -18,9 +18,16 @@ from typing import Any
 from protocol.clock import Clock, Deadline
 from protocol.condition import acquired
 from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
-from protocol.property_kinds import shown
+from protocol.sasl.cloud_identity import (
+    AwsIam,
+    AwsWebIdentity,
+    AzureIdentity,
+    AzureImds,
+    CloudIdentity,
+    GoogleManagedKafka,
+)
 from protocol.sasl.config import SaslConfig
-from protocol.sasl.credentials import AwsIam, TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
+from protocol.sasl.credentials import TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
 from protocol.sasl.token import Token, is_valid_time_s, jwt_expiry_s, unsecured_token
 from protocol.secret import Secret, hide_variables
 
@@ -70,9 +77,14 @@ class Tokens:
             text, lifetime_s = ask_endpoint(source, config, deadline)
             end_s = None if lifetime_s is None else self._now_s() + lifetime_s
             return self._made(text, jwt_expiry_s(text) or end_s, source.extensions)
-        if isinstance(source, AwsIam):
-            return self._made(*_signed_by_aws(source, address))
-        return self._given(source)
+        if isinstance(source, TokenProvider):
+            return self._given(source)
+        if isinstance(source, AzureImds):
+            from protocol.net.token_endpoint import ask_imds
+
+            text, lifetime_s = ask_imds(source, _event_hubs(address), config, deadline)
+            return self._made(text, None if lifetime_s is None else self._now_s() + lifetime_s)
+        return self._made(*_from_cloud(source, address, deadline))
 
     def _made(self, text: str, expires_at_s: float | None = None, extensions: Mapping[str, str] | None = None) -> Token:
         return Token(Secret(text), self._now_s(), expires_at_s or jwt_expiry_s(text), extensions or {})
@@ -137,27 +149,50 @@ def _imported(function: str) -> Any:
 
 
 @hide_variables
-def _signed_by_aws(source: AwsIam, address: str) -> tuple[str, float]:
-    try:
-        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
-    except ImportError as error:
+def _from_cloud(source: CloudIdentity, address: str, deadline: Deadline) -> tuple[str, float]:
+    """Ask a vendor's library for a token."""
+    from protocol import clouds  # the libraries are optional, and imported at the first call
+
+    timeout_s = deadline.remaining_s()
+    if isinstance(source, AzureIdentity):
+        scope = source.scope or _default_scope(address)
+        return clouds.azure_token(scope, client_id=source.client_id, timeout_s=timeout_s)
+    if isinstance(source, AwsIam):
+        return clouds.aws_msk_iam_token(
+            source.region or _region(address),
+            profile=source.profile,
+            role_arn=source.role_arn,
+            role_session_name=source.role_session_name,
+            timeout_s=timeout_s,
+        )
+    if isinstance(source, AwsWebIdentity):
+        return clouds.aws_web_identity_token(
+            source.region,
+            source.audience,
+            duration_s=source.duration_s,
+            signing_algorithm=source.signing_algorithm,
+            sts_endpoint=source.sts_endpoint,
+            tags=dict(source.tags),
+            timeout_s=timeout_s,
+        )
+    assert isinstance(source, GoogleManagedKafka)
+    return clouds.google_managed_kafka_token(timeout_s=timeout_s)
+
+
+def _event_hubs(address: str) -> str | None:
+    """Return the resource of an Event Hubs namespace, None for another broker."""
+    host = address.rpartition(":")[0]
+    return f"https://{host}" if ".servicebus." in host else None
+
+
+def _default_scope(address: str) -> str:
+    resource = _event_hubs(address)
+    if resource is None:
         raise ConfigurationError(
-            "sasl.mechanism=AWS_MSK_IAM requires the package aws-msk-iam-sasl-signer-python on driver and executors: "
-            "pip install 'spark-kafka-source[msk-iam]'.",
-            settings=("sasl.mechanism",),
-        ) from error
-    region = _region(address)
-    try:
-        if source.role_arn is not None:
-            name = source.role_session_name or "spark-kafka-source"
-            text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_role_arn(region, source.role_arn, name)
-        elif source.profile is not None:
-            text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token_from_profile(region, source.profile)
-        else:
-            text, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
-    except Exception as error:
-        raise AuthenticationFailed(f"the AWS signer failed: {shown(str(error))} ({type(error).__name__})") from error
-    return text, ends_at_ms / 1000
+            f"{address} is no Event Hubs namespace; set sasl.oauthbearer.scope, for example api://APPLICATION/.default.",
+            settings=("sasl.oauthbearer.scope",),
+        )
+    return f"{resource}/.default"
 
 
 def _region(address: str) -> str:

@@ -30,6 +30,8 @@ from protocol.secret import Secret, hide_variables
 
 _CLIENT = Role.CLIENT
 MECHANISM = one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM")
+# The first three are librdkafka's.
+METADATA_TYPE = one_of("none", "azure_imds", "aws_iam", "azure", "aws_msk_iam", "google_managed_kafka")
 
 _KAFKA = "org.apache.kafka.common.security"
 _AWS = "software.amazon.msk.auth.iam"
@@ -53,6 +55,7 @@ _LOGIN_HANDLER = _supported_java_class(
     f"{_KAFKA}.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
     f"{_KAFKA}.oauthbearer.internals.unsecured.OAuthBearerUnsecuredLoginCallbackHandler",
     f"{_AWS}.IAMOAuthBearerLoginCallbackHandler",
+    "com.google.cloud.hosted.kafka.auth.GcpLoginCallbackHandler",
 )
 _CLIENT_HANDLER = _supported_java_class(
     f"{_KAFKA}.authenticator.SaslClientCallbackHandler",
@@ -105,9 +108,31 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         field="sasl_token_provider",
     ),
     _applies(
+        "sasl.oauthbearer.metadata.authentication.type",
+        METADATA_TYPE,
+        "token of a cloud's identity, which needs no secret here: azure_imds and aws_iam as librdkafka defines them; "
+        "azure: any credential of azure-identity; aws_msk_iam: for MSK; google_managed_kafka: for Google's Managed "
+        "Kafka",
+        field="sasl_metadata_type",
+    ),
+    _applies(
+        "sasl.oauthbearer.config",
+        SECRET,
+        "settings of sasl.oauthbearer.metadata.authentication.type, as name=value,name=value; azure_imds: query; "
+        "azure: client_id; aws_iam: region, audience, duration_seconds, signing_algorithm, sts_endpoint, tag_NAME; "
+        "aws_msk_iam: region, profile, role_arn, role_session_name",
+        field="sasl_metadata_config",
+    ),
+    _applies(
+        "sasl.oauthbearer.extensions",
+        NONEMPTY,
+        "SASL extensions to send with a token, as name=value,name=value; a backslash before a comma keeps it",
+        field="sasl_extensions",
+    ),
+    _applies(
         "sasl.oauthbearer.token.endpoint.url",
         NONEMPTY,
-        "token endpoint for client credentials (https), or file:///PATH of a token",
+        "token endpoint for client credentials (https), or file:///PATH of a token; with azure_imds, its endpoint",
         field="sasl_token_endpoint_url",
     ),
     _applies(
@@ -125,7 +150,7 @@ SASL_PROPERTIES: tuple[Property, ...] = (
     _applies(
         "sasl.oauthbearer.scope",
         NONEMPTY,
-        "scope for the token endpoint; default: in sasl.jaas.config",
+        "scope for the token endpoint, or for azure; default: in sasl.jaas.config, and for Event Hubs its namespace",
         field="sasl_scope",
     ),
     _applies(
@@ -145,6 +170,11 @@ SASL_PROPERTIES: tuple[Property, ...] = (
         "a token is renewed after 80 % of its life, when a connection needs it",
     ),
     *no_effect(_CLIENT, "sasl.login.connect.timeout.ms", "sasl.login.read.timeout.ms includes it"),
+    *no_effect(
+        _CLIENT,
+        "sasl.oauthbearer.method",
+        "the other properties of sasl.oauthbearer select the source of the token",
+    ),
     *no_effect(
         _CLIENT,
         "sasl.kerberos.kinit.cmd sasl.kerberos.ticket.renew.window.factor sasl.kerberos.ticket.renew.jitter "
@@ -189,6 +219,9 @@ class SaslConfig:
     client_handler: str | None = None
     jwt_retriever: str | None = None
     token_provider: str | None = None
+    metadata_type: str = "none"
+    metadata_config: Secret | None = None
+    extensions: str | None = None
     token_endpoint_url: str | None = None
     client_id: Secret | None = None
     client_secret: Secret | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
+from protocol.sasl.cloud_identity import AwsIam, CloudIdentity, GoogleManagedKafka, cloud_identity, name_value_pairs
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.jaas import LoginModule, class_of, parse_jaas
 from protocol.secret import Secret
@@ -69,16 +70,7 @@ class UnsecuredToken:
     options: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class AwsIam:
-    """A token of the AWS signer, for MSK; fields that are None follow AWS's default chain of credentials."""
-
-    profile: str | None = None
-    role_arn: str | None = None
-    role_session_name: str | None = None
-
-
-TokenSource = TokenProvider | TokenFile | TokenEndpoint | UnsecuredToken | AwsIam
+TokenSource = TokenProvider | TokenFile | TokenEndpoint | UnsecuredToken | CloudIdentity
 Credentials = Password | Kerberos | TokenSource
 
 _KAFKA = "org.apache.kafka.common.security"
@@ -108,7 +100,7 @@ def credentials(config: SaslConfig) -> Credentials | None:
     Returns
     -------
     Credentials or None
-        None if `sasl.jaas.config` is an unresolved reference: call again with `config.resolved()`.
+        None if a property with several settings is an unresolved reference: call again with `config.resolved()`.
 
     Raises
     ------
@@ -118,10 +110,14 @@ def credentials(config: SaslConfig) -> Credentials | None:
     mechanism = config.mechanism
     if mechanism is None:
         raise _missing("sasl.mechanism", f"{', '.join(_MODULES)}")
-    if config.jaas_config is not None and is_reference(config.jaas_config.reveal()):
+    several = (_text(config.jaas_config), _text(config.metadata_config), config.extensions)
+    if any(text is not None and is_reference(text) for text in several):
         return None
     module = _module(config, mechanism)
     options = module.options if module is not None else {}
+    sasl_extensions(config)  # reports a wrong one
+    if config.metadata_type != "none":
+        return _cloud_identity(config, mechanism)
     if mechanism == "AWS_MSK_IAM" or (config.login_handler or "").endswith(".IAMOAuthBearerLoginCallbackHandler"):
         return _aws_iam(options)
     if mechanism == "OAUTHBEARER":
@@ -190,7 +186,39 @@ def _aws_iam(options: Mapping[str, Secret]) -> AwsIam:
     return AwsIam(*(_text(options.get(name)) or None for name in names))
 
 
+def _cloud_identity(config: SaslConfig, mechanism: str) -> CloudIdentity:
+    name = "sasl.oauthbearer.metadata.authentication.type"
+    other = {"sasl.oauthbearer.token.provider": config.token_provider is not None}
+    if config.metadata_type != "azure_imds":
+        other["sasl.oauthbearer.token.endpoint.url"] = config.token_endpoint_url is not None
+    if mechanism != "OAUTHBEARER":
+        raise ConfigurationError(
+            f"{name}={config.metadata_type} requires sasl.mechanism=OAUTHBEARER.", settings=(name, "sasl.mechanism")
+        )
+    for each, given in other.items():
+        if given:
+            raise ConfigurationError(
+                f"{name}={config.metadata_type} and {each} are two sources of a token; give one.", settings=(name, each)
+            )
+    return cloud_identity(config)
+
+
+def sasl_extensions(config: SaslConfig) -> Mapping[str, str]:
+    """Return the SASL extensions of `sasl.oauthbearer.extensions`, to send with any token.
+
+    Raises
+    ------
+    ConfigurationError
+        The property is not name=value,name=value.
+    """
+    if config.extensions is None:
+        return {}
+    return name_value_pairs("sasl.oauthbearer.extensions", config.extensions)
+
+
 def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSource:
+    if (config.login_handler or "").endswith(".GcpLoginCallbackHandler"):
+        return GoogleManagedKafka()
     if config.token_provider is not None:
         if not re.fullmatch(r"[\w.]+:\w+", config.token_provider) and "${" not in config.token_provider:
             raise ConfigurationError(
@@ -207,8 +235,9 @@ def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSou
         return UnsecuredToken({name: value.reveal() for name, value in options.items() if name.startswith(_UNSECURED)})
     raise _missing(
         "sasl.oauthbearer.token.provider",
-        "package.module:function, or sasl.oauthbearer.token.endpoint.url",
+        "package.module:function, sasl.oauthbearer.token.endpoint.url or sasl.oauthbearer.metadata.authentication.type",
         "sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.metadata.authentication.type",
     )
 
 

@@ -157,14 +157,21 @@ def test_connections_wait_for_the_first_authentication() -> None:
     assert sign_in(authenticator, second, clock) is None
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "package"), [("GSSAPI", "kerberos"), ("AWS_MSK_IAM", "msk-iam")], ids=["Kerberos", "AWS"]
-)
-def test_missing_package_is_named(mechanism: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gssapi", "aws_msk_iam_sasl_signer"):
+EXTRAS = {
+    "kerberos": SaslConfig("GSSAPI", kerberos_service_name="kafka"),
+    "msk-iam": SaslConfig("AWS_MSK_IAM"),
+    "aws": SaslConfig("OAUTHBEARER", metadata_type="aws_iam", metadata_config=Secret("region=a,audience=b")),
+    "azure": SaslConfig("OAUTHBEARER", metadata_type="azure", scope="api://a/.default"),
+    "google": SaslConfig("OAUTHBEARER", metadata_type="google_managed_kafka"),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_missing_package_is_named(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gssapi", "aws_msk_iam_sasl_signer", "botocore", "azure", "google.auth"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
     clock, broker = ManualClock(), Broker()
-    config = SaslConfig(mechanism=mechanism, kerberos_service_name="kafka")
-    with pytest.raises(ConfigurationError, match=rf"pip install 'spark-kafka-source\[{package}\]'"):
-        sign_in(Authenticator(config, clock), broker, clock)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'spark-kafka-source\[{extra}\]'"):
+        sign_in(Authenticator(EXTRAS[extra], clock), broker, clock)
     assert broker.tries == 0

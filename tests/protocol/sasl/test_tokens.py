@@ -19,9 +19,9 @@ import pytest
 from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.net.tokens import Tokens
+from protocol.sasl.cloud_identity import AwsIam
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import (
-    AwsIam,
     TokenEndpoint,
     TokenFile,
     TokenProvider,

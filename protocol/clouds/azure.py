@@ -1,0 +1,71 @@
+"""Tokens of Microsoft Entra ID, for Event Hubs and for clusters that trust Entra ID."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.clouds.library_call import call_library, import_library
+
+_TRANSIENT_STATUS = frozenset((404, 408, 410, 429, 500, 502, 503, 504))
+_REMEDY = (
+    "set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET (or AZURE_FEDERATED_TOKEN_FILE) in this process, or "
+    "run it with a managed identity; AZURE_TOKEN_CREDENTIALS limits the tried credentials"
+)
+
+
+def azure_token(
+    scope: str, *, credential: Any = None, client_id: str | None = None, timeout_s: float = 30.0
+) -> tuple[str, float]:
+    """Return an access token of Entra ID.
+
+    Parameters
+    ----------
+    scope : str
+        `https://NAMESPACE.servicebus.windows.net/.default` for Event Hubs, `api://APPLICATION/.default` for others.
+    credential : azure.core.credentials.TokenCredential, optional
+        The default is `azure.identity.DefaultAzureCredential`: environment variables, workload identity, managed
+        identity, then the tools of developers.
+    client_id : str, optional
+        The user-assigned managed identity, or the application of a workload identity. Only without `credential`.
+    timeout_s : float
+
+    Returns
+    -------
+    token : str
+    expires_at_s : float
+        In seconds since 1970.
+
+    Raises
+    ------
+    ConfigurationError
+        azure-identity is not installed.
+    AuthenticationFailed
+        No credential of this process gives a token.
+    ConnectFailed
+        No answer in time.
+    """
+
+    def ask() -> tuple[str, float]:
+        if credential is not None:
+            token = credential.get_token(scope)
+            return token.token, float(token.expires_on)
+        identity = import_library("azure.identity", "azure-identity", "azure")
+        given = {} if client_id is None else {"managed_identity_client_id": client_id}
+        with identity.DefaultAzureCredential(connection_timeout=timeout_s, read_timeout=timeout_s, **given) as default:
+            token = default.get_token(scope)
+        return token.token, float(token.expires_on)
+
+    return call_library(
+        ("azure", scope, client_id, id(credential)),
+        ask,
+        timeout_s,
+        source=f"Entra ID for the scope {scope} (azure-identity)",
+        remedy=_REMEDY,
+        transient=_is_transient,
+    )
+
+
+def _is_transient(error: Exception) -> bool:
+    names = {each.__name__ for each in type(error).__mro__}
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return bool(names & {"ServiceRequestError", "ServiceResponseError"}) or status in _TRANSIENT_STATUS

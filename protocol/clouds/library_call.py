@@ -1,0 +1,132 @@
+"""Call a vendor's library within a deadline, and report its failures as errors of this package.
+
+The libraries have timeouts and retries of their own, which add up to minutes. The call therefore runs in a thread of
+its own, and the caller stops waiting at the deadline. Such a thread ends with the library's own timeouts. Meanwhile,
+another call with the same key waits for it, so that a silent endpoint does not collect threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed, KafkaError
+from protocol.secret import HIDDEN, forget_frames, hide_variables
+
+T = TypeVar("T")
+
+SETTINGS = ("sasl.oauthbearer.metadata.authentication.type", "sasl.mechanism")
+
+_MAX_SHOWN = 1_000
+_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+_MIN_SECRET = 8
+# In an echoed request: fields of a form or a query, user:password@ of a URL, and the texts of tokens and signatures.
+_FIELD = re.compile(r"(?i)([\w-]*(?:secret|assertion|token|password|signature|credential)[\"']?\s*[=:]\s*)[^\s&,;}]+")
+_USER = re.compile(r"://[^/\s@]*@")
+_TOKEN = re.compile(r"[\w.+/=~%-]{64,}")
+
+
+class _Call(threading.Thread, Generic[T]):
+    """One call of a library, in its own thread."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__(name="kafka-token", daemon=True)
+        self._call = call
+        self.done = threading.Event()
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:
+            forget_frames(error)
+            self.error = error
+        finally:
+            self.done.set()
+
+
+_running: dict[Hashable, _Call[Any]] = {}
+_lock = threading.Lock()
+
+
+@hide_variables
+def call_library(
+    key: Hashable,
+    call: Callable[[], T],
+    timeout_s: float,
+    *,
+    source: str,
+    remedy: str,
+    transient: Callable[[Exception], bool],
+) -> T:
+    """Call a library and return its result.
+
+    Parameters
+    ----------
+    key : hashable
+        What is asked for: a call with the same key that still runs is waited for instead.
+    call : callable
+        Imports the library and asks for a token.
+    timeout_s : float
+        Maximum time to wait.
+    source, remedy : str
+        The service and the library, and the remedy, for errors.
+    transient : callable
+        Returns True for an exception that another attempt may resolve.
+
+    Raises
+    ------
+    ConnectFailed
+        No answer within `timeout_s`, or a failure that another attempt may resolve.
+    AuthenticationFailed
+        The library gave no token.
+    ConfigurationError
+        The library is not installed.
+    """
+    with _lock:
+        running = _running.get(key)
+        if running is None or running.done.is_set():
+            running = _running[key] = _Call(call)
+            running.start()
+    if not running.done.wait(timeout_s):
+        raise ConnectFailed(f"no token from {source} within {timeout_s:.1f} s; {remedy}", settings=SETTINGS)
+    with _lock:
+        if _running.get(key) is running:
+            del _running[key]
+    error = running.error
+    if error is None:
+        return running.result  # type: ignore[return-value]
+    if isinstance(error, KafkaError):
+        raise type(error)(error.message, **error.context)
+    kind = ConnectFailed if transient(error) else AuthenticationFailed
+    # The library's exception is not the cause: it may hold the request and the response.
+    raise kind(f"no token from {source}: {error_text(error)}; {remedy}", settings=SETTINGS)
+
+
+def import_library(module: str, package: str, extra: str) -> Any:
+    """Import a vendor's module; raise `ConfigurationError` with the package and the extra if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the token requires the package {package} on driver and executors ({error}): "
+            f"pip install 'spark-kafka-source[{extra}]'.",
+            settings=SETTINGS,
+        ) from None
+
+
+def error_text(error: Exception) -> str:
+    """Return the type and the text of a library's exception, without secrets: some endpoints repeat the request."""
+    text = " ".join(str(error).split())
+    for name, value in os.environ.items():
+        if len(value) >= _MIN_SECRET and _SECRET_NAME.search(name) and not os.path.isabs(value):
+            text = text.replace(value, HIDDEN)
+    text = _TOKEN.sub(HIDDEN, _FIELD.sub(rf"\1{HIDDEN}", _USER.sub("://***@", text)))
+    if len(text) > _MAX_SHOWN:
+        text = f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
