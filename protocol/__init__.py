@@ -4,9 +4,9 @@
 
     table = protocol.read({"bootstrap.servers": "broker-1:9092"}, "orders").read_all()
 
-The names in `__all__` are the public API, with those of `protocol.admin`, `protocol.metrics` and `protocol.errors`. All
-other modules are internal and change without notice. A name is imported when it is first used, since Spark's Python
-workers need few.
+The names in `__all__` are the public API, with those of `protocol.admin`, `protocol.clouds`, `protocol.metrics` and
+`protocol.errors`. All other modules are internal and change without notice. A name is imported when it is first used,
+since Spark's Python workers need few.
 """
 
 from __future__ import annotations

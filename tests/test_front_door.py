@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import protocol
 import protocol.admin
+import protocol.clouds
 import protocol.metrics
 import protocol.testing
 import spark_kafka_source
@@ -23,14 +24,14 @@ from spark_kafka_source.cli.pykafka import pykafka
 from tests.support.documents import ROOT, blocks
 
 PUBLIC = {
-    *("protocol", "protocol.admin", "protocol.errors", "protocol.testing", "spark_kafka_source"),
+    *("protocol", "protocol.admin", "protocol.clouds", "protocol.errors", "protocol.testing", "spark_kafka_source"),
     *("protocol.metrics", "protocol.metrics.opentelemetry", "protocol.metrics.prometheus"),
 }
 
 
 @pytest.mark.parametrize(
     "package",
-    [protocol, protocol.admin, protocol.metrics, protocol.testing, spark_kafka_source],
+    [protocol, protocol.admin, protocol.clouds, protocol.metrics, protocol.testing, spark_kafka_source],
     ids=lambda package: package.__name__,
 )
 def test_public_names_are_listed_and_importable(package: object) -> None:

@@ -183,4 +183,4 @@ def _is_transient(error: Exception) -> bool:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status >= 500 or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
     names = {each.__name__ for each in type(error).__mro__}
-    return bool(names & {"HTTPClientError", "MetadataRetrievalError"})
+    return bool(names & {"HTTPClientError", "MetadataRetrievalError", "ResponseParserError"})

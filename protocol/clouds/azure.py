@@ -50,8 +50,11 @@ def azure_token(
             token = credential.get_token(scope)
             return token.token, float(token.expires_on)
         identity = import_library("azure.identity", "azure-identity", "azure")
-        given = {} if client_id is None else {"managed_identity_client_id": client_id}
-        with identity.DefaultAzureCredential(connection_timeout=timeout_s, read_timeout=timeout_s, **given) as default:
+        given: dict[str, Any] = {"connection_timeout": timeout_s, "read_timeout": timeout_s}
+        if client_id is not None:
+            given["managed_identity_client_id"] = client_id
+        # The caller retries; the library's ten retries hide the cause until the deadline.
+        with identity.DefaultAzureCredential(retry_total=1, **given) as default:
             token = default.get_token(scope)
         return token.token, float(token.expires_on)
 

@@ -8,6 +8,7 @@ another call with the same key waits for it, so that a silent endpoint does not 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import threading
@@ -25,7 +26,10 @@ _MAX_SHOWN = 1_000
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
 _MIN_SECRET = 8
 # In an echoed request: fields of a form or a query, user:password@ of a URL, and the texts of tokens and signatures.
-_FIELD = re.compile(r"(?i)([\w-]*(?:secret|assertion|token|password|signature|credential)[\"']?\s*[=:]\s*)[^\s&,;}]+")
+_FIELD = re.compile(
+    r"""(?i)([\w-]*(?:secret|assertion|token|password|signature|authorization)(?:=|["']\s*:\s*))"""
+    r"""("[^"]*"|'[^']*'|[^\s&,;}]+)"""
+)
 _USER = re.compile(r"://[^/\s@]*@")
 _TOKEN = re.compile(r"[\w.+/=~%-]{64,}")
 
@@ -41,6 +45,7 @@ class _Call(threading.Thread, Generic[T]):
         self.error: Exception | None = None
 
     def run(self) -> None:
+        _hide_secrets_in_logs()
         try:
             self.result = self._call()
         except Exception as error:
@@ -52,6 +57,29 @@ class _Call(threading.Thread, Generic[T]):
 
 _running: dict[Hashable, _Call[Any]] = {}
 _lock = threading.Lock()
+_hiding = False
+
+
+def _hide_secrets_in_logs() -> None:
+    """Hide secrets in the log records of `_Call` threads: the libraries log requests, and responses that repeat them.
+
+    No other thread's records change. A filter would have to be added to each logger of each library.
+    """
+    global _hiding
+    with _lock:
+        if _hiding:
+            return
+        _hiding = True
+        make = logging.getLogRecordFactory()
+
+        def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+            record = make(*args, **kwargs)
+            if isinstance(threading.current_thread(), _Call):
+                record.msg, record.args = without_secrets(record.getMessage()), None
+                record.exc_info = None
+            return record
+
+        logging.setLogRecordFactory(made)
 
 
 @hide_variables
@@ -122,11 +150,15 @@ def import_library(module: str, package: str, extra: str) -> Any:
 
 def error_text(error: Exception) -> str:
     """Return the type and the text of a library's exception, without secrets: some endpoints repeat the request."""
-    text = " ".join(str(error).split())
-    for name, value in os.environ.items():
-        if len(value) >= _MIN_SECRET and _SECRET_NAME.search(name) and not os.path.isabs(value):
-            text = text.replace(value, HIDDEN)
-    text = _TOKEN.sub(HIDDEN, _FIELD.sub(rf"\1{HIDDEN}", _USER.sub("://***@", text)))
+    text = without_secrets(" ".join(str(error).split()))
     if len(text) > _MAX_SHOWN:
         text = f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def without_secrets(text: str) -> str:
+    """Hide the secrets of this process's environment, the fields of requests that hold secrets, and tokens."""
+    for name, value in list(os.environ.items()):
+        if len(value) >= _MIN_SECRET and _SECRET_NAME.search(name) and not os.path.isabs(value):
+            text = text.replace(value, HIDDEN)
+    return _TOKEN.sub(HIDDEN, _FIELD.sub(rf"\1{HIDDEN}", _USER.sub("://***@", text)))

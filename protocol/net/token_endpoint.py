@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _SETTINGS = ("sasl.oauthbearer.token.endpoint.url",)
 _ALL_SETTINGS = (*_SETTINGS, "sasl.oauthbearer.config")
 _IMDS_VERSION = "2018-02-01"
+_IMDS_REMEDY = (
+    f"check that this process runs on an Azure VM with a managed identity, and the query in {_ALL_SETTINGS[-1]}"
+)
 _MAX_DIGITS = 10
 
 
@@ -132,7 +135,7 @@ def ask_imds(
         {},
         # While an identity is assigned, and while the endpoint is updated.
         TRANSIENT_STATUS | {404, 410},
-        "check that this process runs on an Azure VM with a managed identity, and the query in sasl.oauthbearer.config",
+        _IMDS_REMEDY,
     )
     return _ask_until(request, config, deadline)
 

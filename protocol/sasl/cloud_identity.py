@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from protocol.errors import ConfigurationError
 from protocol.sasl.config import SaslConfig
+from protocol.secret import hide_variables
 from protocol.spelling import closest_match
 
 IMDS_URL = "http://169.254.169.254/metadata/identity/oauth2/token"
@@ -66,6 +67,7 @@ class GoogleManagedKafka:
 CloudIdentity = AzureImds | AzureIdentity | AwsIam | AwsWebIdentity | GoogleManagedKafka
 
 
+@hide_variables
 def cloud_identity(config: SaslConfig) -> CloudIdentity:
     """Return the source of tokens for `config.metadata_type`.
 
@@ -83,6 +85,7 @@ def cloud_identity(config: SaslConfig) -> CloudIdentity:
     return make(config, given)
 
 
+@hide_variables
 def name_value_pairs(name: str, text: str) -> dict[str, str]:
     """Parse `name=value,name=value`; a backslash before a character keeps it, as in librdkafka.
 

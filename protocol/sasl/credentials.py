@@ -110,8 +110,8 @@ def credentials(config: SaslConfig) -> Credentials | None:
     mechanism = config.mechanism
     if mechanism is None:
         raise _missing("sasl.mechanism", f"{', '.join(_MODULES)}")
-    several = (_text(config.jaas_config), _text(config.metadata_config), config.extensions)
-    if any(text is not None and is_reference(text) for text in several):
+    secrets = (config.jaas_config, config.metadata_config, Secret(config.extensions or ""))
+    if any(secret is not None and is_reference(secret.reveal()) for secret in secrets):
         return None
     module = _module(config, mechanism)
     options = module.options if module is not None else {}

@@ -22,6 +22,7 @@ from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from tests.support.cloud_endpoints import CloudEndpoint, Request, json_answer
 from tests.support.small_cluster import SmallCluster
 from tests.support.token_endpoint import Endpoint
 
@@ -79,6 +80,21 @@ def endpoint_request(look: Callable[[dict[str, str], dict[str, list[str]]], obje
             endpoint.answers = [(200, {}, b'{"access_token":"token"}')]
             authentication_request({**_endpoint_properties(endpoint.url), **given})
             return look(*endpoint.asked[0][1:])
+
+    return observe
+
+
+def cloud_request(look: Callable[[Request], object]) -> Any:
+    """Observe a request at a stand-in for Azure's metadata endpoint, which also is a token endpoint."""
+
+    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
+        with CloudEndpoint() as endpoint:
+            endpoint.otherwise = json_answer(access_token="token")
+            kind = "sasl.oauthbearer.metadata.authentication.type"
+            config = {"sasl.oauthbearer.config": "query=a=b"} if given.get(kind) == "azure_imds" else {}
+            more = {} if kind in given else {kind: "azure_imds"}
+            authentication_request({**_endpoint_properties(f"{endpoint.url}/token"), **config, **more, **given})
+            return look(endpoint.requests[0])
 
     return observe
 
@@ -165,6 +181,20 @@ SASL_OBSERVERS: dict[str, tuple[Callable[[SmallCluster, dict[str, str]], object]
     "sasl.oauthbearer.token.endpoint.url": (
         token,
         {"file://<folder>/one": b"auth=Bearer one", "file:///<folder>/two": b"auth=Bearer two"},
+    ),
+    "sasl.oauthbearer.metadata.authentication.type": (
+        cloud_request(lambda request: request.method),
+        {"none": "POST", "azure_imds": "GET"},
+    ),
+    "sasl.oauthbearer.config": (
+        cloud_request(lambda request: request.query),
+        {"query=resource=a": {"resource": ["a"]}, "query=resource=b": {"resource": ["b"]}},
+    ),
+    "sasl.oauthbearer.extensions": (
+        lambda cluster, given: authentication_request(
+            {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": f"{__name__}:one", **given}
+        )[1].split(b"\1")[2:4],
+        {"a=1,b=2": [b"a=1", b"b=2"], r"c=1\,2": [b"c=1,2", b""]},
     ),
     "sasl.oauthbearer.client.credentials.client.id": (
         endpoint_request(_id_and_secret),

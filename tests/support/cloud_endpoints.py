@@ -1,0 +1,102 @@
+"""Stand-ins for the metadata and token endpoints of clouds: HTTP servers with the documented requests and responses."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass
+class Request:
+    """A request; `headers` have names in lower case."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    form: dict[str, list[str]]
+    body: str
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class CloudEndpoint:
+    """Listens on a free loopback port.
+
+    `answers` maps "METHOD /path" to a response or a function of the request. `otherwise` is the response to all other
+    requests; None: silence, until `close`.
+    """
+
+    def __init__(self, certificate: Path | None = None) -> None:
+        self.requests: list[Request] = []
+        self.answers: dict[str, Answer | Callable[[Request], Answer]] = {}
+        self.otherwise: Answer | Callable[[Request], Answer] | None = (404, {}, b"")
+        self._closing = threading.Event()
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                url = urlsplit(self.path)
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                request = Request(self.command, url.path, parse_qs(url.query), headers, parse_qs(body), body)
+                endpoint.requests.append(request)
+                answer = endpoint.answers.get(f"{self.command} {url.path}", endpoint.otherwise)
+                if answer is None:
+                    endpoint._closing.wait(60)
+                    return
+                status, headers, content = answer(request) if callable(answer) else answer
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_PUT = answer  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self.url = f"{'https' if certificate else 'http'}://{self.address}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def __enter__(self) -> CloudEndpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def json_answer(status: int = 200, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+    return status, {"Content-Type": "application/json", **(headers or {})}, json.dumps(fields).encode()
+
+
+def echo(request: Request) -> Answer:
+    """Repeat the request in an error, as careless endpoints and proxies do."""
+    text = f"{request.path} {request.query} {request.headers} {request.body}"
+    return json_answer(400, error="invalid_request", error_description=text)
+
+
+GARBAGE: Answer = (200, {"Content-Type": "text/html"}, b"<html>Sign in to the hotel's network</html>")
+BROKEN: Answer = (500, {}, b"oops")
