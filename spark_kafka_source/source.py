@@ -162,7 +162,7 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise self._error.with_traceback(None) from None
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, name: str = NAME) -> None:
     """Register `format("pykafka-group")` in a session, and activate the session in the calling thread.
 
     Needed if Spark does not discover the format, and once in each new thread that writes; harmless otherwise. A
@@ -172,10 +172,14 @@ def register(spark: SparkSession) -> None:
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
+    name : str
+        Another name for the format. Databricks adds the options of a Unity Catalog connection to the format
+        `lakeflow_connect` only: see docs/clouds.md.
     """
     activate(spark)
+    alias = type("KafkaAlias", (KafkaGroupDataSource,), {"name": classmethod(lambda cls: name)})
     try:
-        spark.dataSource.register(KafkaGroupDataSource)
+        spark.dataSource.register(KafkaGroupDataSource if name == NAME else alias)
     except AnalysisException as error:
         # PySpark 4.0 refuses a format that it has discovered itself; later versions replace it.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":

@@ -52,8 +52,16 @@ html_theme_options = {"navigation_with_keys": True}
 _CONTENTS = {
     "Tutorial": ["notebooks/*"],
     "How-to": [
-        *("docs/migrating", "docs/groups", "docs/delivery", "docs/schemas", "docs/security", "docs/installing"),
-        *("docs/tuning", "docs/consuming", "docs/producing", "docs/transactions", "docs/processing", "docs/admin"),
+        *("docs/migrating", "docs/groups", "docs/delivery", "docs/schemas", "docs/security", "docs/clouds"),
+        *(
+            "docs/installing",
+            "docs/tuning",
+            "docs/consuming",
+            "docs/producing",
+            "docs/transactions",
+            "docs/processing",
+            "docs/admin",
+        ),
         *("docs/testing", "docs/troubleshooting"),
     ],
     "Reference": [

@@ -1,7 +1,7 @@
 """Call a vendor's library within a deadline, and report its failures as errors of this package.
 
-The libraries have timeouts and retries of their own, which add up to minutes. The call therefore runs in a thread of
-its own, and the caller stops waiting at the deadline. Such a thread ends with the library's own timeouts. Meanwhile,
+The timeouts and retries of the libraries add up to minutes. The call therefore runs in another thread,
+and the caller stops waiting at the deadline. Such a thread ends with the library's own timeouts. Meanwhile,
 another call with the same key waits for it, so that a silent endpoint does not collect threads.
 """
 
@@ -97,7 +97,7 @@ def call_library(
     Parameters
     ----------
     key : hashable
-        What is asked for: a call with the same key that still runs is waited for instead.
+        The arguments: if a call with the same key still runs, wait for it instead.
     call : callable
         Imports the library and asks for a token.
     timeout_s : float

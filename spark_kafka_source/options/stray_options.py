@@ -67,7 +67,8 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     if lower.startswith(_SIGNING_IN):
         raise ConfigurationError(
             f"{name} is not supported: Databricks gives such credentials to its own connector only. Give "
-            f"{PREFIX}sasl.oauthbearer.token.provider=package.module:function, which gives a token.",
+            f"{PREFIX}sasl.oauthbearer.token.provider=package.module:function, which gives a token; docs/clouds.md has "
+            "one for a service credential.",
             name=name,
         )
     if row is not None and not _applies(row, role):

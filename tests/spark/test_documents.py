@@ -63,6 +63,16 @@ PYTHON = {
         "${dir:/run/secrets/kafka:",
     ): "tests/spark/test_sasl.py::test_sasl_example_of_docs_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::test_options_for_managed_clusters_are_accepted",
+    **{
+        ("clouds.md", words): "tests/protocol/clouds/test_documents.py::test_options_of_clouds_are_accepted"
+        for words in ("event_hubs_vm = {", "msk_iam = {", "google_identity = {", "confluent_oauth = {")
+    },
+    **{
+        ("clouds.md", words): "tests/protocol/clouds/test_documents.py::test_token_functions_of_docs_return_a_token"
+        for words in ("CertificateCredential", "getServiceCredentialsProvider(name)")
+    },
+    ("clouds.md", "lakeflow_connect"): "tests/spark/test_registrations.py::"
+    "test_alias_for_connections_of_databricks_reads_a_topic",
     ("migrating.md", "sources/*/0"): "tests/spark/test_migrating.py::"
     "test_checkpoint_without_complete_batch_is_reported_with_starting_offsets",
     ("migrating.md", "def orders("): "tests/spark/test_migrating.py::"

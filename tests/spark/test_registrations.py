@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from pyspark.sql import SparkSession
 
+from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import KafkaGroupDataSource, register
+from tests.conftest import TopicFactory
+from tests.support.documents import block
+from tests.support.librdkafka import produce
 
 
 def test_registrations_have_separate_environments(spark: SparkSession) -> None:
@@ -25,3 +32,19 @@ def test_registrations_have_separate_environments(spark: SparkSession) -> None:
         register(session)
         environments.append(environment(session))
     assert len(set(environments)) == 4
+
+
+def test_alias_for_connections_of_databricks_reads_a_topic(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    topic = topic1()
+    produce(kafka1, topic, "1", "2", "3")
+    names: dict[str, Any] = {"spark": spark.newSession()}
+    places = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': f'"{topic}"'}
+    exec(block("clouds.md", "lakeflow_connect").with_names(places), names)
+    rows = names["spark"].read.format("lakeflow_connect").options(subscribe=topic)
+    assert rows.option("kafka.bootstrap.servers", kafka1.bootstrap_servers).load().count() == 3
+    writer = names["rows"].writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert query.exception() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from spark_kafka_source.lag import lag_of_group
 from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.protocol.sasl.test_real_broker import token_for
+from tests.support.cloud_endpoints import CloudEndpoint, imds_of_alice, imds_properties
 from tests.support.documents import block
 from tests.support.librdkafka import produce
 from tests.support.secured_kafka import PASSWORD, USERS, SecuredKafka
@@ -63,6 +65,26 @@ def test_token_provider_is_called_in_every_process(
     options["kafka.sasl.oauthbearer.token.provider"] = "tests.support.token_of_alice:missing"
     with pytest.raises(Exception, match=r"token_of_alice:missing cannot be imported in this process"):
         spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count()
+
+
+def test_cloud_identity_gives_driver_and_executors_their_tokens(
+    spark: SparkSession, secured: SecuredKafka, topic: str
+) -> None:
+    given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
+    with CloudEndpoint() as endpoint:
+        endpoint.otherwise = imds_of_alice
+        options = {f"kafka.{name}": value for name, value in (given | imds_properties(endpoint)).items()}
+        rows = spark.read.format("pykafka-group").options(**options, subscribe=topic).load()
+        assert rows.count() == 10
+        assert len(endpoint.requests) >= 2
+        plan = rows._jdf.queryExecution().toString()  # type: ignore[operator]
+        assert [token for token in tokens_of(endpoint) if token in plan] == []
+
+
+def tokens_of(endpoint: CloudEndpoint) -> list[str]:
+    """Return the tokens that the endpoint has given, and the part that all have."""
+    _, _, body = imds_of_alice(endpoint.requests[0])
+    return [json.loads(body)["access_token"].split(".")[0]]
 
 
 def test_sasl_example_of_docs_reads_writes_and_commits(

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.token_of_alice import token
+
 
 @dataclass
 class Request:
@@ -100,3 +102,18 @@ def echo(request: Request) -> Answer:
 
 GARBAGE: Answer = (200, {"Content-Type": "text/html"}, b"<html>Sign in to the hotel's network</html>")
 BROKEN: Answer = (500, {}, b"oops")
+
+
+def imds_of_alice(request: Request) -> Answer:
+    """Answer as Azure's metadata endpoint, with an unsigned token of alice that a local Kafka accepts."""
+    return json_answer(access_token=token(), expires_in="3600", token_type="Bearer", resource="kafka")
+
+
+def imds_properties(endpoint: CloudEndpoint) -> dict[str, str]:
+    """Return the properties of a client whose token comes from a stand-in for Azure's metadata endpoint."""
+    return {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.metadata.authentication.type": "azure_imds",
+        "sasl.oauthbearer.token.endpoint.url": f"{endpoint.url}/metadata/identity/oauth2/token",
+        "sasl.oauthbearer.config": "query=api-version=2018-02-01&resource=kafka",
+    }

@@ -19,6 +19,7 @@ from spark_kafka_source.local_kafka.config import write_properties
 from spark_kafka_source.local_kafka.users import MECHANISMS, sasl_properties
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import PARTS, create_topic
+from tests.support.cloud_endpoints import CloudEndpoint, imds_of_alice, imds_properties
 from tests.support.secured_kafka import USERS, SecuredKafka
 from tests.support.soak import SOAK
 
@@ -98,6 +99,21 @@ def test_command_line_authenticates_as_kafkas_tools(secured: SecuredKafka, tmp_p
     assert refused.exit_code == 1
     assert "SASL PLAIN authentication failed" in " ".join(refused.stderr.split())
     assert "hunter2" not in refused.output
+
+
+def test_cloud_identity_authenticates_a_client_and_the_command_line(secured: SecuredKafka, tmp_path: Path) -> None:
+    given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
+    file = tmp_path / "admin.properties"
+    with CloudEndpoint() as endpoint:
+        endpoint.otherwise = imds_of_alice
+        given |= imds_properties(endpoint)
+        with Client(parse_client(given)) as client:
+            assert client.metadata([]).brokers.keys() == {1}
+        write_properties(file, given)
+        listed = CliRunner().invoke(pykafka, ["groups", "list", "--all", "--command-config", str(file)])
+        assert (listed.exit_code, listed.stderr) == (0, "")
+        assert len(endpoint.requests) == 2
+        assert {request.headers["metadata"] for request in endpoint.requests} == {"true"}
 
 
 def failed_logins(kafka: LocalKafka) -> int:
