@@ -7,21 +7,26 @@ Source: the Avro specification 1.12, "Binary Encoding".
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.errors import ConfigurationError, UsageError
+from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import to_numpy, valid
-from protocol.records.row_layout import varint_sizes
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
 from protocol.schemas.decoding import InvalidRows
+from protocol.schemas.encoding import (
+    ColumnWriter,
+    binary_values,
+    constant,
+    joined,
+    refuse_at,
+    write_some,
+    zigzag_varints,
+)
 
 _STORED = {"float": "<f4", "double": "<f8"}
 # Arrow types whose values a type can take without loss.
@@ -39,20 +44,6 @@ _TAKES: dict[str, tuple[pa.DataType, ...]] = {
 _DECIMAL_BYTES = 16
 
 
-class ColumnWriter(ABC):
-    """Writes one type of an Avro schema."""
-
-    @abstractmethod
-    def write(self, column: pa.Array) -> pa.Array:
-        """Return the bytes of each value as a binary column without nulls; what null has is not used.
-
-        Raises
-        ------
-        InvalidRows
-            Values that do not fit the type.
-        """
-
-
 def encoder(avro: AvroType, kind: pa.DataType) -> ColumnWriter:
     """Return what writes a column of an Arrow type with a schema; null of the column itself stays null.
 
@@ -62,41 +53,6 @@ def encoder(avro: AvroType, kind: pa.DataType) -> ColumnWriter:
         The schema cannot take the column; the message has the field's path.
     """
     return _writer(avro, kind, "")
-
-
-def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Array:
-    """Return a binary column of the values behind a prefix; null for null.
-
-    Raises
-    ------
-    UsageError
-        A value does not fit the schema; the message has its row and field.
-    """
-    try:
-        if not column.null_count:
-            return _with_prefix(writer.write(column), prefix)
-        there = valid(column)
-        encoded = _with_prefix(_write_some(writer, column, there), prefix)
-    except InvalidRows as error:
-        field = f"field {error.path}: " if error.path else ""
-        raise UsageError(f"{field}row {int(error.rows[0])} has {error.reason}") from None
-    return pc.if_else(_mask(there), encoded, pa.scalar(None, pa.binary()))
-
-
-def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:
-    return _joined([_constant(prefix, len(encoded)), encoded]) if prefix else encoded
-
-
-def _write_some(writer: ColumnWriter, column: pa.Array, there: npt.NDArray[np.bool_]) -> pa.Array:
-    """Write the values of these rows, and no bytes for the others."""
-    rows = np.flatnonzero(there)
-    try:
-        encoded = writer.write(column.take(pa.array(rows)))
-    except InvalidRows as error:
-        raise error.inside("", rows) from None
-    offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
-    data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
-    return _binary(data[int(offsets[0]) :], (offsets - offsets[0])[np.cumsum(there)])
 
 
 def _writer(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
@@ -190,60 +146,19 @@ def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
     raise _cannot_take(avro, kind, path)
 
 
-# -- columns of bytes -------------------------------------------------------------------------
-
-
-def _binary(data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> pa.Array:
-    """Return a binary column of consecutive values; `ends` are the ends of all values."""
-    offsets = np.zeros(len(ends) + 1, np.int32)
-    offsets[1:] = ends
-    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def _constant(value: bytes, rows: int) -> pa.Array:
-    data = np.tile(np.frombuffer(value, np.uint8), rows)
-    return _binary(data, np.arange(1, rows + 1, dtype=np.int64) * len(value))
-
-
-def _joined(columns: Sequence[pa.Array]) -> pa.Array:
-    if len(columns) == 1:
-        return columns[0]
-    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
-
-
-def _varints(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    sizes = varint_sizes(numbers)
-    raw = ((numbers >> 63) ^ (numbers << 1)).view(np.uint64)
-    longest = int(sizes.max()) if len(sizes) else 1
-    place = np.arange(longest)
-    encoded = (raw[:, None] >> (np.uint64(7) * place.astype(np.uint64))).astype(np.uint8) & np.uint8(0x7F)
-    encoded |= (place < sizes[:, None] - 1).astype(np.uint8) << np.uint8(7)
-    return _binary(encoded[place < sizes[:, None]], np.cumsum(sizes))
-
-
-def _mask(there: npt.NDArray[np.bool_]) -> pa.Array:
-    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(there), [None, bits])
-
-
-def _refuse(wrong: npt.NDArray[np.bool_], path: str, reason: str) -> None:
-    if wrong.any():
-        raise InvalidRows(np.flatnonzero(wrong), reason, path)
-
-
 class _NotNull(ColumnWriter):
     def __init__(self, writer: ColumnWriter, avro: AvroType, path: str) -> None:
         self._writer, self._avro, self._path = writer, avro, path
 
     def write(self, column: pa.Array) -> pa.Array:
         if column.null_count and not pa.types.is_null(column.type):
-            _refuse(~valid(column), self._path, f"null, which the schema's {self._avro.text} cannot take")
+            refuse_at(~valid(column), self._path, f"null, which the schema's {self._avro.text} cannot take")
         return self._writer.write(column)
 
 
 class _Empty(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
-        return _constant(b"", len(column))
+        return constant(b"", len(column))
 
 
 class _Constant(ColumnWriter):
@@ -251,13 +166,13 @@ class _Constant(ColumnWriter):
         self._value = value
 
     def write(self, column: pa.Array) -> pa.Array:
-        return _constant(self._value, len(column))
+        return constant(self._value, len(column))
 
 
 class _Number(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         integers = column.view(pa.int32()) if pa.types.is_date32(column.type) else column
-        return _varints(to_numpy(integers).astype(np.int64))
+        return zigzag_varints(to_numpy(integers).astype(np.int64))
 
 
 class _Timestamp(ColumnWriter):
@@ -267,7 +182,7 @@ class _Timestamp(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         micros = column.cast(pa.timestamp("us", column.type.tz)) if column.type.unit != "us" else column
         numbers = to_numpy(micros)
-        return _varints(numbers // 1000 if self._millis else numbers.astype(np.int64))
+        return zigzag_varints(numbers // 1000 if self._millis else numbers.astype(np.int64))
 
 
 class _FixedWidth(ColumnWriter):
@@ -277,13 +192,13 @@ class _FixedWidth(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         values = to_numpy(column).astype(self._stored)
         ends = np.arange(1, len(column) + 1, dtype=np.int64) * self._stored.itemsize
-        return _binary(values.view(np.uint8), ends)
+        return binary_values(values.view(np.uint8), ends)
 
 
 class _Boolean(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         values = column.cast(pa.uint8()).fill_null(0) if column.null_count else column.cast(pa.uint8())
-        return _binary(to_numpy(values), np.arange(1, len(column) + 1))
+        return binary_values(to_numpy(values), np.arange(1, len(column) + 1))
 
 
 class _Bytes(ColumnWriter):
@@ -296,8 +211,8 @@ class _Bytes(ColumnWriter):
             raw = pc.coalesce(raw, pa.scalar(b"", pa.binary()))
         lengths = to_numpy(pc.binary_length(raw)).astype(np.int64)
         if self._size_bytes is None:
-            return _joined([_varints(lengths), raw])
-        _refuse((lengths != self._size_bytes) & valid(column), self._path, f"other than {self._size_bytes} bytes")
+            return joined([zigzag_varints(lengths), raw])
+        refuse_at((lengths != self._size_bytes) & valid(column), self._path, f"other than {self._size_bytes} bytes")
         return raw
 
 
@@ -308,8 +223,8 @@ class _Enum(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         found = pc.index_in(column.cast(pa.string()), self._symbols)
-        _refuse(~valid(found) & valid(column), self._path, "a text that is no symbol of the enum")
-        return _varints(to_numpy(found.fill_null(0)).astype(np.int64))
+        refuse_at(~valid(found) & valid(column), self._path, "a text that is no symbol of the enum")
+        return zigzag_varints(to_numpy(found.fill_null(0)).astype(np.int64))
 
 
 class _Decimal(ColumnWriter):
@@ -324,13 +239,13 @@ class _Decimal(ColumnWriter):
             if self._size_bytes > _DECIMAL_BYTES:
                 big = np.concatenate([np.repeat(sign, self._size_bytes - _DECIMAL_BYTES, axis=1), big], axis=1)
             kept = np.ascontiguousarray(big[:, big.shape[1] - self._size_bytes :])
-            return _binary(kept.reshape(-1), np.arange(1, len(column) + 1, dtype=np.int64) * self._size_bytes)
+            return binary_values(kept.reshape(-1), np.arange(1, len(column) + 1, dtype=np.int64) * self._size_bytes)
         # The fewest bytes: drop leading bytes that repeat the sign, as long as the next one has it, too.
         droppable = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
         dropped = np.cumprod(droppable, axis=1).sum(axis=1)
         sizes = _DECIMAL_BYTES - dropped
         keep = np.arange(_DECIMAL_BYTES) >= dropped[:, None]
-        return _joined([_varints(sizes.astype(np.int64)), _binary(big[keep], np.cumsum(sizes))])
+        return joined([zigzag_varints(sizes.astype(np.int64)), binary_values(big[keep], np.cumsum(sizes))])
 
 
 class _Record(ColumnWriter):
@@ -339,9 +254,9 @@ class _Record(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         if not self._steps:
-            return _constant(b"", len(column))
+            return constant(b"", len(column))
         fields = [column if number is None else column.field(number) for number, _ in self._steps]
-        return _joined([writer.write(field) for field, (_, writer) in zip(fields, self._steps, strict=True)])
+        return joined([writer.write(field) for field, (_, writer) in zip(fields, self._steps, strict=True)])
 
 
 class _Items(ColumnWriter):
@@ -358,13 +273,13 @@ class _Items(ColumnWriter):
         ends = np.frombuffer(entries.buffers()[1], np.int32)[entries.offset : entries.offset + len(entries) + 1]
         counts = np.diff(offsets)
         data = np.frombuffer(entries.buffers()[2] or b"", np.uint8)[int(ends[0]) : int(ends[-1])]
-        blocks = _binary(data, (ends[offsets[1:] - first] - ends[0]))
+        blocks = binary_values(data, (ends[offsets[1:] - first] - ends[0]))
         # An empty array is one zero byte, any other ends with one behind its items.
         some = counts > 0
-        parts = [_varints(counts), blocks]
+        parts = [zigzag_varints(counts), blocks]
         tail = np.cumsum(some.astype(np.int64))
-        parts.append(_binary(np.zeros(int(tail[-1]) if len(tail) else 0, np.uint8), tail))
-        return _joined(parts)
+        parts.append(binary_values(np.zeros(int(tail[-1]) if len(tail) else 0, np.uint8), tail))
+        return joined(parts)
 
     def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
         return self._items.write(column.values.slice(first, last - first))
@@ -373,7 +288,7 @@ class _Items(ColumnWriter):
 class _Map(_Items):
     def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
         keys = _Bytes(None, self._path).write(column.keys.slice(first, last - first))
-        return _joined([keys, self._items.write(column.items.slice(first, last - first))])
+        return joined([keys, self._items.write(column.items.slice(first, last - first))])
 
 
 class _Union(ColumnWriter):
@@ -385,11 +300,11 @@ class _Union(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         there = valid(column)
         if there.all():
-            return _joined([_constant(zigzag_varint(self._branch), len(column)), self._writer.write(column)])
+            return joined([constant(zigzag_varint(self._branch), len(column)), self._writer.write(column)])
         if self._null is None:
-            _refuse(~there, self._path, "null, which the schema's union cannot take")
-        branch = _varints(np.where(there, self._branch, self._null or 0))
-        return _joined([branch, _write_some(self._writer, column, there)])
+            refuse_at(~there, self._path, "null, which the schema's union cannot take")
+        branch = zigzag_varints(np.where(there, self._branch, self._null or 0))
+        return joined([branch, write_some(self._writer, column, there)])
 
 
 class _Members(ColumnWriter):
@@ -408,7 +323,7 @@ class _Members(ColumnWriter):
             has = valid(member) & there
             count += has
             which[has] = branch
-            values.append(_write_some(writer, member, has))
-        _refuse(count > 1, self._path, "more than one member of a union")
-        _refuse((which < 0) & there, self._path, "no member of a union that cannot be null")
-        return _joined([_varints(np.maximum(which, 0)), *values])
+            values.append(write_some(writer, member, has))
+        refuse_at(count > 1, self._path, "more than one member of a union")
+        refuse_at((which < 0) & there, self._path, "no member of a union that cannot be null")
+        return joined([zigzag_varints(np.maximum(which, 0)), *values])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
+import pyarrow as pa
+
 from protocol.errors import ConfigurationError
+from protocol.schemas.avro_encode import encoder
 from protocol.schemas.avro_resolution import AvroDecoder, select_fields
-from protocol.schemas.avro_schema import AvroType, parse_avro
+from protocol.schemas.avro_schema import AvroType, parse_avro, schema_of
 from protocol.schemas.decoding import SchemaText, ValueDecoder
+from protocol.schemas.encoding import ColumnWriter
 
 
 class AvroLanguage:
-    """Makes decoders of Avro. The methods are those of `formats.Language`."""
+    """Makes decoders and encoders of Avro. The methods are those of `formats.Language`."""
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return what decodes values that were written with the reader's schema."""
@@ -24,6 +29,16 @@ class AvroLanguage:
         if message:
             raise ConfigurationError("the header has more bytes than a GUID")
         return AvroDecoder(parse_avro(text, references), _reader(reader))
+
+    def writer(
+        self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
+    ) -> tuple[ColumnWriter, bytes]:
+        """Return what encodes a column."""
+        return encoder(parse_avro(text, references), kind), b""
+
+    def text_of(self, kind: pa.DataType) -> str:
+        """Return the schema of a column."""
+        return json.dumps(schema_of(kind))
 
 
 def _reader(reader: SchemaText) -> AvroType:

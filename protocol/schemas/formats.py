@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from protocol.schemas.decoding import SchemaText, ValueDecoder
+    from protocol.schemas.encoding import ColumnWriter
 
 Format = Literal[
     "binary", "string", "json", "confluent-json", "avro", "confluent-avro", "protobuf", "confluent-protobuf"
@@ -42,8 +43,8 @@ FORMATS: Mapping[str, FormatSpec] = {
     "confluent-json": FormatSpec("JSON", registered=True, written=False),
     "avro": FormatSpec("AVRO"),
     "confluent-avro": FormatSpec("AVRO", registered=True),
-    "protobuf": FormatSpec("PROTOBUF", written=False),
-    "confluent-protobuf": FormatSpec("PROTOBUF", registered=True, written=False),
+    "protobuf": FormatSpec("PROTOBUF"),
+    "confluent-protobuf": FormatSpec("PROTOBUF", registered=True),
 }
 WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.written)
 
@@ -75,6 +76,33 @@ class Language(Protocol):
         """
 
 
+@runtime_checkable
+class WrittenLanguage(Language, Protocol):
+    """A language of schemas that a sink writes: makes encoders, too."""
+
+    def writer(
+        self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
+    ) -> tuple[ColumnWriter, bytes]:
+        """Return what encodes a column of an Arrow type, and the bytes between a schema's id and the value.
+
+        Parameters
+        ----------
+        text, references
+            The schema, and the schemas that it uses.
+        message : str or None
+            The message of a Protobuf schema.
+        kind : pyarrow.DataType
+
+        Raises
+        ------
+        ConfigurationError
+            The schema is invalid, or cannot take the column; the message has the field's path.
+        """
+
+    def text_of(self, kind: pa.DataType) -> str:
+        """Return a schema for a column. Raises `ConfigurationError`."""
+
+
 def language_of(format: str) -> Language:
     """Return the language of a format that has one."""
     language: Language
@@ -90,6 +118,13 @@ def language_of(format: str) -> Language:
         from protocol.schemas.avro_language import AvroLanguage
 
         language = AvroLanguage()
+    return language
+
+
+def written_language_of(format: str) -> WrittenLanguage:
+    """Return the language of a format that a sink writes."""
+    language = language_of(format)
+    assert isinstance(language, WrittenLanguage)
     return language
 
 

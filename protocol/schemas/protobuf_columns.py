@@ -40,7 +40,7 @@ _LONGS = ("int64", "uint64", "sint64")
 _MAX_DEPTH = 10
 _MAX_FIELDS = 20_000
 _MICROS = 1_000_000
-_WRAPPERS = tuple(
+WRAPPERS = tuple(
     f"google.protobuf.{each}Value"
     for each in ["Bool", "Int32", "UInt32", "Int64", "UInt64", "String", "Bytes", "Float", "Double"]
 )
@@ -676,12 +676,12 @@ class _Builder:
                 raise ConfigurationError(
                     f"the field {below} is one of more than {_MAX_FIELDS}; lower recursive.fields.max.depth"
                 )
-            item = self._item(each, depths, below)
+            item = self._item(each, depths, below, dense=message.is_map_entry or each.repeated)
             if item is not None:
                 found.append(FieldReader(each, item, rules))
         return found
 
-    def _item(self, field: FieldType, depths: dict[str, int], path: str) -> ItemReader | None:
+    def _item(self, field: FieldType, depths: dict[str, int], path: str, dense: bool = False) -> ItemReader | None:
         settings = self._settings
         if field.enum is not None:
             return NumberReader("enum") if settings.enums_as_ints else EnumReader(field.enum)
@@ -690,12 +690,13 @@ class _Builder:
                 return BytesReader(field.kind == "string", field.checked)
             return NumberReader(field.kind, settings.upcast_unsigned_ints)
         message = field.message
-        time = _time_type(message)
+        time = time_type(message)
         if time is not None and field.kind == "message":
             parts = [FieldReader(each, NumberReader(each.kind), _Rules(dense=True)) for each in message.fields]
             return TimeReader(MessageReader(parts), time)
-        if settings.unwrap_wrappers and message.name in _WRAPPERS:
-            rules = _Rules(emit_defaults=settings.emit_default_values)
+        if settings.unwrap_wrappers and message.name in WRAPPERS:
+            # Items of arrays and maps are not null.
+            rules = _Rules(dense, settings.emit_default_values)
             only = message.fields[0]
             item = self._item(only, depths, path)
             assert item is not None
@@ -724,7 +725,7 @@ class _Builder:
         return MessageReader(made, field.kind == "group", dummy=not made)
 
 
-def _time_type(message: MessageType) -> pa.DataType | None:
+def time_type(message: MessageType) -> pa.DataType | None:
     """Return the type of `Timestamp` or `Duration`, which Spark knows by their names and fields."""
     fields = [(each.name, each.kind, each.repeated) for each in message.fields]
     if fields != [("seconds", "int64", False), ("nanos", "int32", False)]:

@@ -10,7 +10,9 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidRows, InvalidValue, SchemaText, ValueDecoder, read_valid
+from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.protobuf_columns import MessageReader, message_reader
+from protocol.schemas.protobuf_encode import encoder, message_indexes, schema_of
 from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema
 from protocol.schemas.protobuf_source import parse_protobuf
 
@@ -27,7 +29,7 @@ _ALIKE = (
 
 
 class ProtobufLanguage:
-    """Makes decoders of Protobuf. The methods are those of `formats.Language`."""
+    """Makes decoders and encoders of Protobuf. The methods are those of `formats.Language`."""
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return what decodes values that were written with the reader's schema."""
@@ -39,6 +41,18 @@ class ProtobufLanguage:
         """Return what decodes values of another schema to the reader's."""
         own, columns = _reader(reader)
         return _Resolver(parse_protobuf(text, references), own, columns, message)
+
+    def writer(
+        self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
+    ) -> tuple[ColumnWriter, bytes]:
+        """Return what encodes a column, and the numbers of the message."""
+        schema = parse_protobuf(text, references)
+        chosen = schema.message(message)
+        return encoder(chosen, kind), message_indexes(schema.indexes(chosen))
+
+    def text_of(self, kind: pa.DataType) -> str:
+        """Return the schema of a column."""
+        return schema_of(kind)
 
 
 def _reader(reader: SchemaText) -> tuple[MessageType, MessageReader]:

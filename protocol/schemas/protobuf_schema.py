@@ -129,6 +129,29 @@ class ProtobufSchema:
                 return self.messages[full]
         raise ConfigurationError(f"the Protobuf schema has no message {name}; it has {', '.join(own)}")
 
+    def indexes(self, message: MessageType) -> list[int]:
+        """Return the numbers of a message of the main file, as `at` takes them, without the entries of maps.
+
+        Raises
+        ------
+        ConfigurationError
+            The message is in another file.
+        """
+
+        def find(scope: str, level: Sequence[MessageNode]) -> list[int] | None:
+            for number, node in enumerate(each for each in level if not each.is_map_entry):
+                full = f"{scope}.{node.name}" if scope else node.name
+                if full == message.name:
+                    return [number]
+                if message.name.startswith(f"{full}.") and (below := find(full, node.messages)) is not None:
+                    return [number, *below]
+            return None
+
+        found = find(self.main.package, self.main.messages)
+        if found is None:
+            raise ConfigurationError(f"the message {message.name} is not in the file of the schema itself")
+        return found
+
     def at(self, indexes: Sequence[int]) -> set[str]:
         """Return the names of messages with these numbers: that in the file, that in this message, and so on.
 

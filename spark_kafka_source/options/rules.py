@@ -120,6 +120,8 @@ def check_sink_formats(given: Mapping[str, Any]) -> None:
                 )
         elif given.get(f"{part}_subject") is not None:
             warn_once(f"{part}Subject has no effect: {part}Format is {format}")
+        if given.get(f"{part}_message_name") is not None and spec.language != "PROTOBUF":
+            warn_once(f"{part}MessageName has no effect: {part}Format is {format}")
         if format == "binary" and schema is not None:
             warn_once(f"{part}Schema has no effect: {part}Format is binary")
 

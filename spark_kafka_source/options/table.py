@@ -525,8 +525,9 @@ class SinkOptions:
         "valueFormat",
         Use.WRITE,
         _WRITE_FORMAT,
-        "binary: the column `value` is string or binary, and written as it is. avro: it is written with `valueSchema`. "
-        "confluent-avro: behind the id of a schema in the registry of `schema.registry.url` ([schemas.md](schemas.md))",
+        "binary: the column `value` is string or binary, and written as it is. avro, protobuf: it is written with "
+        "`valueSchema`. confluent-avro, confluent-protobuf: behind the id of a schema in the registry of "
+        "`schema.registry.url` ([schemas.md](schemas.md))",
         default="binary",
     )
     key_schema: str | None = option("keySchema", Use.WRITE, _SCHEMA, "as `valueSchema`, for keys")
@@ -534,8 +535,16 @@ class SinkOptions:
         "valueSchema",
         Use.WRITE,
         _SCHEMA,
-        "the Avro schema to write with; with confluent-avro it must be a version of the subject",
-        default_text="with confluent-avro the subject's latest version",
+        "the schema to write with; with a registry it must be a version of the subject",
+        default_text="with a registry the subject's latest version",
+    )
+    key_message_name: str | None = option("keyMessageName", Use.WRITE, NONEMPTY, "as `valueMessageName`, for keys")
+    value_message_name: str | None = option(
+        "valueMessageName",
+        Use.WRITE,
+        NONEMPTY,
+        "the message of the Protobuf schema to write, with or without its package",
+        default_text="the first message of the schema",
     )
     key_subject: str | None = option("keySubject", Use.WRITE, NONEMPTY, "as `valueSubject`, for keys")
     value_subject: str | None = option(

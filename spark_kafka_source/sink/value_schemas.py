@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
-from protocol.schemas.formats import FORMATS
+from protocol.schemas.formats import FORMATS, written_language_of
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
 
 if TYPE_CHECKING:
+    from protocol.schemas.encoding import ColumnWriter
     from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
 
 _NOT_FOUND = 404
@@ -30,17 +30,23 @@ class WriterSchema:
     Attributes
     ----------
     part : {"key", "value"}
+    format : str
+        One of `formats.FORMATS`.
     text : str
     references : tuple of (str, str)
         Schemas that it uses, by name.
     prefix : bytes
         The bytes before each value: none, or a zero byte and the schema's id.
+    message : str or None
+        The message of a Protobuf schema.
     """
 
     part: Literal["key", "value"]
+    format: str
     text: str
     references: tuple[tuple[str, str], ...] = ()
     prefix: bytes = b""
+    message: str | None = None
 
 
 # -- on the driver ----------------------------------------------------------------------------------
@@ -85,24 +91,30 @@ def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: Dat
 def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa.DataType | None) -> WriterSchema:
     is_key = part == "key"
     text = options.key_schema if is_key else options.value_schema
-    spec = FORMATS[options.key_format if is_key else options.value_format]
+    format = options.key_format if is_key else options.value_format
+    spec = FORMATS[format]
+    message = options.key_message_name if is_key else options.value_message_name
     if not spec.registered or options.registry is None:
-        return WriterSchema(part, text or "")
+        return WriterSchema(part, format, text or "", message=message)
     subject = (options.key_subject if is_key else options.value_subject) or f"{options.topic}-{part}"
     registry = PROCESS.registry(options.registry)
-    found = _registered(registry, options, subject, text, kind)
+    found = _registered(registry, options, subject, format, text, kind)
     if found.kind != spec.language:
         raise ConfigurationError(f"the subject {subject} has a schema of the type {found.kind}, not {spec.language}")
     assert found.schema_id is not None
     references = tuple((name, each.text) for name, each in registry.references(found).items())
-    return WriterSchema(part, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"))
+    return WriterSchema(part, format, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"), message)
 
 
 def _registered(
-    registry: SchemaRegistry, options: SinkOptions, subject: str, text: str | None, kind: pa.DataType | None
+    registry: SchemaRegistry,
+    options: SinkOptions,
+    subject: str,
+    format: str,
+    text: str | None,
+    kind: pa.DataType | None,
 ) -> RegisteredSchema:
     """Return the version of the subject to write with. Registers the schema first if options allow that."""
-    from protocol.schemas.avro_schema import schema_of
     from protocol.schemas.registry import RegisteredSchema
 
     if text is None and not options.auto_register_schemas:
@@ -116,7 +128,9 @@ def _registered(
             raise
     if text is None and kind is None:
         raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
-    schema = RegisteredSchema(json.dumps(schema_of(kind)) if text is None else text)
+    language = FORMATS[format].language
+    assert language is not None
+    schema = RegisteredSchema(written_language_of(format).text_of(kind) if text is None else text, language)
     normalize = options.normalize_schemas
     if options.auto_register_schemas:
         registry.register(subject, schema, normalize=normalize)
@@ -128,17 +142,15 @@ def _registered(
 
 def encode_column(schema: WriterSchema, column: pa.Array) -> pa.Array:
     """Return the values as a binary column; null for null. Raises `UsageError` for a value that does not fit."""
-    from protocol.schemas.avro_encode import encode
+    from protocol.schemas.encoding import encode
 
     try:
-        return encode(_encoder(schema, column.type), column, schema.prefix)
+        writer, message = _encoder(schema, column.type)
+        return encode(writer, column, schema.prefix + message if schema.prefix else b"")
     except UsageError as error:
         raise UsageError(f"the column {schema.part} cannot be written: {error}") from None
 
 
 @lru_cache(maxsize=_MAX_ENCODERS)
-def _encoder(schema: WriterSchema, kind: pa.DataType) -> Any:
-    from protocol.schemas.avro_encode import encoder
-    from protocol.schemas.avro_schema import parse_avro
-
-    return encoder(parse_avro(schema.text, dict(schema.references)), kind)
+def _encoder(schema: WriterSchema, kind: pa.DataType) -> tuple[ColumnWriter, bytes]:
+    return written_language_of(schema.format).writer(schema.text, dict(schema.references), schema.message, kind)

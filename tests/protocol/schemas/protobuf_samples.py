@@ -24,12 +24,15 @@ class Samples:
     seed : int
     groups : bool
         Whether proto2 schemas may have groups.
+    unknown_symbols : bool
+        Whether enums of proto3 may have numbers without a symbol.
     """
 
-    def __init__(self, seed: int, groups: bool = True) -> None:
+    def __init__(self, seed: int, groups: bool = True, unknown_symbols: bool = True) -> None:
         self.random = random.Random(seed)
         self.proto3 = self.random.random() < 0.6
         self._groups = groups
+        self._symbols = [0, 1, 300, -1, *([_UNKNOWN_ENUM] if self.proto3 and unknown_symbols else [])]
 
     # -- schemas ------------------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class Samples:
         if kind == Field.TYPE_BYTES:
             return r.choice([b"", b"\x00\xff", b"y" * 130])
         if kind == Field.TYPE_ENUM:
-            return r.choice([0, 1, 300, -1, *([_UNKNOWN_ENUM] if self.proto3 else [])])
+            return r.choice(self._symbols)
         bits = 32 if kind in (5, 13, 7, 15, 17) else 64
         value = r.choice([0, 1, 127, 128, 2**31 - 1, 2 ** (bits - 1) - 1])
         if kind in (Field.TYPE_UINT32, Field.TYPE_UINT64, Field.TYPE_FIXED32, Field.TYPE_FIXED64):

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, UsageError
-from protocol.schemas.avro_encode import encode, encoder
+from protocol.schemas.avro_encode import encoder
 from protocol.schemas.avro_resolution import AvroDecoder, select_fields
 from protocol.schemas.avro_schema import AvroType, arrow_type, parse_avro
 from protocol.schemas.decoding import InvalidValue
+from protocol.schemas.encoding import encode
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, encoded, plain
 from tests.support.soak import scaled
 

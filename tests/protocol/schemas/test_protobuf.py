@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
 
 from protocol.schemas.decoding import InvalidValue
+from protocol.schemas.encoding import encode
+from protocol.schemas.protobuf_language import ProtobufLanguage
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.values import ColumnDecoder
 from tests.protocol.schemas.protobuf_samples import Samples, as_column, message_class, plain, text_of
@@ -41,6 +44,37 @@ def test_random_messages_equal_those_of_the_protobuf_package(rows: int) -> None:
         assert repr(plain(column)) == repr(expected), seed
 
 
+def test_encoded_columns_are_the_messages_that_they_were_decoded_from() -> None:
+    for seed in range(SCHEMAS):
+        samples = Samples(seed, unknown_symbols=False)
+        file = samples.file()
+        kind = message_class(file)
+        values = samples.messages(kind, 30)
+        text = text_of(file)
+        column, _ = decode(ColumnDecoder(ReaderSchema("protobuf", text)), values)
+        writer, _ = ProtobufLanguage().writer(text, {}, None, column.type)
+        positions = pa.array([None if number % 7 == 6 else number for number in range(30)], pa.int64())
+        encoded = encode(writer, column.take(positions).slice(3), b"prefix")
+        for number, raw in enumerate(encoded.to_pylist(), 3):
+            if number % 7 == 6:
+                assert raw is None
+                continue
+            assert raw.startswith(b"prefix")
+            expected = as_column(kind.FromString(values[number]))
+            assert repr(as_column(kind.FromString(raw[6:]))) == repr(expected), (seed, number)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Compare rows; the package drops entries of maps that have unknown fields, other implementations do not."""
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(same(ours[name], theirs[name]) for name in theirs)
+    if isinstance(theirs, list) and ours and isinstance(ours[0], tuple):
+        return {repr(each) for each in theirs} <= {repr(each) for each in ours}
+    if isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    return repr(ours) == repr(theirs)
+
+
 def test_mutated_messages_are_errors_or_values() -> None:
     outcomes = dict.fromkeys(("both", "neither", "refused", "read"), 0)
     different = []
@@ -60,7 +94,9 @@ def test_mutated_messages_are_errors_or_values() -> None:
         except DecodeError:
             judged = None
         except UnicodeDecodeError:
-            continue  # proto2 has texts that are not UTF-8
+            continue
+        if "b'" in repr(judged) and not samples.proto3:
+            continue  # proto2 has texts that are not UTF-8, which the package returns as bytes
         column, invalid = decode(decoder, [value])
         many, each_invalid = decode(decoder, [value] * 40)
         assert len(each_invalid) == 40 * len(invalid), (seed, value, invalid, each_invalid)
@@ -71,10 +107,8 @@ def test_mutated_messages_are_errors_or_values() -> None:
             outcomes["refused"] += 1
         else:
             outcomes["both"] += 1
-            if repr(plain(column)[0]) != repr(judged):
+            if not same(plain(column)[0], judged):
                 different.append((seed, value, plain(column)[0], judged))
-    print(outcomes, len(different))
-    for each in different[:5]:
-        print(*each, sep="\n    ")
+    assert different == []
     assert outcomes["both"]
     assert outcomes["neither"]

@@ -1,0 +1,125 @@
+"""Write Arrow columns as binary columns of encoded values: each field becomes a column of bytes, and these are joined.
+
+What the encoders of all languages share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import UsageError
+from protocol.records.arrow_numpy import valid
+from protocol.records.row_layout import varint_sizes
+from protocol.schemas.decoding import InvalidRows
+
+# The smallest numbers whose varints have 2, 3, … bytes.
+_VARINT_LIMITS = np.array([1 << 7 * size for size in range(1, 10)], np.uint64)
+
+
+class ColumnWriter(ABC):
+    """Writes one type of a schema."""
+
+    @abstractmethod
+    def write(self, column: pa.Array) -> pa.Array:
+        """Return the bytes of each value as a binary column without nulls; what null has is not used.
+
+        Raises
+        ------
+        InvalidRows
+            Values that do not fit the type.
+        """
+
+
+def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Array:
+    """Return a binary column of the values behind a prefix; null for null.
+
+    Raises
+    ------
+    UsageError
+        A value does not fit the schema; the message has its row and field.
+    """
+    try:
+        if not column.null_count:
+            return _with_prefix(writer.write(column), prefix)
+        there = valid(column)
+        encoded = _with_prefix(write_some(writer, column, there), prefix)
+    except InvalidRows as error:
+        field = f"field {error.path}: " if error.path else ""
+        raise UsageError(f"{field}row {int(error.rows[0])} has {error.reason}") from None
+    return pc.if_else(mask(there), encoded, pa.scalar(None, pa.binary()))
+
+
+def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:
+    return joined([constant(prefix, len(encoded)), encoded]) if prefix else encoded
+
+
+def write_some(writer: ColumnWriter, column: pa.Array, there: npt.NDArray[np.bool_]) -> pa.Array:
+    """Write the values of these rows, and no bytes for the others."""
+    rows = np.flatnonzero(there)
+    try:
+        encoded = writer.write(column.take(pa.array(rows)))
+    except InvalidRows as error:
+        raise error.inside("", rows) from None
+    offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
+    data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
+    return binary_values(data[int(offsets[0]) :], (offsets - offsets[0])[np.cumsum(there)])
+
+
+# -- columns of bytes -------------------------------------------------------------------------
+
+
+def binary_values(data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> pa.Array:
+    """Return a binary column of consecutive values; `ends` are the ends of all values."""
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def constant(value: bytes, rows: int) -> pa.Array:
+    """Return a binary column of the same value."""
+    data = np.tile(np.frombuffer(value, np.uint8), rows)
+    return binary_values(data, np.arange(1, rows + 1, dtype=np.int64) * len(value))
+
+
+def joined(columns: Sequence[pa.Array]) -> pa.Array:
+    """Return a binary column whose values are those of the columns, one after another."""
+    if len(columns) == 1:
+        return columns[0]
+    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
+
+
+def zigzag_varints(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    """Return a binary column of zigzag varints."""
+    return _varints(((numbers >> 63) ^ (numbers << 1)).view(np.uint64), varint_sizes(numbers))
+
+
+def unsigned_varints(numbers: npt.NDArray[np.uint64]) -> pa.Array:
+    """Return a binary column of varints."""
+    return _varints(numbers, np.searchsorted(_VARINT_LIMITS, numbers, side="right") + 1)
+
+
+def _varints(raw: npt.NDArray[np.uint64], sizes: npt.NDArray[Any]) -> pa.Array:
+    longest = int(sizes.max()) if len(sizes) else 1
+    place = np.arange(longest)
+    encoded = (raw[:, None] >> (np.uint64(7) * place.astype(np.uint64))).astype(np.uint8) & np.uint8(0x7F)
+    encoded |= (place < sizes[:, None] - 1).astype(np.uint8) << np.uint8(7)
+    return binary_values(encoded[place < sizes[:, None]], np.cumsum(sizes))
+
+
+def mask(there: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return a boolean column."""
+    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(there), [None, bits])
+
+
+def refuse_at(wrong: npt.NDArray[np.bool_], path: str, reason: str) -> None:
+    """Raise `InvalidRows` with these rows, if there are any."""
+    if wrong.any():
+        raise InvalidRows(np.flatnonzero(wrong), reason, path)
