@@ -11,12 +11,16 @@ from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import valid
 from protocol.schemas.formats import FORMATS
+from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import Part
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder, choose_schema
 from spark_kafka_source.cli.json_values import json_column
 from spark_kafka_source.cli.record_files import TYPED
 from spark_kafka_source.cli.record_text import ERROR
+
+# Levels of Protobuf messages that contain themselves.
+_RECURSIVE_DEPTH = 3
 
 
 class RecordDecoder:
@@ -83,7 +87,8 @@ def _decoder(registry: SchemaRegistry, subject: str, part: Part) -> ColumnDecode
     latest = registry.version(subject)
     for name, spec in FORMATS.items():
         if spec.registered and spec.language == latest.kind:
-            schema = choose_schema(name, registry, subject, version=latest.version)  # type: ignore[arg-type]
+            settings = ProtobufSettings(recursive_fields_max_depth=_RECURSIVE_DEPTH)
+            schema = choose_schema(name, registry, subject, version=latest.version, protobuf=settings)  # type: ignore[arg-type]
             return ColumnDecoder(schema, registry, part)
     raise ConfigurationError(f"the subject {subject} has a schema of the type {latest.kind}, which is not supported")
 

@@ -1,4 +1,4 @@
-"""Arrow columns of any type as JSON texts, in the form of Spark's `to_json`."""
+"""Arrow columns of any type as JSON texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def json_column(column: pa.Array) -> pa.Array:
     """Return a binary column with the JSON text of each value; null for null.
 
     Structs are objects, also with fields that are null; maps are objects; binary values are base64, decimals numbers,
-    dates and timestamps ISO 8601 in UTC; NaN and infinity are strings.
+    dates and timestamps ISO 8601 in UTC, durations seconds such as "1.5s"; NaN and infinity are strings.
     """
     stored, write = _stored(column.type), _writer(column.type)
     plain = column if stored == column.type else column.cast(stored)
@@ -30,8 +30,8 @@ def json_column(column: pa.Array) -> pa.Array:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """Return the type with numbers in place of dates and timestamps, which Python has for fewer years."""
-    if pa.types.is_timestamp(kind):
+    """Return the type with numbers in place of dates and times, of which Python has fewer."""
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_date32(kind):
         return pa.int32()
@@ -48,11 +48,13 @@ def _writer(kind: pa.DataType) -> Write:
     if pa.types.is_struct(kind):
         return _object([(json.dumps(each.name, ensure_ascii=False), each.name, _writer(each.type)) for each in kind])
     if pa.types.is_map(kind):
-        return _map(_writer(kind.item_type))
+        return _map(_writer(kind.key_type), _writer(kind.item_type))
     if pa.types.is_list(kind):
         return _array(_writer(kind.value_type))
     if pa.types.is_timestamp(kind):
         return _timestamp(_PER_SECOND[kind.unit], "Z" if kind.tz else "")
+    if pa.types.is_duration(kind):
+        return _duration(_PER_SECOND[kind.unit])
     for check, write in _WRITERS:
         if check(kind):
             return write
@@ -70,11 +72,12 @@ def _object(fields: list[tuple[str, str, Write]]) -> Write:
     return write
 
 
-def _map(item: Write) -> Write:
-    def write(value: Any) -> str:
-        return "{" + ", ".join(f"{_text(str(key))}: {_or_null(item, each)}" for key, each in value) + "}"
+def _map(key: Write, item: Write) -> Write:
+    def name(value: Any) -> str:
+        text = key(value)
+        return text if text.startswith('"') else f'"{text}"'
 
-    return write
+    return lambda value: "{" + ", ".join(f"{name(each)}: {_or_null(item, other)}" for each, other in value) + "}"
 
 
 def _array(item: Write) -> Write:
@@ -90,6 +93,15 @@ def _timestamp(per_second: int, suffix: str) -> Write:
             return str(value)
         fraction = f".{rest:0{len(str(per_second)) - 1}d}" if rest else ""
         return f'"{text}{fraction}{suffix}"'
+
+    return write
+
+
+def _duration(per_second: int) -> Write:
+    def write(value: Any) -> str:
+        seconds, rest = divmod(abs(value), per_second)
+        fraction = f".{rest:0{len(str(per_second)) - 1}d}" if rest else ""
+        return f'"{"-" if value < 0 else ""}{seconds}{fraction}s"'
 
     return write
 

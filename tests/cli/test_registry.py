@@ -145,6 +145,38 @@ def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> 
         assert found.stdout == '7 "abc"\n'
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (
+            "PROTOBUF",
+            'syntax = "proto3"; import "google/protobuf/duration.proto"; message Order { int64 id = 1; '
+            "google.protobuf.Duration took = 2; map<bool, int32> counts = 3; Order next = 4; }",
+            b"\0\x08\x07\x12\x05\x08\x01\x10\x80\x0a\x1a\x04\x08\x01\x10\x02\x22\x02\x08\x08",
+        ),
+        (
+            "JSON",
+            '{"type": "object", "properties": {"id": {"type": "integer"}, "took": {"type": "string"}, "counts": '
+            '{"type": "object", "additionalProperties": {"type": "integer"}}}}',
+            b'{"id": 7, "took": "1.000001280s", "counts": {"true": 2}}',
+        ),
+    ],
+)
+def test_protobuf_and_json_are_decoded_as_their_subject_says(
+    registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
+) -> None:
+    schema_id = registry.register("other-value", text, kind)
+    with FakeKafka() as kafka:
+        kafka.create_topic("other", 1)
+        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+            producer.send("other", b"\0" + schema_id.to_bytes(4, "big") + value)
+        where = ("--bootstrap-server", kafka.bootstrap_servers, "--schema-registry", registry.url)
+        found = json.loads(run("consume", "other", "-e", "--decode", *where).stdout)
+        assert (found["id"], found["counts"]) == (7, {"true": 2})
+        assert found["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
+        assert kind == "JSON" or found["next"]["id"] == 8
+
+
 def test_missing_subject_registry_or_decode_is_named(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
     where = ("--bootstrap-server", kafka.bootstrap_servers)
     missing = run("consume", "valid", "-e", "--decode", *where, "--schema-registry", registry.url, code=1)
@@ -163,6 +195,7 @@ def test_values_of_all_types_are_json() -> None:
             ("bytes", pa.binary()),
             ("not", pa.float64()),
             ("flag", pa.bool_()),
+            ("took", pa.duration("us")),
         ]
     )
     rows = [
@@ -173,6 +206,7 @@ def test_values_of_all_types_are_json() -> None:
             "bytes": b"\xff",
             "not": float("nan"),
             "flag": True,
+            "took": -1_500_000,
         },
         None,
     ]
@@ -184,6 +218,7 @@ def test_values_of_all_types_are_json() -> None:
         "bytes": "/w==",
         "not": "NaN",
         "flag": True,
+        "took": "-1.500000s",
     }
     assert null is None
 

@@ -121,6 +121,35 @@ def test_fixed_schema_of_a_key_needs_no_registry_and_fields_are_pruned(spark: Sp
     assert read.collect()[0].key.id == 7
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value", "type"),
+    [
+        (
+            "protobuf",
+            'syntax = "proto3"; message Order { int64 id = 1; repeated string lines = 2; }',
+            b"\0\x08\x07\x12\x01a\x12\x01b",  # the number of the message, and the message
+            "struct<id:bigint,lines:array<string>>",
+        ),
+        (
+            "json",
+            '{"type": "object", "properties": {"id": {"type": "integer"}, "lines": {"type": "array", '
+            '"items": {"type": "string"}}}}',
+            b'{"id": 7, "lines": ["a", "b"]}',
+            "struct<id:bigint,lines:array<string>>",
+        ),
+    ],
+)
+def test_protobuf_and_json_of_a_registry_decode(
+    spark: SparkSession, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes, type: str
+) -> None:
+    schema_id = registry.register("other", text, kind.upper())
+    given = options(registry, valueSubject="other", valueFormat=f"confluent-{kind}")
+    raw = b"\0" + schema_id.to_bytes(4, "big") + value
+    read = frame(spark, raw, None).select("n", from_registry("value", given).alias("v")).orderBy("n")
+    assert read.schema["v"].dataType.simpleString() == type
+    assert [row.v and row.v.asDict() for row in read.collect()] == [{"id": 7, "lines": ["a", "b"]}, None]
+
+
 def test_schema_is_fixed_at_the_call_although_a_newer_version_comes(
     spark: SparkSession, registry: FakeSchemaRegistry
 ) -> None:
