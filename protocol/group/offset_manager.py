@@ -23,6 +23,7 @@ from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics import definitions
 
@@ -277,8 +278,9 @@ class OffsetManager:
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
         try:
-            thread.start()
-            self._thread = thread
+            with DeferredInterrupts():
+                thread.start()
+                self._thread = thread
         except RuntimeError as error:
             self._record_result(error)  # the process has too many threads: the next mark retries
 
