@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from protocol.broker_errors import ErrorCode, GroupEffect, error_row
-from protocol.clock import Backoff, Deadline
+from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
@@ -143,6 +143,8 @@ class OffsetManager:
         self.healthy = True
         self.changes = 0
         self._closed = False
+        # Stopped by `close`: a retry afterwards could reset a newer offset of another process.
+        self._retry_clock = StoppableClock(client.clock)
         self._thread: threading.Thread | None = None
 
     def set_member(self, member: GroupMember) -> None:
@@ -266,9 +268,10 @@ class OffsetManager:
         self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread without another commit."""
+        """End the thread without another commit; a request in flight may still succeed."""
         with self._changed:
             self._closed = True
+            self._retry_clock.stop()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -350,8 +353,9 @@ class OffsetManager:
             return None
 
         offsets = {key: mark.offset for key, mark in due.items()}
+        deadline = Deadline.after_ms(_COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
-            commit_offsets(self._client, self.group, offsets, self._client.deadline(_COMMIT_TIMEOUT_MS), member, handle)
+            commit_offsets(self._client, self.group, offsets, deadline, member, handle)
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
         if len(replies.too_large) == 1:  # cannot be split further
@@ -363,7 +367,7 @@ class OffsetManager:
         return replies
 
     def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
-        """Record replies in the marks and counters. Return False if all these marks were dropped during the request."""
+        """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""
         with self._changed:  # `flush` must see marks and counts change together
             now_s, stale_error = self._client.clock.now_s(), None
             is_new = any(due[key].failing_since_s is None for key in replies.partition_errors)
@@ -375,7 +379,7 @@ class OffsetManager:
                     due[key].stale_generation, stale_error = member, answer
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
-            if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
+            if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return False
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:

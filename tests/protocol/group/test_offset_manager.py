@@ -20,6 +20,7 @@ from protocol.group import offset_manager
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -132,6 +133,18 @@ def test_offsets_marked_again_unchanged_are_not_sent(fake: FakeKafka, client: Cl
         manager.mark(offsets)
         assert flushed(client, manager)
     assert committed_partitions(fake) == [[0, 1], [1]]
+
+
+def test_commit_is_not_retried_after_close(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+    """By then another process may have committed a higher offset."""
+    fake.lose_requests(OFFSET_COMMIT, ALWAYS)
+    manager.mark(MARKS)
+    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
+    manager.close()
+    fake.clear_faults()
+    commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(7)}, client.deadline())
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == f"offsets-{GROUP}"])
+    assert committed(client) == {("orders", 0): CommittedOffset(7)}
 
 
 def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
