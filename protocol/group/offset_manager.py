@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 _COMMIT_TIMEOUT_MS = 5_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
+# Retry a commit that was refused for a stale generation after this time, if no new generation has followed.
+_STALE_RETRY_S = 5.0
 # Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
 # Errors of one partition; all other retriable errors concern the group or its coordinator.
@@ -57,7 +59,7 @@ class _Mark:
     offset: CommittedOffset
     completed_at_s: float | None = None
     refused: BrokerError | None = None
-    # The member whose commit was refused for a stale generation, until `set_member` sets the next one.
+    # The member whose commit was refused for a stale generation; the next member sends the mark at once.
     stale_generation: GroupMember | None = None
     # The last error of this partition alone, and the time of the first one, also of earlier marks.
     last_error: BrokerError | None = None
@@ -73,10 +75,18 @@ class _Mark:
 
     def fail(self, error: BrokerError, now_s: float) -> float:
         """Record an error of this partition alone; return the time in seconds since the first one."""
-        self.last_error = error
+        self.last_error, self.stale_generation = error, None
         self.failing_since_s = now_s if self.failing_since_s is None else self.failing_since_s
         self.retry_at_s = now_s + self.backoff.next_s()
         return now_s - self.failing_since_s
+
+    def refuse_generation(self, member: GroupMember, now_s: float) -> None:
+        """Record that this member's generation is stale."""
+        self.stale_generation, self.retry_at_s = member, now_s + _STALE_RETRY_S
+
+    def next_retry_s(self, member: GroupMember) -> float:
+        """Return the time from which this member may send the mark."""
+        return -math.inf if self.stale_generation not in (None, member) else self.retry_at_s
 
 
 @dataclass
@@ -294,15 +304,14 @@ class OffsetManager:
         return {
             key: mark
             for key, mark in self._marks.items()
-            if mark.stale_generation != self._member
-            and mark.retry_at_s <= now_s
+            if mark.next_retry_s(self._member) <= now_s
             and (mark.completed_at_s is None or (mark.refused is None and mark.completed_at_s <= long_ago_s))
         }
 
     def _idle_s(self) -> float:
         """Return the time until a mark is due."""
         waiting = (mark for mark in self._marks.values() if mark.completed_at_s is None)
-        retry_s = min((mark.retry_at_s for mark in waiting if mark.stale_generation != self._member), default=math.inf)
+        retry_s = min((mark.next_retry_s(self._member) for mark in waiting), default=math.inf)
         return max(0.0, min(self._refresh_s, 60.0, retry_s - self._client.clock.now_s()))
 
     def _run(self) -> None:
@@ -376,7 +385,8 @@ class OffsetManager:
                     replies.final[key] = replies.partition_errors.pop(key)
             for key, answer in replies.final.items():
                 if answer is not None and _is_stale_generation(answer, member):
-                    due[key].stale_generation, stale_error = member, answer
+                    due[key].refuse_generation(member, now_s)
+                    stale_error = answer
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
             if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():

@@ -277,6 +277,20 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     assert committed(client) == MARKS
 
 
+def test_commit_refused_once_for_a_stale_generation_is_retried_without_a_new_one(
+    fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats succeed, so that no new generation follows."""
+    monkeypatch.setattr(offset_manager, "_STALE_RETRY_S", 0.2)
+    (joined,) = stable(client, GROUP)
+    member = GroupMember(joined.member_id, joined.generation)
+    manager.set_member(member)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION)
+    manager.mark(MARKS, member)
+    assert flushed(client, manager)
+    assert committed(client) == MARKS
+
+
 def test_commit_refused_for_a_stale_generation_fails_if_partitions_were_lost(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
