@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spark_kafka_source.local_kafka import LocalKafka
     from spark_kafka_source.sink import foreach_batch_writer
     from spark_kafka_source.source import register
+    from spark_kafka_source.watching import watch
 
 _MODULES = {
     "__version__": "protocol.version",
@@ -37,6 +38,7 @@ _MODULES = {
     "lag_of_query": "spark_kafka_source.lag",
     "register": "spark_kafka_source.source",
     "to_registry": "spark_kafka_source.functions",
+    "watch": "spark_kafka_source.watching",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "lag_of_query",
     "register",
     "to_registry",
+    "watch",
 ]
 
 

@@ -37,10 +37,14 @@ LOG = "spark.log"
 # Limit of each step, far longer than a step takes on a busy machine.
 _TIMEOUT_S = 300
 _BAR_WIDTH = 24
+# The query may read so many times as many orders as arrive.
+_CATCH_UP = 3
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(brokers: int, seconds: float, per_second: float, security: str, folder: Path, screen: Screen) -> bool:
+def run(
+    brokers: int, seconds: float, per_second: float, security: str, folder: Path, picture: Path, screen: Screen
+) -> bool:
     """Run the demo.
 
     Parameters
@@ -55,6 +59,8 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
         Security protocol of the brokers, in lower case.
     folder : pathlib.Path
         Directory for the checkpoint and Spark's log.
+    picture : pathlib.Path
+        File for the picture of the query.
     screen : Screen
         Receives all output.
 
@@ -85,8 +91,9 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
         )
         screen.print_line(f"and writes the revenue per country and {demo_query.WINDOW_S} s to {demo_query.REVENUE}")
         try:
-            query = demo_query.start_query(spark, options, str(folder / "checkpoint"))
-            watch = Watch(query, client, demo_query.GROUP, demo_query.ORDERS, screen)
+            limit = round(_CATCH_UP * per_second * demo_query.TRIGGER_S)
+            query = demo_query.start_query(spark, options, str(folder / "checkpoint"), limit)
+            watch = Watch(query, client, options, demo_query.GROUP, demo_query.ORDERS, screen)
             _follow(watch, orders, seconds, screen)
             query.processAllAvailable()  # the last closed windows
             watch.show_new_batches()
@@ -96,7 +103,10 @@ def run(brokers: int, seconds: float, per_second: float, security: str, folder: 
         finally:
             spark.stop()
         results_match = _check(results, orders.sums, watch.late_rows, screen)
-        return _show_group(kafka, demo_query.GROUP, screen) and results_match
+        lag_is_0 = _show_group(kafka, demo_query.GROUP, screen)
+        if find_spec("matplotlib") is not None:
+            screen.print_timed(f"rates, batch time and lag as a picture: {watch.history.save(picture)}")
+        return lag_is_0 and results_match
 
 
 def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -> None:
@@ -222,6 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rate", type=float, default=500, help="orders per second (default 500)")
     parser.add_argument("--security", choices=["plaintext", *map(str.lower, PROTOCOLS)], default="plaintext")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "spark-kafka-source-demo.svg",
+        help="file for the picture of the query, if matplotlib is installed (default %(default)s)",
+    )
     parsed = parser.parse_args(arguments)
     _end_on_signals()
     screen = Screen()
@@ -232,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             find_java()
             _require_pyspark()
             settings = (parsed.brokers, parsed.seconds, parsed.rate, parsed.security)
-            return 0 if run(*settings, Path(folder), screen) else 1
+            return 0 if run(*settings, Path(folder), parsed.picture, screen) else 1
         except KeyboardInterrupt:
             screen.print_timed("stopped")
         except KafkaError as error:

@@ -37,7 +37,9 @@ def open_session() -> SparkSession:
     return SparkSession.builder.appName("demo").getOrCreate()
 
 
-def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) -> StreamingQuery:
+def start_query(
+    spark: SparkSession, kafka: Mapping[str, str], checkpoint: str, max_orders_per_batch: int
+) -> StreamingQuery:
     """Start the query from `orders` to `revenue`: revenue by country and window, a micro-batch every two seconds.
 
     Parameters
@@ -47,6 +49,8 @@ def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) 
         Options for the source and the sink, with the prefix `kafka.`.
     checkpoint : str
         Path of the checkpoint.
+    max_orders_per_batch : int
+        Limits how fast the query catches up with the orders sent before its start.
     """
     orders = (
         spark.readStream.format("pykafka-group")
@@ -54,6 +58,7 @@ def start_query(spark: SparkSession, kafka: Mapping[str, str], checkpoint: str) 
         .option("subscribe", ORDERS)
         .option("kafka.group.id", GROUP)
         .option("kafka.auto.offset.reset", "earliest")
+        .option("maxOffsetsPerTrigger", max_orders_per_batch)
         .load()
         .select(sf.from_json(sf.col("value").cast("string"), _ORDER).alias("order"))
         .select("order.*")

@@ -17,6 +17,7 @@ from protocol.errors import KafkaError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.watching import QueryHistory
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -89,8 +90,17 @@ class Table:
 class Watch:
     """Follows a query that reads one topic with one group; offsets are shown as sums over the topic's partitions."""
 
-    def __init__(self, query: StreamingQuery, client: Client, group: str, topic: str, screen: Screen) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        client: Client,
+        options: Mapping[str, str],
+        group: str,
+        topic: str,
+        screen: Screen,
+    ) -> None:
         self.late_rows = 0
+        self.history = QueryHistory(query, options={**options, "kafka.group.id": group})
         self._query = query
         self._client = client
         self._group = group
@@ -141,7 +151,8 @@ class Watch:
         self.show_new_batches()
 
     def show_new_batches(self) -> None:
-        """Print the batches that completed since the last call."""
+        """Print the batches that completed since the last call, and add them to the history."""
+        self.history.poll()
         for progress in self._query.recentProgress:
             if progress.batchId > self._last_batch:
                 self._last_batch = progress.batchId

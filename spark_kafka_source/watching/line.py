@@ -1,0 +1,31 @@
+"""A query in one line of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spark_kafka_source.watching.sample import Sample
+
+
+def line(samples: Sequence[Sample], name: str) -> str:
+    """Return the newest sample as text, such as for a terminal."""
+    if not samples:
+        return f"{name}: no batch is complete yet"
+    last = samples[-1]
+    parts = [f"{name}: batch {last.batch}"]
+    if last.input_rows_per_s is not None:
+        parts.append(f"in {last.input_rows_per_s:,.0f} rows/s")
+    if last.processed_rows_per_s is not None:
+        parts.append(f"processed {last.processed_rows_per_s:,.0f} rows/s")
+    if last.batch_s is not None:
+        parts.append(f"{last.batch_s:.1f} s")
+    if last.lag is not None and last.lag.metrics():
+        seconds = last.lag.seconds_behind
+        parts.append(f"lag {last.lag.offsets_behind:,}" + ("" if seconds is None else f" ({seconds:.1f} s)"))
+    # Only the newest trigger of a poll asks for the group.
+    group = next((each.group for each in reversed(samples) if each.group is not None), None)
+    if group is not None:
+        parts.append(f"group {group}")
+    return ", ".join(parts)
