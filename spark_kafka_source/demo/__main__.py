@@ -37,7 +37,8 @@ LOG = "spark.log"
 # Limit of each step, far longer than a step takes on a busy machine.
 _TIMEOUT_S = 300
 _BAR_WIDTH = 24
-# The query may read so many times as many orders as arrive.
+# A batch may read this part of the orders sent before the query, and so many times as many as arrive meanwhile.
+_BATCHES = 4
 _CATCH_UP = 3
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -91,7 +92,7 @@ def run(
         )
         screen.print_line(f"and writes the revenue per country and {demo_query.WINDOW_S} s to {demo_query.REVENUE}")
         try:
-            limit = round(_CATCH_UP * per_second * demo_query.TRIGGER_S)
+            limit = round(max(orders.sent / _BATCHES, _CATCH_UP * per_second * demo_query.TRIGGER_S))
             query = demo_query.start_query(spark, options, str(folder / "checkpoint"), limit)
             watch = Watch(query, client, options, demo_query.GROUP, demo_query.ORDERS, screen)
             _follow(watch, orders, seconds, screen)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_kafka_source import foreach_batch_writer
+from spark_kafka_source import foreach_batch_writer, watch
 from spark_kafka_source.lag import LagListener, lag_of_query
 
 COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
@@ -53,7 +53,7 @@ def main(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    watched = watch(query)
     deadline_s = time.monotonic() + 30
     while len(listener.history) < len(query.recentProgress) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -63,6 +63,7 @@ def main(
         "session": type(spark).__module__,
         "streamed": [progress.numInputRows for progress in query.recentProgress],
         "lag": [each.lag.offsets_behind for each in listener.history],
+        "watched": [each.lag and each.lag.offsets_behind for each in watched.samples],
         "last_lag": lag_of_query(query).offsets_behind,
         "executors": len({row.pid for row in rows.mapInArrow(python_daemon, "pid long").collect()}),
     }

@@ -135,7 +135,7 @@ OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
         ("make demo", "make demo SECURITY=sasl_ssl"),
-        "tests/spark/demo/test_demo.py::test_demo_ends_with_correct_results_and_lag_zero",
+        "tests/spark/demo/test_demo.py::test_demo_ends_with_correct_results_lag_zero_and_picture",
     ),
     **dict.fromkeys(
         (

@@ -52,6 +52,7 @@ def copy_and_check(kafka: LocalKafka, topic: TopicFactory, folder: Path, session
     report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     assert sum(report["streamed"]) == ROWS
     assert report["lag"] == [ROWS - read for read in accumulate(report["streamed"])]
+    assert report["watched"] == report["lag"]
     assert report["last_lag"] == 0
     newest = {record.key: int(record.value or b"") for record in read_back(kafka, counted)}
     assert sorted(newest) == [b"%d" % number for number in range(PARTITIONS)]

@@ -22,10 +22,14 @@ COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("security", ["plaintext", *(["sasl_ssl"] if SOAK else [])])
-def test_demo_ends_with_correct_results_and_lag_zero(monkeypatch: pytest.MonkeyPatch, security: str) -> None:
+def test_demo_ends_with_correct_results_lag_zero_and_picture(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, security: str
+) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     brokers = "3" if SOAK else "1"
-    command = [*COMMAND, "--brokers", brokers, "--seconds", "5", "--rate", "200", "--security", security]
+    picture = tmp_path / "demo.svg"
+    settings = ["--seconds", "5", "--rate", "200", "--security", security, "--picture", str(picture)]
+    command = [*COMMAND, "--brokers", brokers, *settings]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
@@ -41,6 +45,8 @@ def test_demo_ends_with_correct_results_and_lag_zero(monkeypatch: pytest.MonkeyP
     assert results == sum(row["results"] for row in batches) > 0
     assert len(re.findall(r"^orders-etl +orders +\d +(\d+) +\1 +0 ", ended.stdout, re.MULTILINE)) == 6
     assert "lag 0 on all 6 partitions" in ended.stdout
+    assert ended.stdout.endswith(f": {picture}\n")
+    assert "lag in seconds" in picture.read_text()
 
 
 def test_demo_without_java_fails_with_one_line(tmp_path: Path) -> None:
