@@ -55,6 +55,7 @@ _CONTENTS = {
         *("docs/migrating", "docs/groups", "docs/delivery", "docs/schemas", "docs/security", "docs/clouds"),
         *(
             "docs/installing",
+            "docs/monitoring",
             "docs/tuning",
             "docs/consuming",
             "docs/producing",

@@ -29,7 +29,8 @@ HERE = "tests/spark/test_documents.py::"
 PYTHON = {
     ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_example_of_the_docs_runs",
     ("README.md", "orders = ("): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
-    ("README.md", "lag_of_query("): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
+    ("monitoring.md", "lag_of_query("): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
+    ("monitoring.md", "watch(query"): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
     ("architecture.md", "protocol.read("): HERE + "test_architecture_example_reads_range_without_spark",
     ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_topic_is_read_as_a_table",
     ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_first_example_runs",
@@ -159,6 +160,10 @@ COMMANDS: dict[str, str] = {
     "pip install": "",  # downloads packages; README describes it
     "make test": "",  # runs this test
     "%pip install": "",  # exists in Databricks only, which the tests do not use (see README)
+    "python -m spark_kafka_source.demo --picture docs/images/demo.png": "tests/spark/demo/test_demo.py::"
+    "test_demo_ends_with_correct_results_lag_zero_and_picture",
+    "pip install '.[notebook]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "make docs": "tests/test_site.py::test_site_has_every_page_and_no_broken_link",
     "make bench": HERE + "test_benchmarks_of_the_docs_run",
     "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
@@ -293,7 +298,7 @@ def test_first_query_of_readme_writes_rows_and_shows_lag(
     assert {record.value for record in read_back(kafka1, upper)} == {b"%09d." % number for number in range(100)}
 
     query.processAllAvailable()
-    text = block("README.md", "lag_of_query(").with_names(
+    text = block("monitoring.md", "lag_of_query(").with_names(
         {**brokers, "LagListener(print)": "listener := LagListener(print)"}
     )
     exec(text, names)
@@ -304,6 +309,9 @@ def test_first_query_of_readme_writes_rows_and_shows_lag(
         spark.streams.removeListener(names["listener"])
     metrics = names["lag_of_query"](query).metrics()
     assert set(metrics) == {"minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest"}
+    watched = block("monitoring.md", "watch(query").with_names({**brokers, "orders-etl.png": str(tmp_path / "lag.png")})
+    exec(watched.replace("picture=", "timeout_s=0, picture="), names)
+    assert (tmp_path / "lag.png").exists()
     query.stop()
 
 
