@@ -32,7 +32,8 @@ myst_heading_anchors = 5
 myst_fence_as_directive = ["mermaid"]
 # A cell of a table may hold what looks like a formula or a placeholder: only GitHub's syntax is used.
 myst_enable_extensions = ["strikethrough"]
-suppress_warnings = ["myst.header"]
+# Types in docstrings are words: "name" is no reference to one of the attributes of that name.
+suppress_warnings = ["myst.header", "ref.python"]
 
 default_role = "code"  # `name` in docstrings
 smartquotes = False
