@@ -99,6 +99,9 @@ def test_decoded_values_are_objects_in_json_lines(kafka: FakeKafka, registry: Fa
     assert [each["value"] and each["value"]["id"] for each in found] == [1, 2, None, None]
     assert found[1]["value"] == {"id": 2, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.5, "note": "x"}
     assert found[1]["headers"] == [{"key": "h", "value": "1"}]
+    # A batch without headers and errors is rendered by columns.
+    (first,) = consume(kafka, registry, "valid", "--decode", "-J", "--grep", '"id": 1,').stdout.splitlines()
+    assert json.loads(first) == {**found[0], "topic": "valid"}
     assert [each.get("error") for each in found] == [
         *(None, None, None),
         "value: it does not begin with a zero byte and a schema id",
