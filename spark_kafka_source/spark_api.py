@@ -6,11 +6,14 @@ Read limits and `SupportsTriggerAvailableNow` exist since 4.2. Before, the class
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.types import DataType
 else:
     try:
         from pyspark.sql.streaming.datasource import (
@@ -38,7 +41,7 @@ else:
             """Replaces PySpark 4.2's class."""
 
 
-__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow", "activate"]
+__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow", "activate", "arrow_type"]
 
 
 def activate(session: SparkSession) -> None:
@@ -50,3 +53,12 @@ def activate(session: SparkSession) -> None:
     if session.getActiveSession() is None:
         # A public call that activates the session, without a job.
         session.createDataFrame([], "id int")
+
+
+def arrow_type(type: DataType) -> pa.DataType:
+    """Return the Arrow type that columns have in Python; timestamps are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    if "timezone" in inspect.signature(to_arrow_type).parameters:
+        return to_arrow_type(type, timezone="UTC")
+    return to_arrow_type(type)  # PySpark 4.1

@@ -14,6 +14,7 @@ from protocol.schemas.formats import FORMATS, written_language_of
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.spark_api import arrow_type
 
 if TYPE_CHECKING:
     from protocol.schemas.encoding import ColumnWriter
@@ -76,9 +77,7 @@ def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: Dat
 
     Raises `RegistryFailed` and `ConfigurationError`.
     """
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    kind = None if type is None else to_arrow_type(type, timezone="UTC")
+    kind = None if type is None else arrow_type(type)
     made = _writer_schema(options, part, kind)
     if kind is not None:
         try:

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 
 from protocol.errors import ConfigurationError, UsageError
 from spark_kafka_source.sink.columns import HEADERS, TopicColumns, plan_sink, topic_columns
+from spark_kafka_source.spark_api import arrow_type
 
 SPARK_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 TEXT_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", StringType()))
@@ -221,3 +222,11 @@ class TestTopics:
         batch = pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["1"]})
         (written,) = split(batch, schema(topic=StringType(), value=StringType()), "orders")
         assert written.topic == "orders"
+
+
+def test_arrow_type_of_a_column_is_found_with_older_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = pa.timestamp("us", tz="UTC")
+    assert arrow_type(TimestampType()) == expected
+    # PySpark 4.1 has no parameter `timezone`.
+    monkeypatch.setattr("pyspark.sql.pandas.types.to_arrow_type", lambda dt, timestamp_utc=True: expected)
+    assert arrow_type(TimestampType()) == expected
