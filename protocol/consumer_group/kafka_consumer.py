@@ -220,9 +220,8 @@ class KafkaConsumer:
         Exception
             The first exception of the listener or a callback.
         """
-        with DeferredInterrupts() as interrupts:
-            self._leave(interrupts)
-            self._subscription = TopicSubscription()
+        self._leave()
+        self._subscription = TopicSubscription()
         self._raise_user_error()
 
     @property
@@ -428,11 +427,8 @@ class KafkaConsumer:
     def enforce_rebalance(self) -> None:
         """Leave the group as `unsubscribe` does; the next `poll` rejoins, which causes a new assignment."""
         if self._membership is not None:
-            with DeferredInterrupts() as interrupts:
-                try:
-                    self._leave(interrupts, for_good=True)
-                finally:
-                    self._join()
+            self._leave(for_good=True)
+            self._join()
             self._raise_user_error()
 
     @_single_threaded
@@ -692,13 +688,10 @@ class KafkaConsumer:
         if self._closing:
             return
         deadline = self._client.deadline(timeout_ms)
-        with self._acquire(), DeferredInterrupts() as interrupts:
+        with self._acquire():
             self._closing = True
             try:
-                self._leave(interrupts, deadline=deadline)  # still open, since the listener may commit
-            except KeyboardInterrupt:
-                deadline = deadline.at_most_ms(LEAVE_MS)
-                raise
+                self._leave(deadline=deadline)  # still open, since the listener may commit
             finally:
                 self._closed = True
                 self._partitions.close(deadline)
@@ -720,18 +713,12 @@ class KafkaConsumer:
                 raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
             yield
 
-    def _leave(
-        self, interrupts: DeferredInterrupts, for_good: bool | None = None, deadline: Deadline | None = None
-    ) -> None:
-        """Revoke all partitions and leave the group, also if Ctrl-C interrupts the commit or the listener.
-
-        See `Membership.close` for `for_good`.
-        """
+    def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
+        """Revoke all partitions and leave the group; see `Membership.close` for `for_good`."""
         deadline = deadline or self._client.deadline()
         partitions = self._partitions.assigned
         try:
-            with interrupts.allowed():
-                self._revoke(partitions, deadline)
+            self._revoke(partitions, deadline)
         finally:
             self._partitions.drop(partitions)
             if self._membership is not None:

@@ -29,18 +29,21 @@ class FormatSpec:
         Whether each value has the id of its schema in a registry. Otherwise all values have one schema.
     written : bool
         Whether a sink can write it.
+    written_without_schema : bool
+        Whether a sink can write it without a schema.
     """
 
     language: str | None = None
     registered: bool = False
     written: bool = True
+    written_without_schema: bool = False
 
 
 FORMATS: Mapping[str, FormatSpec] = {
     "binary": FormatSpec(),
     "string": FormatSpec(written=False),
-    "json": FormatSpec("JSON", written=False),
-    "confluent-json": FormatSpec("JSON", registered=True, written=False),
+    "json": FormatSpec("JSON", written_without_schema=True),
+    "confluent-json": FormatSpec("JSON", registered=True),
     "avro": FormatSpec("AVRO"),
     "confluent-avro": FormatSpec("AVRO", registered=True),
     "protobuf": FormatSpec("PROTOBUF"),

@@ -13,13 +13,15 @@ import pyarrow as pa
 
 from protocol.errors import ConfigurationError
 from protocol.schemas.decoding import SchemaText, ValueDecoder
+from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.json_columns import JsonDecoder
+from protocol.schemas.json_encode import json_writer, schema_of
 from protocol.schemas.json_schema import arrow_type, parse_json_schema
 from protocol.schemas.spark_schema import parse_spark
 
 
 class JsonLanguage:
-    """Makes decoders of JSON. The methods are those of `formats.Language`."""
+    """Makes decoders and encoders of JSON. The methods are those of `formats.Language`."""
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return what decodes values to the reader's schema."""
@@ -32,6 +34,22 @@ class JsonLanguage:
         if message:
             raise ConfigurationError("the header has more bytes than a GUID")
         return self.decoder(reader)
+
+    def writer(
+        self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
+    ) -> tuple[ColumnWriter, bytes]:
+        """Return what encodes a column; without a schema as its own types say."""
+        if not text:
+            schema = None
+        elif is_json_schema(text):
+            schema = parse_json_schema(text, references)
+        else:
+            schema = parse_json_schema(self.text_of(parse_spark(text)))
+        return json_writer(schema, kind), b""
+
+    def text_of(self, kind: pa.DataType) -> str:
+        """Return the JSON Schema of a column."""
+        return json.dumps(schema_of(kind))
 
 
 def reader_type(reader: SchemaText) -> pa.DataType:

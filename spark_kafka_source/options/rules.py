@@ -103,7 +103,8 @@ def check_sink_formats(given: Mapping[str, Any]) -> None:
     for part in ("key", "value"):
         format, schema = given.get(f"{part}_format", "binary"), given.get(f"{part}_schema")
         spec = FORMATS[format]
-        if spec.language is not None and not spec.registered and schema is None:
+        needed = spec.language is not None and not spec.registered and not spec.written_without_schema
+        if needed and schema is None:
             raise ConfigurationError(
                 f"{part}Format is {format}, but there is no {part}Schema; set it.", name=f"{part}Schema"
             )

@@ -525,9 +525,9 @@ class SinkOptions:
         "valueFormat",
         Use.WRITE,
         _WRITE_FORMAT,
-        "binary: the column `value` is string or binary, and written as it is. avro, protobuf: it is written with "
-        "`valueSchema`. confluent-avro, confluent-protobuf: behind the id of a schema in the registry of "
-        "`schema.registry.url` ([schemas.md](schemas.md))",
+        "binary: the column `value` is string or binary, and written as it is. json: as `to_json` "
+        "writes it. avro, protobuf: with `valueSchema`. confluent-json and so on: behind the id of a schema in the "
+        "registry of `schema.registry.url` ([schemas.md](schemas.md))",
         default="binary",
     )
     key_schema: str | None = option("keySchema", Use.WRITE, _SCHEMA, "as `valueSchema`, for keys")

@@ -1,0 +1,366 @@
+"""Write Arrow columns as JSON values, as Spark's `to_json` does: null fields are left out.
+
+With a JSON Schema the types are checked once, when the writer is made, values column by column. Unlike `to_json`,
+microseconds are kept, and NaN and infinities are refused where a schema demands a number.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import ConfigurationError
+from protocol.records.arrow_numpy import binaries, to_numpy, valid
+from protocol.schemas.decoding import InvalidRows
+from protocol.schemas.encoding import ColumnWriter, binary_values, constant, joined, mask, refuse_at, write_some
+from protocol.schemas.json_schema import JsonField, JsonType
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FLOATS = (pa.float16(), pa.float32(), pa.float64())
+_MAX_DEPTH = 64
+# JSON numbers that only some types of Kafka Connect have.
+_CONNECT = {pa.int8(): "int8", pa.int16(): "int16", pa.int32(): "int32", pa.float32(): "float32"}
+_ANY = JsonType("any", nullable=True)
+
+
+def json_writer(schema: JsonType | None, kind: pa.DataType) -> ColumnWriter:
+    """Return what writes a column of an Arrow type.
+
+    Parameters
+    ----------
+    schema : JsonType or None
+        None: any schema.
+    kind : pyarrow.DataType
+
+    Raises
+    ------
+    ConfigurationError
+        The schema cannot take the column, or there is no JSON for its type; the message has the field's path.
+    """
+    return _writer(schema or _ANY, kind, "", 0)
+
+
+def schema_of(kind: pa.DataType) -> dict[str, Any]:
+    """Return the JSON Schema of a column. No field is required. Raises `ConfigurationError`."""
+    return {"$schema": _DRAFT, **_schema_of(kind, "")}
+
+
+def _schema_of(kind: pa.DataType, path: str) -> dict[str, Any]:
+    if pa.types.is_struct(kind):
+        properties = {each.name: _schema_of(each.type, f"{path}.{each.name}" if path else each.name) for each in kind}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+    if _is_list(kind):
+        return {"type": "array", "items": _nullable(_schema_of(kind.value_type, f"{path}[]"))}
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return {"type": "object", "additionalProperties": _nullable(_schema_of(kind.item_type, f"{path}[]"))}
+    connect = {"connect.type": _CONNECT[kind]} if kind in _CONNECT else {}
+    if kind in _INTEGERS:
+        return {"type": "integer", **connect}
+    if kind in _FLOATS or pa.types.is_decimal(kind):
+        return {"type": "number", **connect}
+    if kind == pa.bool_():
+        return {"type": "boolean"}
+    if pa.types.is_null(kind):
+        return {"type": "null"}
+    if _is_text(kind):
+        return {"type": "string"}
+    if _is_bytes(kind):
+        return {"type": "string", "contentEncoding": "base64"}
+    if kind == pa.date32():
+        return {"type": "string", "format": "date"}
+    if pa.types.is_timestamp(kind):
+        return {"type": "string", **({"format": "date-time"} if kind.tz else {})}
+    raise _no_json(kind, path)
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"oneOf": [{"type": "null"}, schema]}
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _no_json(kind: pa.DataType, path: str) -> ConfigurationError:
+    return ConfigurationError(f"{path or 'the column'} is {kind}, for which there is no JSON")
+
+
+# -- plan -------------------------------------------------------------------------------------
+
+
+def _writer(schema: JsonType, kind: pa.DataType, path: str, depth: int) -> ColumnWriter:
+    if depth > _MAX_DEPTH:
+        raise ConfigurationError(f"{path} is nested deeper than {_MAX_DEPTH} types")
+    if not _takes(schema, kind):
+        what = "an enum" if schema.values else schema.kind
+        raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's {what} cannot take")
+    if pa.types.is_struct(kind):
+        return _struct(schema, kind, path, depth)
+    if _is_list(kind) or pa.types.is_map(kind):
+        inner = kind.item_type if pa.types.is_map(kind) else kind.value_type
+        items = schema.items or _ANY
+        writer = _writer(items, inner, f"{path}[]", depth + 1)
+        return (_Map if pa.types.is_map(kind) else _List)(writer, items.nullable, path)
+    leaf = _leaf(kind, path, strict=schema.kind == "number")
+    return _Enum(leaf, kind, schema.values, path) if schema.values else leaf
+
+
+def _takes(schema: JsonType, kind: pa.DataType) -> bool:
+    """Return whether a schema takes columns of a type, apart from what is inside."""
+    if schema.kind == "any":
+        return True
+    if schema.kind == "object":
+        return bool(pa.types.is_struct(kind))
+    if schema.kind == "map":
+        return bool(pa.types.is_struct(kind) or (pa.types.is_map(kind) and pa.types.is_string(kind.key_type)))
+    if schema.kind == "array":
+        return _is_list(kind)
+    if schema.kind == "string":
+        # A text may be a date, too.
+        zoned = pa.types.is_timestamp(kind) and kind.tz is not None and pa.types.is_timestamp(schema.arrow)
+        plain = not _is_bytes(schema.arrow)
+        local = pa.types.is_timestamp(kind) and kind.tz is None and _is_text(schema.arrow)
+        return bool((_is_text(kind) and plain) or zoned or local or kind == schema.arrow or (
+            _is_bytes(kind) and _is_bytes(schema.arrow)))  # fmt: skip
+    if schema.kind == "integer":
+        return kind in _INTEGERS and kind.bit_width <= schema.arrow.bit_width
+    if schema.kind == "number":
+        return kind in _INTEGERS or kind in _FLOATS or pa.types.is_decimal(kind)
+    return bool(kind == (pa.bool_() if schema.kind == "boolean" else pa.null()))
+
+
+def _struct(schema: JsonType, kind: pa.StructType, path: str, depth: int) -> ColumnWriter:
+    known = {each.name: each for each in schema.fields}
+    own = [each.name for each in kind]
+    if schema.kind == "object" and not schema.open and (unknown := [each for each in own if each not in known]):
+        names = ", ".join(known) or "none"
+        where = f"the object {path}" if path else "the schema"
+        raise ConfigurationError(f"{where} has no field {', '.join(unknown)}; it has {names}")
+    if missing := [each.name for each in schema.fields if each.required and each.name not in own]:
+        where = f"{path} " if path else "the column "
+        raise ConfigurationError(f"{where}lacks the field {', '.join(missing)}, which the schema requires")
+    fields = []
+    for each in kind:
+        below = f"{path}.{each.name}" if path else each.name
+        default = JsonField(each.name, (schema.items if schema.kind == "map" else None) or _ANY)
+        field = known.get(each.name, default)
+        fields.append((each.name, _writer(field.type, each.type, below, depth + 1), field))
+    return _Struct(fields, path)
+
+
+def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:
+    if kind in _INTEGERS or pa.types.is_decimal(kind) or kind == pa.bool_():
+        return _Plain()
+    if kind in _FLOATS:
+        return _Float(path, strict)
+    if pa.types.is_null(kind):
+        return _Null()
+    if _is_text(kind):
+        return _Text()
+    if _is_bytes(kind):
+        return _Base64()
+    if kind == pa.date32():
+        return _Quoted()
+    if pa.types.is_timestamp(kind):
+        return _Timestamp()
+    raise _no_json(kind, path)
+
+
+# -- columns ----------------------------------------------------------------------------------
+
+
+def _binary(texts: pa.Array) -> pa.Array:
+    """Return a column of texts as binary, without nulls."""
+    texts = texts.cast(pa.string()) if not pa.types.is_string(texts.type) else texts
+    if texts.null_count:
+        texts = pc.if_else(texts.is_valid(), texts, pa.array([""], pa.string())[0])
+    return texts.cast(pa.binary())
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    quote = constant(b'"', len(texts))
+    return joined([quote, _binary(texts), quote])
+
+
+class _Plain(ColumnWriter):
+    """Integers, decimals and booleans."""
+
+    def write(self, column: pa.Array) -> pa.Array:
+        return _binary(column.cast(pa.string()))
+
+
+class _Null(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        return constant(b"null", len(column))
+
+
+class _Float(ColumnWriter):
+    def __init__(self, path: str, strict: bool) -> None:
+        self._path, self._strict = path, strict
+
+    def write(self, column: pa.Array) -> pa.Array:
+        there = valid(column)
+        values = to_numpy(column)
+        odd = there & ~np.isfinite(values)
+        texts = column.cast(pa.string())
+        if not odd.any():
+            return _binary(texts)
+        if self._strict:
+            refuse_at(odd, self._path, "NaN or an infinity, which JSON does not have")
+        # As Spark writes and reads them.
+        rows: list[str | None] = texts.to_pylist()
+        for row in np.flatnonzero(odd).tolist():
+            rows[row] = '"NaN"' if np.isnan(values[row]) else '"Infinity"' if values[row] > 0 else '"-Infinity"'
+        return binaries([(each or "").encode() for each in rows])
+
+
+class _Text(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        column = column.cast(pa.string())
+        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+        data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+        if (data < ord(" ")).any():
+            return binaries([json.dumps(each or "", ensure_ascii=False).encode() for each in column.to_pylist()])
+        if (data == ord("\\")).any():
+            column = pc.replace_substring(column, "\\", "\\\\")
+        if (data == ord('"')).any():
+            column = pc.replace_substring(column, '"', '\\"')
+        return _quoted(column)
+
+
+class _Quoted(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        return _quoted(column.cast(pa.string()))
+
+
+class _Base64(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        return binaries([b'"%b"' % base64.b64encode(each or b"") for each in column.to_pylist()])
+
+
+class _Timestamp(ColumnWriter):
+    def write(self, column: pa.Array) -> pa.Array:
+        end = "Z" if column.type.tz else ""
+        plain = column.cast(pa.timestamp("us", column.type.tz))
+        plain = pa.Array.from_buffers(
+            pa.timestamp("us"), len(plain), plain.buffers(), null_count=-1, offset=plain.offset
+        )
+        whole = (to_numpy(plain) % 1_000 == 0) | ~valid(plain)
+        texts = plain.cast(pa.string())
+        if whole.any():
+            millis = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.string())
+            texts = millis if whole.all() else pc.if_else(mask(whole), millis, texts)
+        texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
+        return joined([constant(b'"', len(texts)), _binary(texts), constant(f'{end}"'.encode(), len(texts))])
+
+
+class _Enum(ColumnWriter):
+    def __init__(self, writer: ColumnWriter, kind: pa.DataType, values: tuple[Any, ...], path: str) -> None:
+        self._writer, self._path = writer, path
+        try:
+            self._values = pa.array(values).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's enum cannot take") from None
+
+    def write(self, column: pa.Array) -> pa.Array:
+        found = pc.index_in(column, self._values)
+        refuse_at(~valid(found) & valid(column), self._path, "a value that the schema's enum does not have")
+        return self._writer.write(column)
+
+
+class _Struct(ColumnWriter):
+    def __init__(self, fields: Sequence[tuple[str, ColumnWriter, JsonField]], path: str) -> None:
+        self._fields = [
+            (json.dumps(name, ensure_ascii=False).encode() + b":", writer, field) for name, writer, field in fields
+        ]
+        self._path = path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        rows = len(column)
+        alive = valid(column)
+        parts = [constant(b"{", rows)]
+        begun = np.zeros(rows, np.bool_)
+        for number, (key, writer, field) in enumerate(self._fields):
+            values = column.field(number)
+            there = valid(values) & alive
+            shown = there
+            if field.required and not there.all():
+                path = f"{self._path}.{field.name}" if self._path else field.name
+                if not field.type.nullable:
+                    refuse_at(~there & alive, path, "null, which the schema does not allow")
+                shown = alive
+            parts += [_some(b",", begun & shown), _some(key, shown)]
+            if shown is not there:
+                parts.append(_some(b"null", shown & ~there))
+            parts.append(writer.write(values) if there.all() else write_some(writer, values, there))
+            begun |= shown
+        return joined([*parts, constant(b"}", rows)])
+
+
+def _some(text: bytes, there: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return a column with a text in these rows, and nothing in the others."""
+    if there.all():
+        return constant(text, len(there))
+    count = np.cumsum(there)
+    return binary_values(np.tile(np.frombuffer(text, np.uint8), int(count[-1])), count * len(text))
+
+
+class _List(ColumnWriter):
+    _open, _close = b"[", b"]"
+
+    def __init__(self, items: ColumnWriter, nullable: bool, path: str) -> None:
+        self._items, self._nullable, self._path = items, nullable, path
+
+    def write(self, column: pa.Array) -> pa.Array:
+        there = valid(column)
+        raw = to_numpy(column.offsets).astype(np.int64)
+        # A null may have items in Arrow.
+        counts = np.where(there, np.diff(raw), 0)
+        first, last = int(raw[0]), int(raw[-1])
+        rows = np.repeat(np.arange(len(column)), np.diff(raw))
+        try:
+            entries = self._entries(column, first, last)
+        except InvalidRows as error:
+            raise error.inside("", rows) from None
+        if int(counts.sum()) < len(entries):
+            entries = entries.take(pa.array(np.flatnonzero(there[rows])))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
+        kind = pa.list_(pa.field("item", pa.binary()))
+        lists = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets)], children=[entries])
+        inner = pc.binary_join(lists, pa.scalar(b",", pa.binary()))
+        return joined([constant(self._open, len(column)), inner, constant(self._close, len(column))])
+
+    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
+        return self._written(column.values.slice(first, last - first))
+
+    def _written(self, values: pa.Array) -> pa.Array:
+        there = valid(values)
+        if there.all():
+            return self._items.write(values)
+        if not self._nullable:
+            refuse_at(~there, f"{self._path}[]", "null, which the schema does not allow")
+        return joined([write_some(self._items, values, there), _some(b"null", ~there)])
+
+
+class _Map(_List):
+    _open, _close = b"{", b"}"
+
+    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
+        keys = _Text().write(column.keys.slice(first, last - first))
+        return joined([keys, constant(b":", len(keys)), self._written(column.items.slice(first, last - first))])

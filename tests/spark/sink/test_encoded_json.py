@@ -1,0 +1,186 @@
+"""Columns written as JSON: Spark's `to_json` and Confluent's deserialiser judge what a query has written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.librdkafka import consumer
+
+ORDER: dict[str, Any] = {
+    "title": "Order",
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "lines": {"type": "array", "items": {"type": "string"}},
+        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+        "status": {"enum": ["NEW", "PAID"]},
+    },
+    "required": ["id", "note"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as running:
+        yield running
+
+
+def orders(spark: SparkSession) -> DataFrame:
+    return spark.sql(
+        "SELECT struct(id, array('a', concat('b', id)) AS lines, IF(id = 2, 'two', NULL) AS note, 'PAID' AS status) "
+        "AS value FROM (SELECT explode(sequence(1L, 3L)) AS id)"
+    )
+
+
+def options(kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "topic": topic,
+        "valueFormat": "confluent-json",
+        "schema.registry.url": registry.url,
+        **{name.replace("_", "."): text for name, text in more.items()},
+    }
+
+
+def write(frame: DataFrame, given: dict[str, str]) -> None:
+    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**given).save()
+
+
+def read_back(kafka: LocalKafka, topic: str, count: int) -> list[Any]:
+    reader: Consumer = consumer(kafka, "unused")
+    try:
+        reader.assign([TopicPartition(topic, 0, 0)])
+        return [each.value() for each in reader.consume(count, timeout=30)]
+    finally:
+        reader.close()
+
+
+EVERYTHING = (
+    "SELECT struct(1L AS a, CAST(1.5 AS DECIMAL(9, 2)) AS b, map('x', 2, 'y', NULL) AS c, DATE'2026-01-31' AS d, "
+    "TIMESTAMP'2026-01-31 06:00:00.123' AS e, TIMESTAMP_NTZ'2026-01-31 06:00:00' AS f, X'00FF' AS g, "
+    "CAST(NULL AS STRING) AS h, true AS i, named_struct('j', CAST(0.5 AS FLOAT), 'k', CAST(NULL AS INT)) AS k, "
+    "array(1Y, NULL) AS l, 'q\"\\\\\\n\u00e4' AS m, CAST('NaN' AS DOUBLE) AS n, "
+    "1e300D AS o, CAST(array() AS ARRAY<INT>) AS p) AS value"
+)
+
+
+def test_values_are_those_of_to_json_and_are_read_as_they_were(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any
+) -> None:
+    topic = topic1()
+    frame = spark.sql(EVERYTHING).union(spark.sql(EVERYTHING).selectExpr("NULL AS value"))
+    given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "valueFormat": "json"}
+    write(frame, {**given, "topic": topic})
+    written = read_back(kafka1, topic, 2)
+    theirs = [row.value for row in frame.select(f.to_json("value").alias("value")).collect()]
+    assert written[1] is theirs[1] is None
+    ours = json.loads(written[0])
+    assert ours.pop("e") == "2026-01-31T06:00:00.123Z"
+    assert json.loads(theirs[0], parse_float=float).items() >= ours.items()
+    schema = frame.schema["value"].dataType
+    read = spark.read.format("pykafka-group").options(**given, subscribe=topic, valueSchema=schema.json())
+    assert read.load().orderBy("offset").selectExpr("CAST(value AS STRING)").collect() == (
+        frame.selectExpr("CAST(value AS STRING)").collect()
+    )
+
+
+def test_batch_is_written_with_the_latest_version_of_the_subject(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
+) -> None:
+    topic = topic1()
+    registry.register(f"{topic}-value", json.dumps(ORDER), "JSON")
+    write(orders(spark), options(kafka1, topic, registry))
+    client = SchemaRegistryClient({"url": registry.url})
+    deserializer = JSONDeserializer(None, schema_registry_client=client)  # validates with the writer's schema
+    context = SerializationContext(topic, MessageField.VALUE)
+    assert [deserializer(each, context) for each in read_back(kafka1, topic, 3)] == [
+        {"id": number, "lines": ["a", f"b{number}"], "note": "two" if number == 2 else None, "status": "PAID"}
+        for number in (1, 2, 3)
+    ]
+
+
+def test_stream_registers_the_schema_of_its_column_which_the_source_reads(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, tmp_path: Path
+) -> None:
+    topic, source = topic1(), topic1()
+    plain = {"kafka.bootstrap.servers": kafka1.bootstrap_servers}
+    write(spark.range(3).selectExpr("CAST(id AS STRING) AS value"), {**plain, "topic": source})
+    rows = spark.readStream.format("pykafka-group").options(**plain, subscribe=source, startingOffsets="earliest")
+    frame = rows.load().selectExpr(
+        "struct(offset, partition, timestamp, array(CAST(value AS STRING)) AS texts) AS value"
+    )
+    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
+    writer = frame.writeStream.format("pykafka-group").options(**given).option("checkpointLocation", str(tmp_path))
+    writer.trigger(availableNow=True).start().awaitTermination(120)
+    read = options(kafka1, topic, registry, subscribe=topic)
+    del read["topic"]
+    again = spark.read.format("pykafka-group").options(**read).load().orderBy("offset").select("value.*")
+    assert again.drop("timestamp").collect() == [(number, 0, [str(number)]) for number in range(3)]
+    assert dict(again.dtypes) == {
+        "offset": "bigint", "partition": "int", "timestamp": "timestamp", "texts": "array<string>",
+    }  # fmt: skip
+    sent = spark.read.format("pykafka-group").options(**plain, subscribe=source).load().orderBy("offset")
+    assert again.select("timestamp").collect() == sent.select("timestamp").collect()
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"id": {"type": "string"}}, "the column value cannot be written: id is int64, which the schema's string"),
+        (
+            {"lines": {"type": "array", "items": {"type": "integer"}}},
+            r"lines\[\] is string, which the schema's integer",
+        ),
+        ({"more": {"type": "string"}}, "the column lacks the field more, which the schema requires"),
+        ({"status": {"enum": [1, 2]}}, "status is string, which the schema's an? .* cannot take"),
+        ({"note": None}, "the schema has no field note; it has id, lines, status"),
+    ],
+)
+def test_column_that_cannot_be_written_is_refused_before_a_task(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: Any,
+    registry: FakeSchemaRegistry,
+    schema: dict[str, Any],
+    message: str,
+) -> None:
+    topic = topic1()
+    properties = {name: each for name, each in {**ORDER["properties"], **schema}.items() if each is not None}
+    required = [*schema] if "more" in schema else []
+    registry.register(f"{topic}-value", json.dumps({**ORDER, "properties": properties, "required": required}), "JSON")
+    with pytest.raises(Exception, match=message):
+        write(orders(spark), options(kafka1, topic, registry))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("struct(CAST(NULL AS BIGINT) AS id, '' AS note)", "field id: row 0 has null, which the schema does not allow"),
+        ("struct(1L AS id, '' AS note, 'SENT' AS status)", "field status: row 0 has a value that the schema's enum"),
+        (
+            "struct(1L AS id, '' AS note, array('a', NULL) AS lines)",
+            r"field lines\[\]: row 0 has null, which the schema does not allow",
+        ),
+    ],
+)
+def test_value_that_the_schema_does_not_allow_fails_with_its_path(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, column: str, message: str
+) -> None:
+    topic = topic1()
+    registry.register(f"{topic}-value", json.dumps(ORDER), "JSON")
+    with pytest.raises(Exception, match=f"the column value cannot be written: {message}"):
+        write(spark.sql(f"SELECT {column} AS value"), options(kafka1, topic, registry))
