@@ -31,7 +31,9 @@ _FIELD = re.compile(
     r"""("[^"]*"|'[^']*'|[^\s&,;}]+)"""
 )
 _USER = re.compile(r"://[^/\s@]*@")
-_TOKEN = re.compile(r"[\w.+/=~%-]{64,}")
+_MIN_TOKEN = 64
+_TOKEN = re.compile(rf"[\w.+/=~%-]{{{_MIN_TOKEN},}}")
+_RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*[0-9]).{16}")
 
 
 class _Call(threading.Thread, Generic[T]):
@@ -161,4 +163,10 @@ def without_secrets(text: str) -> str:
     for name, value in list(os.environ.items()):
         if len(value) >= _MIN_SECRET and _SECRET_NAME.search(name) and not os.path.isabs(value):
             text = text.replace(value, HIDDEN)
-    return _TOKEN.sub(HIDDEN, _FIELD.sub(rf"\1{HIDDEN}", _USER.sub("://***@", text)))
+    return _TOKEN.sub(_hidden_unless_path, _FIELD.sub(rf"\1{HIDDEN}", _USER.sub("://***@", text)))
+
+
+def _hidden_unless_path(match: re.Match[str]) -> str:
+    """Keep the paths of URLs and files: their parts are words, those of tokens are random."""
+    parts = match[0].split("/")
+    return HIDDEN if any(len(part) >= _MIN_TOKEN or _RANDOM.match(part) for part in parts) else match[0]

@@ -38,12 +38,13 @@ def google_auth() -> None:
 
 
 @pytest.fixture
-def metadata_server(endpoint: CloudEndpoint, monkeypatch: pytest.MonkeyPatch) -> CloudEndpoint:
+def metadata_server(endpoint: CloudEndpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudEndpoint]:
     """A stand-in for metadata.google.internal."""
-    # google-auth reads GCE_METADATA_HOST when it is imported.
+    # google-auth reads the first variable when it is imported, and the second one then or later.
     module = importlib.import_module("google.auth.compute_engine._metadata")
-    monkeypatch.setattr(module, "_GCE_METADATA_HOST", endpoint.address)
-    monkeypatch.setenv("GCE_METADATA_IP", endpoint.address)
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.setenv(name, endpoint.address)
+    importlib.reload(module)
     endpoint.answers |= {
         "GET /": (200, FLAVOR, b"computeMetadata/"),
         "GET /computeMetadata/v1/": (200, FLAVOR, b"instance/"),
@@ -58,7 +59,9 @@ def metadata_server(endpoint: CloudEndpoint, monkeypatch: pytest.MonkeyPatch) ->
     }
     for account in ("default", EMAIL):
         endpoint.answers[f"GET {ACCOUNT}/{account}/token"] = metadata_token(ACCESS_TOKEN)
-    return endpoint
+    yield endpoint
+    monkeypatch.undo()
+    importlib.reload(module)
 
 
 def metadata_token(text: str, lifetime_s: int = 3_599) -> Answer:
