@@ -7,12 +7,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
-from protocol.clock import Backoff, Deadline
+from protocol.clock import Backoff, Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
@@ -39,6 +39,8 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.support.no_broker import no_broker
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -206,6 +208,20 @@ def test_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka
     assert old.updated_by(new).topics["orders"].partitions[0].leader == 2
 
 
+def retried(
+    what: str, attempt: Callable[[], T], clock: Clock, refreshed: list[Refresh] | None = None, timeout_ms: float = 5_000
+) -> T:
+    """Run the retry loop; add the kinds of refreshed metadata to `refreshed`."""
+    kinds = [] if refreshed is None else refreshed
+    return retrying(
+        what,
+        attempt,
+        deadline=Deadline.after_ms(timeout_ms, clock),
+        backoff=Backoff(100, 1000),
+        refresh=lambda error, kind: kinds.append(kind),
+    )
+
+
 def test_retry_loop_backs_off_refreshes_and_stops_at_the_deadline() -> None:
     clock = ManualClock()
     refreshed: list[Refresh] = []
@@ -214,13 +230,7 @@ def test_retry_loop_backs_off_refreshes_and_stops_at_the_deadline() -> None:
         raise broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, "Fetch of orders-0", topic="orders")
 
     with pytest.raises(DeadlineExceeded, match=r"Fetch did not succeed in .* attempt\(s\); the last one: .*orders-0"):
-        retrying(
-            "Fetch",
-            fail,
-            deadline=Deadline.after_ms(5000, clock),
-            backoff=Backoff(100, 1000),
-            refresh=lambda error, kind: refreshed.append(kind),
-        )
+        retried("Fetch", fail, clock, refreshed)
     assert set(refreshed) == {Refresh.METADATA}
     assert clock.slept[0] < clock.slept[1] < clock.slept[2]
     assert all(wait <= 1.2 for wait in clock.slept)
@@ -235,13 +245,7 @@ def test_non_retriable_error_is_raised_at_once() -> None:
         raise broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Metadata of orders")
 
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
-        retrying(
-            "Metadata",
-            fail,
-            deadline=Deadline.after_ms(5000, ManualClock()),
-            backoff=Backoff(100, 1000),
-            refresh=lambda error, kind: None,
-        )
+        retried("Metadata", fail, ManualClock())
     assert attempts == [1]
 
 
@@ -253,16 +257,7 @@ def test_lost_connection_is_retried() -> None:
             raise failures.pop()
         return "done"
 
-    assert (
-        retrying(
-            "Fetch",
-            attempt,
-            deadline=Deadline.after_ms(5000, ManualClock()),
-            backoff=Backoff(100, 1000),
-            refresh=lambda error, kind: None,
-        )
-        == "done"
-    )
+    assert retried("Fetch", attempt, ManualClock()) == "done"
 
 
 def test_concurrent_transactions_error_is_retried_soon() -> None:
@@ -272,13 +267,7 @@ def test_concurrent_transactions_error_is_retried_soon() -> None:
         if not next(ended):
             raise broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, "AddPartitionsToTxn")
 
-    retrying(
-        "AddPartitionsToTxn",
-        attempt,
-        deadline=Deadline.after_ms(5000, clock),
-        backoff=Backoff(100, 1000),
-        refresh=lambda error, kind: None,
-    )
+    retried("AddPartitionsToTxn", attempt, clock)
     assert clock.slept == pytest.approx([0.02, 0.04, 0.06, 0.08])
 
 
@@ -421,11 +410,5 @@ class TestSilentBrokers:
                 raise error
 
             with pytest.raises(DeadlineExceeded):
-                retrying(
-                    "OffsetCommit",
-                    fail,
-                    deadline=Deadline.after_ms(1, ManualClock()),
-                    backoff=Backoff(100, 1000),
-                    refresh=lambda error, kind: refreshed.append(kind),
-                )
+                retried("OffsetCommit", fail, ManualClock(), refreshed, timeout_ms=1)
         assert refreshed == [Refresh.METADATA, Refresh.METADATA, Refresh.COORDINATOR]

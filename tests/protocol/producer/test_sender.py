@@ -23,8 +23,6 @@ from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
-from protocol.records.decode import decode
-from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -57,10 +55,7 @@ def broker() -> Iterator[FakeKafka]:
 
 
 def values_of(broker: FakeKafka) -> list[bytes]:
-    log = broker.log(TOPIC)
-    records = log.read(0, log.end_offset, 1 << 30, at_least_one=True)
-    batches = decode(read_batch_headers(records), first_offset=0, end_offset=log.end_offset)
-    return [value for batch in batches for value in batch.column("value").to_pylist()]
+    return [each.value or b"" for each in broker.records(TOPIC, isolation_level="read_uncommitted")]
 
 
 def trouble(producer: Producer, topic: str, partition: int) -> str:
