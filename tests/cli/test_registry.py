@@ -51,7 +51,7 @@ def registry() -> Iterator[FakeSchemaRegistry]:
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[FakeKafka]:
+def fake() -> Iterator[FakeKafka]:
     """A cluster whose topic `orders` has values of both versions, a tombstone, and one value that does not decode."""
     with FakeKafka() as running:
         for name in ("orders", "valid"):
@@ -78,29 +78,29 @@ def run(*arguments: str, code: int = 0, given: str | None = None, **env: str | N
     return result
 
 
-def consume(kafka: FakeKafka, registry: FakeSchemaRegistry, topic: str, *arguments: str, code: int = 0) -> Result:
-    where = ("--bootstrap-server", kafka.bootstrap_servers, "--schema-registry", registry.url)
+def consume(fake: FakeKafka, registry: FakeSchemaRegistry, topic: str, *arguments: str, code: int = 0) -> Result:
+    where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
     return run("consume", topic, "-e", "--subject", SUBJECT, *where, *arguments, code=code)
 
 
 # -- consume --decode -------------------------------------------------------------------------
 
 
-def test_decoded_values_are_lines_of_json(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    found = consume(kafka, registry, "valid", "--decode")
+def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    found = consume(fake, registry, "valid", "--decode")
     assert found.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), ""]
-    one = consume(kafka, registry, "valid", "--decode", "-f", r"%o %k %v\n", "--grep", '"note": "x"')
+    one = consume(fake, registry, "valid", "--decode", "-f", r"%o %k %v\n", "--grep", '"note": "x"')
     assert one.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
 
 
-def test_decoded_values_are_objects_in_json_lines(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    lines = consume(kafka, registry, "orders", "--decode", "-o", "json", code=1).stdout.splitlines()
+def test_decoded_values_are_objects_in_json_lines(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    lines = consume(fake, registry, "orders", "--decode", "-o", "json", code=1).stdout.splitlines()
     found = [json.loads(line) for line in lines]
     assert [each["value"] and each["value"]["id"] for each in found] == [1, 2, None, None]
     assert found[1]["value"] == {"id": 2, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.5, "note": "x"}
     assert found[1]["headers"] == [{"key": "h", "value": "1"}]
     # A batch without headers and errors is rendered by columns.
-    (first,) = consume(kafka, registry, "valid", "--decode", "-J", "--grep", '"id": 1,').stdout.splitlines()
+    (first,) = consume(fake, registry, "valid", "--decode", "-J", "--grep", '"id": 1,').stdout.splitlines()
     assert json.loads(first) == {**found[0], "topic": "valid"}
     assert [each.get("error") for each in found] == [
         *(None, None, None),
@@ -108,22 +108,20 @@ def test_decoded_values_are_objects_in_json_lines(kafka: FakeKafka, registry: Fa
     ]
 
 
-def test_value_that_does_not_decode_is_reported_if_it_is_printed(
-    kafka: FakeKafka, registry: FakeSchemaRegistry
-) -> None:
-    failed = consume(kafka, registry, "orders", "--decode", code=1)
+def test_value_that_does_not_decode_is_reported_if_it_is_printed(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    failed = consume(fake, registry, "orders", "--decode", code=1)
     assert failed.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), "", ""]
     assert failed.stderr.splitlines() == [
         "orders-0, offset 3: does not decode: value: it does not begin with a zero byte and a schema id",
         "Error: 1 records did not decode",
     ]
-    assert consume(kafka, registry, "orders", "--decode", "-n", "2").stderr == ""
+    assert consume(fake, registry, "orders", "--decode", "-n", "2").stderr == ""
 
 
-def test_decoded_values_are_columns_of_a_file(kafka: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path) -> None:
+def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path) -> None:
     for suffix in ("parquet", "arrow"):
         file = tmp_path / f"orders.{suffix}"
-        consume(kafka, registry, "valid", "--decode", "--to", str(file))
+        consume(fake, registry, "valid", "--decode", "--to", str(file))
         table = pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()
         assert table.column_names[:4] == ["topic", "partition", "key", "value"]
         assert [each.name for each in table.schema.field("value").type] == ["id", "paid", "price", "note"]
@@ -138,12 +136,12 @@ def test_decoded_values_are_columns_of_a_file(kafka: FakeKafka, registry: FakeSc
 def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> None:
     key_id = registry.register("keyed-key", '"long"')
     registry.register("keyed-value", '"string"')
-    with FakeKafka() as kafka:
-        kafka.create_topic("keyed", 1)
-        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+    with FakeKafka() as fake:
+        fake.create_topic("keyed", 1)
+        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
             framed = [b"\0" + number.to_bytes(4, "big") for number in (key_id, key_id + 1)]
             producer.send("keyed", framed[1] + b"\6abc", key=framed[0] + b"\x0e")
-        where = ("--bootstrap-server", kafka.bootstrap_servers, "--schema-registry", registry.url)
+        where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
         found = run("consume", "keyed", "-e", "--decode-key", "-f", r"%k %v\n", *where)
         assert found.stdout == '7 "abc"\n'
 
@@ -169,19 +167,19 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
     registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
 ) -> None:
     schema_id = registry.register("other-value", text, kind)
-    with FakeKafka() as kafka:
-        kafka.create_topic("other", 1)
-        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+    with FakeKafka() as fake:
+        fake.create_topic("other", 1)
+        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
             producer.send("other", b"\0" + schema_id.to_bytes(4, "big") + value)
-        where = ("--bootstrap-server", kafka.bootstrap_servers, "--schema-registry", registry.url)
+        where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
         found = json.loads(run("consume", "other", "-e", "--decode", *where).stdout)
         assert (found["id"], found["counts"]) == (7, {"true": 2})
         assert found["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
         assert kind == "JSON" or found["next"]["id"] == 8
 
 
-def test_missing_subject_registry_or_decode_is_named(kafka: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    where = ("--bootstrap-server", kafka.bootstrap_servers)
+def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    where = ("--bootstrap-server", fake.bootstrap_servers)
     missing = run("consume", "valid", "-e", "--decode", *where, "--schema-registry", registry.url, code=1)
     assert "valid-value with the status 404" in missing.stderr
     assert "Give --schema-registry URL" in run("consume", "valid", "-e", "--decode", *where, code=2).stderr
@@ -276,9 +274,9 @@ def test_new_version_is_checked_without_being_registered(registry: FakeSchemaReg
 
 def test_registry_of_a_profile_is_asked_with_its_credentials(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    with FakeSchemaRegistry(user_info="alice:geheim") as registry, FakeKafka() as kafka:
+    with FakeSchemaRegistry(user_info="alice:geheim") as registry, FakeKafka() as fake:
         file.write_text(
-            f'[profiles.prod]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n'
+            f'[profiles.prod]\nbootstrap.servers = "{fake.bootstrap_servers}"\n'
             f'schema.registry.url = "{registry.url}"\n'
             'schema.registry.basic.auth.user.info = "alice:geheim"\n'
         )
@@ -303,13 +301,13 @@ def test_registry_that_does_not_respond_is_one_error_line() -> None:
 
 
 def test_registry_and_decode_commands_of_docs_succeed(
-    kafka: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "order.avsc").write_text(json.dumps(NEWER))
     examples = [each for each in sorted(commands()) if each.startswith("pykafka registry") or "--decode" in each]
     assert len(examples) >= 8
-    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "SCHEMA_REGISTRY_URL": registry.url}
+    env = {"KAFKA_BOOTSTRAP_SERVERS": fake.bootstrap_servers, "SCHEMA_REGISTRY_URL": registry.url}
     for example in examples:
         words = [
             word.replace("http://registry:8081", registry.url) for word in shlex.split(example.split(" > ")[0])[1:]

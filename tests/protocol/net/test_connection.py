@@ -49,45 +49,45 @@ def after(milliseconds: float) -> Deadline:
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
-    with silent_kafka() as kafka:
-        yield kafka
+def fake() -> Iterator[FakeKafka]:
+    with silent_kafka() as fake:
+        yield fake
 
 
 def silent_kafka() -> FakeKafka:
     """Return a broker that answers no Metadata request until a test sets another handler."""
-    kafka = FakeKafka()
-    kafka.handlers[METADATA] = lambda body, version: None
-    return kafka
+    fake = FakeKafka()
+    fake.handlers[METADATA] = lambda body, version: None
+    return fake
 
 
-def connect(kafka: FakeKafka, **settings: Any) -> Connection:
-    return pool(**settings).get(*kafka.addresses[1], "control", after(5000))
+def connect(fake: FakeKafka, **settings: Any) -> Connection:
+    return pool(**settings).get(*fake.addresses[1], "control", after(5000))
 
 
-def test_pipelined_replies_match_their_requests_in_any_order_of_waiting(kafka: FakeKafka) -> None:
+def test_pipelined_replies_match_their_requests_in_any_order_of_waiting(fake: FakeKafka) -> None:
     counter = iter(range(100))
-    kafka.handlers[METADATA] = lambda body, version: metadata(f"c{next(counter)}")
-    connection = connect(kafka)
+    fake.handlers[METADATA] = lambda body, version: metadata(f"c{next(counter)}")
+    connection = connect(fake)
     replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(20)]
     answers = {i: replies[i].result(after(5000))["cluster_id"] for i in reversed(range(20))}
     assert answers == {i: f"c{i}" for i in range(20)}
 
 
-def test_broker_is_told_the_name_and_version_of_this_package(kafka: FakeKafka) -> None:
-    connect(kafka)
-    ((api, _, body),) = kafka.requests
+def test_broker_is_told_the_name_and_version_of_this_package(fake: FakeKafka) -> None:
+    connect(fake)
+    ((api, _, body),) = fake.requests
     assert api == "ApiVersions"
     assert (body["client_software_name"], body["client_software_version"]) == ("spark-kafka-source", __version__)
     # KIP-511: brokers refuse other characters.
     assert re.fullmatch(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", __version__)
 
 
-def test_threads_share_one_connection(kafka: FakeKafka) -> None:
-    kafka.handlers[FIND_COORDINATOR] = lambda body, version: {
+def test_threads_share_one_connection(fake: FakeKafka) -> None:
+    fake.handlers[FIND_COORDINATOR] = lambda body, version: {
         "coordinators": [{"key": body["coordinator_keys"][0], "node_id": 1, "host": "h", "port": 1}]
     }
-    connection = connect(kafka)
+    connection = connect(fake)
     wrong: list[str] = []
 
     def ask(word: str) -> None:
@@ -106,8 +106,8 @@ def test_threads_share_one_connection(kafka: FakeKafka) -> None:
     assert wrong == []
 
 
-def test_silent_broker_fails_the_request_at_the_deadline(kafka: FakeKafka) -> None:
-    connection = connect(kafka)
+def test_silent_broker_fails_the_request_at_the_deadline(fake: FakeKafka) -> None:
+    connection = connect(fake)
     started = time.monotonic()
     with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: no reply to Metadata v9 in time"):
         connection.send(METADATA, 9, {"topics": []}, after(300)).result(after(300))
@@ -115,10 +115,10 @@ def test_silent_broker_fails_the_request_at_the_deadline(kafka: FakeKafka) -> No
     assert connection.closed
 
 
-def test_lost_connection_fails_all_requests_in_flight(kafka: FakeKafka) -> None:
-    connection = connect(kafka)
+def test_lost_connection_fails_all_requests_in_flight(fake: FakeKafka) -> None:
+    connection = connect(fake)
     replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(3)]
-    kafka.drop_connections()
+    fake.drop_connections()
     for reply in replies:
         with pytest.raises(ConnectionLost):
             reply.result(after(5000))
@@ -141,9 +141,9 @@ def test_peer_that_is_no_broker_is_recognised_at_once(greeting: bytes, words: st
         assert time.monotonic() - started < 4
 
 
-def test_reply_to_another_request_is_refused(kafka: FakeKafka) -> None:
-    kafka.handlers[METADATA] = lambda body, version: b"\0\0\0\x08" + b"\0\0\x7f\xff" + b"\0" * 4
-    connection = connect(kafka)
+def test_reply_to_another_request_is_refused(fake: FakeKafka) -> None:
+    fake.handlers[METADATA] = lambda body, version: b"\0\0\0\x08" + b"\0\0\x7f\xff" + b"\0" * 4
+    connection = connect(fake)
     with pytest.raises(Corrupt, match="reply 32767 came, 1"):
         connection.send(METADATA, 9, {"topics": []}, after(2000)).result(after(2000))
     assert connection.closed
@@ -156,17 +156,17 @@ def test_refused_connection_names_the_address() -> None:
             pool().get(host, port, "control", after(2000))
 
 
-def test_purposes_have_separate_connections_and_idle_ones_are_replaced(kafka: FakeKafka) -> None:
+def test_purposes_have_separate_connections_and_idle_ones_are_replaced(fake: FakeKafka) -> None:
     connections = pool(connections_max_idle_ms=50)
-    first = connections.get(*kafka.addresses[1], "fetch", after(2000))
-    assert connections.get(*kafka.addresses[1], "group", after(2000)) is not first
+    first = connections.get(*fake.addresses[1], "fetch", after(2000))
+    assert connections.get(*fake.addresses[1], "group", after(2000)) is not first
     deadline = after(5000)
-    while connections.get(*kafka.addresses[1], "fetch", after(2000)) is first and not deadline.passed:
+    while connections.get(*fake.addresses[1], "fetch", after(2000)) is first and not deadline.passed:
         time.sleep(0.06)
     assert first.closed
 
 
-def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(kafka: FakeKafka) -> None:
+def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(fake: FakeKafka) -> None:
     clock = ManualClock(1_000)
     with silent_kafka() as departed:
         connections = ConnectionPool(ClientConfig(bootstrap_servers=(("127.0.0.1", 1),)), clock)
@@ -175,13 +175,13 @@ def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(kafka: 
         busy.send(METADATA, 9, {"topics": []}, after(60_000))  # gets no reply
         for _ in range(10):
             clock.advance(60)
-            used = connections.get(*kafka.addresses[1], "fetch", after(2000))
+            used = connections.get(*fake.addresses[1], "fetch", after(2000))
             used.last_used_s = clock.now_s()
             assert idle.closed == (clock.now_s() > 1_541)
     assert (len(connections), busy.closed, used.closed) == (2, False, False)
 
 
-def test_long_poll_does_not_hold_up_another_purpose(kafka: FakeKafka) -> None:
+def test_long_poll_does_not_hold_up_another_purpose(fake: FakeKafka) -> None:
     release = threading.Event()
 
     def slow(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -189,10 +189,10 @@ def test_long_poll_does_not_hold_up_another_purpose(kafka: FakeKafka) -> None:
         return metadata("slow")
 
     connections = pool()
-    kafka.handlers[METADATA] = slow
-    kafka.handlers[FIND_COORDINATOR] = lambda body, version: {"coordinators": []}
-    waiting = connections.get(*kafka.addresses[1], "fetch", after(2000)).send(METADATA, 9, {"topics": []}, after(9000))
-    other = connections.get(*kafka.addresses[1], "group", after(2000))
+    fake.handlers[METADATA] = slow
+    fake.handlers[FIND_COORDINATOR] = lambda body, version: {"coordinators": []}
+    waiting = connections.get(*fake.addresses[1], "fetch", after(2000)).send(METADATA, 9, {"topics": []}, after(9000))
+    other = connections.get(*fake.addresses[1], "group", after(2000))
     other.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
     release.set()
     assert waiting.result(after(5000))["cluster_id"] == "slow"
@@ -201,8 +201,8 @@ def test_long_poll_does_not_hold_up_another_purpose(kafka: FakeKafka) -> None:
 class TestWaitingThreads:
     """Several threads use one connection; each has its own deadline."""
 
-    def test_waiter_times_out_while_another_thread_reads_longer(self, kafka: FakeKafka) -> None:
-        connection = connect(kafka)
+    def test_waiter_times_out_while_another_thread_reads_longer(self, fake: FakeKafka) -> None:
+        connection = connect(fake)
         patient, hasty = (connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2))
         with ThreadPoolExecutor() as threads:
             reading = threads.submit(patient.result, after(20_000))
@@ -215,7 +215,7 @@ class TestWaitingThreads:
                 reading.result(10)
         assert connection.closed
 
-    def test_waiter_gets_its_reply_while_another_thread_continues_reading(self, kafka: FakeKafka) -> None:
+    def test_waiter_gets_its_reply_while_another_thread_continues_reading(self, fake: FakeKafka) -> None:
         release = threading.Event()
 
         def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -223,8 +223,8 @@ class TestWaitingThreads:
                 release.wait(20)
             return metadata("last" if body["topics"] else "first")
 
-        kafka.handlers[METADATA] = answer
-        connection = connect(kafka)
+        fake.handlers[METADATA] = answer
+        connection = connect(fake)
         first = connection.send(METADATA, 9, {"topics": []}, after(5_000))
         last = connection.send(METADATA, 9, {"topics": [{"name": "t"}]}, after(5_000))
         with ThreadPoolExecutor() as threads:
@@ -235,15 +235,15 @@ class TestWaitingThreads:
             release.set()
             assert reading.result(10)["cluster_id"] == "last"
 
-    def test_waiter_takes_over_reading_when_the_reader_has_its_reply(self, kafka: FakeKafka) -> None:
+    def test_waiter_takes_over_reading_when_the_reader_has_its_reply(self, fake: FakeKafka) -> None:
         release = threading.Event()
 
         def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
             release.wait(20)
             return metadata("c")
 
-        kafka.handlers[METADATA] = answer
-        connection = connect(kafka)
+        fake.handlers[METADATA] = answer
+        connection = connect(fake)
         replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(5)]
         with ThreadPoolExecutor() as threads:
             waiting = [threads.submit(reply.result, after(20_000)) for reply in replies]
@@ -251,21 +251,21 @@ class TestWaitingThreads:
             release.set()
             assert [each.result(10)["cluster_id"] for each in waiting] == ["c"] * 5
 
-    def test_waiters_fail_when_the_connection_breaks(self, kafka: FakeKafka) -> None:
-        connection = connect(kafka)
+    def test_waiters_fail_when_the_connection_breaks(self, fake: FakeKafka) -> None:
+        connection = connect(fake)
         replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(4)]
         with ThreadPoolExecutor() as threads:
             waiting = [threads.submit(reply.result, after(60_000)) for reply in replies]
             wait_for_a_reader(connection)
-            kafka.drop_connections()
+            fake.drop_connections()
             for each in waiting:
                 with pytest.raises(ConnectionLost, match="the broker closed the connection"):
                     each.result(10)
 
-    def test_send_behind_a_blocked_request_times_out(self, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_send_behind_a_blocked_request_times_out(self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         release = threading.Event()
-        kafka.handlers[METADATA] = lambda body, version: metadata(str(release.wait(20)))
-        connection = connect(kafka)
+        fake.handlers[METADATA] = lambda body, version: metadata(str(release.wait(20)))
+        connection = connect(fake)
         connection.send(METADATA, 9, {"topics": []}, after(5_000))
         large = {"topics": [{"name": "t" * 20_000} for _ in range(2_000)]}
         with ThreadPoolExecutor() as threads:
@@ -318,14 +318,14 @@ class Interrupting(ByteStream):
 
 
 @pytest.mark.parametrize(("method", "step"), [("send", 0), ("receive_some", 0), ("receive_some", 1)])
-def test_ctrl_c_in_the_middle_of_a_frame_closes_the_connection(kafka: FakeKafka, method: str, step: int) -> None:
-    kafka.handlers[METADATA] = lambda body, version: metadata("c")
+def test_ctrl_c_in_the_middle_of_a_frame_closes_the_connection(fake: FakeKafka, method: str, step: int) -> None:
+    fake.handlers[METADATA] = lambda body, version: metadata("c")
     connections = pool()
-    first = connections.get(*kafka.addresses[1], "control", after(5000))
+    first = connections.get(*fake.addresses[1], "control", after(5000))
     first.stream = Interrupting(first.stream, method, step)
     with pytest.raises(KeyboardInterrupt):
         first.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
-    second = connections.get(*kafka.addresses[1], "control", after(5000))
+    second = connections.get(*fake.addresses[1], "control", after(5000))
     assert second.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))["cluster_id"] == "c"
     assert second is not first
 
@@ -379,34 +379,34 @@ class TestReconnecting:
         with pytest.raises(ConnectFailed, match="in back-off for another"):
             connections.get(host, port, "fetch", after(5_000))
 
-    def test_connection_opened_while_the_pool_closes_is_closed(self, kafka: FakeKafka) -> None:
+    def test_connection_opened_while_the_pool_closes_is_closed(self, fake: FakeKafka) -> None:
         connections = pool()
 
         def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
             connections.close()
             return {"error_code": 0, "api_keys": []}
 
-        kafka.handlers[API_VERSIONS] = answer
-        with pytest.raises(ConnectionLost, match=f"{kafka.address()}: the connection was closed by the client"):
-            connections.get(*kafka.addresses[1], "control", after(5_000))
+        fake.handlers[API_VERSIONS] = answer
+        with pytest.raises(ConnectionLost, match=f"{fake.address()}: the connection was closed by the client"):
+            connections.get(*fake.addresses[1], "control", after(5_000))
         assert len(connections) == 0
 
-    def test_returned_broker_is_used_and_its_failures_are_forgotten(self, kafka: FakeKafka) -> None:
-        kafka.handlers[METADATA] = lambda body, version: metadata("c")
+    def test_returned_broker_is_used_and_its_failures_are_forgotten(self, fake: FakeKafka) -> None:
+        fake.handlers[METADATA] = lambda body, version: metadata("c")
         connections = pool(reconnect_backoff_ms=1)
-        lost = connections.get(*kafka.addresses[1], "control", after(5_000))
-        kafka.drop_connections()
+        lost = connections.get(*fake.addresses[1], "control", after(5_000))
+        fake.drop_connections()
         with pytest.raises(ConnectionLost):
             lost.send(METADATA, 9, {"topics": []}, after(5_000)).result(after(5_000))
-        assert connections.failed_at_s(*kafka.addresses[1]) > 0
+        assert connections.failed_at_s(*fake.addresses[1]) > 0
         time.sleep(0.002)
-        connections.get(*kafka.addresses[1], "control", after(5_000))
-        assert connections.failed_at_s(*kafka.addresses[1]) < 0
+        connections.get(*fake.addresses[1], "control", after(5_000))
+        assert connections.failed_at_s(*fake.addresses[1]) < 0
 
 
 class TestDepartedBrokers:
-    def test_idle_connection_to_a_departed_broker_is_closed_soon(self, kafka: FakeKafka) -> None:
-        clock, address = ManualClock(), kafka.addresses[1]
+    def test_idle_connection_to_a_departed_broker_is_closed_soon(self, fake: FakeKafka) -> None:
+        clock, address = ManualClock(), fake.addresses[1]
         connections = ConnectionPool(ClientConfig((address,)), clock)
         kept = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         clock.advance(4)
@@ -417,9 +417,9 @@ class TestDepartedBrokers:
         assert connections.close_departed([address]) == set()
         assert (kept.closed, len(connections)) == (True, 0)
 
-    def test_connection_to_a_departed_broker_is_kept_while_a_request_is_in_flight(self, kafka: FakeKafka) -> None:
-        kafka.handlers[METADATA] = lambda body, version: None
-        clock, address = ManualClock(), kafka.addresses[1]
+    def test_connection_to_a_departed_broker_is_kept_while_a_request_is_in_flight(self, fake: FakeKafka) -> None:
+        fake.handlers[METADATA] = lambda body, version: None
+        clock, address = ManualClock(), fake.addresses[1]
         connections = ConnectionPool(ClientConfig((address,)), clock)
         deadline = Deadline.after_ms(5_000, clock)
         busy = connections.get(*address, "control", deadline)
