@@ -177,7 +177,7 @@ def _assumed(given: Mapping[str, str]) -> Any:
     return kind(given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"])
 
 
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: BaseException) -> bool:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -68,7 +68,7 @@ def azure_token(
     )
 
 
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: BaseException) -> bool:
     names = {each.__name__ for each in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     return bool(names & {"ServiceRequestError", "ServiceResponseError"}) or status in _TRANSIENT_STATUS

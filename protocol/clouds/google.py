@@ -93,5 +93,5 @@ def _claims(id_token: Any) -> dict[str, Any]:
     return claims if isinstance(claims, dict) else {}
 
 
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: BaseException) -> bool:
     return type(error).__name__ == "TransportError" or bool(getattr(error, "retryable", False))

@@ -44,13 +44,13 @@ class _Call(threading.Thread, Generic[T]):
         self._call = call
         self.done = threading.Event()
         self.result: T | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         _hide_secrets_in_logs()
         try:
             self.result = self._call()
-        except Exception as error:
+        except BaseException as error:
             forget_frames(error)
             self.error = error
         finally:
@@ -92,7 +92,7 @@ def call_library(
     *,
     source: str,
     remedy: str,
-    transient: Callable[[Exception], bool],
+    transient: Callable[[BaseException], bool],
 ) -> T:
     """Call a library and return its result.
 
@@ -120,7 +120,8 @@ def call_library(
     """
     with _lock:
         running = _running.get(key)
-        if running is None or running.done.is_set():
+        # In a forked process, the threads of the parent are not alive.
+        if running is None or not running.is_alive():
             running = _running[key] = _Call(call)
             running.start()
     if not running.done.wait(timeout_s):
@@ -150,7 +151,7 @@ def import_library(module: str, package: str, extra: str) -> Any:
         ) from None
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """Return the type and the text of a library's exception, without secrets: some endpoints repeat the request."""
     text = without_secrets(" ".join(str(error).split()))
     if len(text) > _MAX_SHOWN:

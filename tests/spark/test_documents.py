@@ -176,6 +176,10 @@ COMMANDS: dict[str, str] = {
     "pip install '.[tls]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[prometheus]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[opentelemetry]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    **{
+        f"pip install '.[{extra}]'": HERE + "test_wheel_contains_package_extras_and_entry_points"
+        for extra in ("azure", "aws", "google")
+    },
     "pip install '.[cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }
@@ -258,7 +262,7 @@ def test_wheel_contains_package_extras_and_entry_points(tmp_path: Path) -> None:
     assert Path(file).is_relative_to(tmp_path)
     (about,) = (tmp_path / "site").glob("*.dist-info")
     extras = re.findall(r"^Provides-Extra: (.*)$", (about / "METADATA").read_text(), re.MULTILINE)
-    assert {"spark", "cli", "prometheus", "opentelemetry"} <= set(extras)
+    assert {"spark", "cli", "prometheus", "opentelemetry", "azure", "aws", "google"} <= set(extras)
     assert "pykafka = spark_kafka_source.cli.__main__:main" in (about / "entry_points.txt").read_text()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.clouds import aws, azure, google
+from protocol.clouds import aws, azure, google, library_call
 from protocol.clouds.library_call import error_text, without_secrets
+from protocol.errors import AuthenticationFailed
 from tests.protocol.clouds.signing_in import jwt
 
 SIGNATURE = "0123456789abcdef" * 4
@@ -38,6 +39,25 @@ def test_secret_of_the_environment_is_hidden_in_any_place(monkeypatch: pytest.Mo
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "hunter2~short")
     monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", "/var/run/token")
     assert without_secrets("a hunter2~short b /var/run/token") == "a [hidden] b /var/run/token"
+
+
+def test_forked_process_does_not_wait_for_a_call_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = library_call._Call(lambda: "of the parent")
+    ended.start()
+    ended.join()
+    ended.done.clear()  # as in a fork during the call
+    monkeypatch.setitem(library_call._running, "key", ended)
+    told = {"source": "a", "remedy": "b", "transient": lambda error: False}
+    assert library_call.call_library("key", lambda: "of the child", 10, **told) == "of the child"
+
+
+def test_exit_of_a_library_is_an_error() -> None:
+    def leave() -> None:
+        raise SystemExit(1)
+
+    told = {"source": "a", "remedy": "do b", "transient": lambda error: False}
+    with pytest.raises(AuthenticationFailed, match="no token from a: SystemExit: 1; do b"):
+        library_call.call_library("key", leave, 10, **told)
 
 
 def test_long_text_of_a_library_is_cut() -> None:
