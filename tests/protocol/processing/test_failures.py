@@ -31,9 +31,18 @@ def test_no_retry_is_later_than_the_timeout() -> None:
     assert policy.wait_s(ValueError(), 1, 0.95) is None
 
 
-def test_negative_numbers_are_refused() -> None:
+@pytest.mark.parametrize("name", ["retries", "timeout_ms", "backoff_ms", "backoff_max_ms"])
+def test_zero_is_allowed_and_negative_numbers_are_refused(name: str) -> None:
+    assert getattr(RetryPolicy(**{name: 0}), name) == 0
     with pytest.raises(UsageError, match="must not be negative"):
-        RetryPolicy(retries=-1)
+        RetryPolicy(**{name: -1})
+
+
+def test_defaults_are_those_of_the_docstring() -> None:
+    assert RetryPolicy() == RetryPolicy(3, None, 100, 10_000, (Exception,))
+    assert RetryPolicy(retries=0).wait_s(ValueError(), 1, 0) is None
+    assert RetryPolicy(timeout_ms=0).wait_s(ValueError(), 1, 0) is None
+    assert RetryPolicy(timeout_ms=0, backoff_ms=0).wait_s(ValueError(), 1, 0) == 0
 
 
 def test_dead_letter_has_the_names_of_kafka_connect_after_the_headers_of_the_record() -> None:

@@ -1,0 +1,429 @@
+"""The pool alone: which rows are handled, retried, bisected, stolen and dropped, without a consumer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.processing.failures import RetryPolicy
+from protocol.processing.lanes import LanePartition, Run
+from protocol.processing.offset_tracker import OffsetTracker
+from protocol.processing.polled_batch import PolledBatch
+from protocol.processing.worker_pool import ProcessorMetrics, WorkerPool
+from tests.support.wait_until import wait_until
+
+WAIT_MS = 30_000
+AT_ONCE = RetryPolicy(retries=2, backoff_ms=1)
+NEVER = RetryPolicy(retries=0)
+
+
+class Setup:
+    """A pool, and one partition with a batch of rows whose offsets and values are their numbers."""
+
+    def __init__(
+        self,
+        handler: Callable[[Any], object],
+        rows: int,
+        *,
+        threads: int = 1,
+        batches: bool = False,
+        retry: RetryPolicy = NEVER,
+        recover: Callable[[ConsumerMessage, BaseException], None] | None = None,
+    ) -> None:
+        self.failures: list[BaseException] = []
+        self.pool = WorkerPool(
+            handler,
+            threads,
+            whole_runs=batches,
+            retry=retry,
+            recover=recover,
+            on_failure=self.failures.append,
+            clock=SYSTEM_CLOCK,
+        )
+        self.partition = LanePartition()
+        self.tracker = OffsetTracker()
+        offsets = np.arange(rows)
+        columns = pa.RecordBatch.from_pydict(
+            {"offset": pa.array(offsets), "value": pa.array([b"%d" % each for each in offsets], pa.binary())}
+        )
+        self.batch = PolledBatch(("orders", 0), columns, self.tracker.append(offsets))
+
+    def add(self, *runs: Sequence[int], lane: int | None = None) -> None:
+        self.pool.add([Run(self.partition, self.batch, rows, lane) for rows in runs])
+
+    @property
+    def committable(self) -> int:
+        self.tracker.advance()
+        assert self.tracker.committable is not None
+        return self.tracker.committable.offset
+
+    def wait_for_end(self) -> None:
+        """Wait until no thread has a run and none waits."""
+        wait_until(lambda: self.partition.running == 0 and not self.partition.waiting)
+
+    def wait_for(self, committable: int) -> None:
+        wait_until(lambda: self.committable == committable, lambda: f"{self.committable} {self.failures}")
+
+
+Create = Callable[..., Setup]
+
+
+@pytest.fixture
+def create() -> Iterator[Create]:
+    """Yield `create(handler, rows, ...)`, whose pools are started, and stopped after the test."""
+    made: list[Setup] = []
+
+    def call(*given: Any, **options: Any) -> Setup:
+        made.append(Setup(*given, **options))
+        made[-1].pool.start()
+        return made[-1]
+
+    yield call
+    for each in made:
+        each.pool.stop(Deadline.after_ms(WAIT_MS))
+
+
+class Calls:
+    """Notes the values of records or batches; fails and blocks some."""
+
+    def __init__(self, failing: dict[int, int] | None = None, blocked: Sequence[int] = ()) -> None:
+        self.failing = dict(failing or {})
+        self.blocked = {number: threading.Event() for number in blocked}
+        self.lock = threading.Lock()
+        self.begun: list[list[int]] = []
+        self.ended: list[int] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, given: Any) -> None:
+        numbers = [given.offset] if isinstance(given, ConsumerMessage) else given.columns["offset"].to_pylist()
+        with self.lock:
+            self.begun.append(numbers)
+            self.threads.add(threading.current_thread().name)
+        for number in numbers:
+            if number in self.blocked:
+                assert self.blocked[number].wait(30)
+        for number in numbers:
+            if self.failing.get(number, 0) > 0:
+                self.failing[number] -= 1
+                raise ZeroDivisionError(number)
+        with self.lock:
+            self.ended += numbers
+
+
+# -- handling -------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_lane_are_handled_in_order_and_counted(create: Create) -> None:
+    calls = Calls()
+    setup = create(calls, 9, threads=3)
+    setup.add([0, 1, 2], [3, 4], [5, 6, 7, 8], lane=0)
+    setup.wait_for(9)
+    setup.wait_for_end()
+    assert calls.ended == list(range(9))
+    assert setup.pool.metrics == ProcessorMetrics(handled=9)
+
+
+def test_batches_have_the_rows_of_their_runs(create: Create) -> None:
+    calls = Calls()
+    setup = create(calls, 8, batches=True)
+    setup.add([0, 1, 2], [3, 5], [4, 6, 7], lane=0)
+    setup.wait_for(8)
+    assert calls.begun == [[0, 1, 2], [3, 5], [4, 6, 7]]
+    setup.wait_for_end()
+    assert setup.pool.metrics == ProcessorMetrics(handled=8)
+
+
+def test_metrics_are_a_copy(create: Create) -> None:
+    setup = create(Calls(), 1)
+    setup.pool.metrics.handled = 7
+    setup.pool.count(handled=1, skipped=2, dead_letters=3)
+    setup.pool.count(handled=1, skipped=2, dead_letters=3)
+    assert setup.pool.metrics == ProcessorMetrics(2, 0, 4, 6)
+
+
+def test_only_threads_of_the_pool_are_workers(create: Create) -> None:
+    seen: list[bool] = []
+    setup: Setup = create(lambda message: seen.append(setup.pool.in_worker), 1)
+    setup.add([0])
+    setup.wait_for(1)
+    assert seen == [True]
+    assert not setup.pool.in_worker
+
+
+@pytest.mark.parametrize("rows", [2, 3, 10])
+def test_idle_thread_takes_half_of_the_rows_without_order(create: Create, rows: int) -> None:
+    """The thread with the blocked row has begun it and holds the first half of the others."""
+    calls = Calls(blocked=[0])
+    setup = create(calls, rows, threads=2)
+    setup.add(range(rows))
+    wait_until(lambda: len(calls.ended) == rows - 1)
+    assert sorted(calls.ended) == list(range(1, rows))
+    assert len(calls.threads) == 2
+    calls.blocked[0].set()
+    setup.wait_for(rows)
+    assert len(calls.begun) == rows, "each row once"
+    setup.wait_for_end()
+
+
+def test_rows_of_a_dropped_partition_are_not_taken_from_their_thread(create: Create) -> None:
+    """The dropped partition has more rows left than the other one."""
+    calls = Calls(blocked=[0, 100])
+    setup = create(calls, 101, threads=1)
+    other = Setup(calls, 3)
+    other.pool = setup.pool
+    setup.add([100, *range(1, 100)])
+    wait_until(lambda: calls.begun)
+    setup.pool.drop([setup.partition])
+    helpers = [threading.Thread(target=setup.pool._run) for _ in range(2)]
+    for each in helpers:
+        each.start()
+    other.add([0, 1, 2])
+    wait_until(lambda: sorted(calls.ended) == [1, 2])
+    for event in calls.blocked.values():
+        event.set()
+    other.wait_for(3)
+    setup.pool.stop(Deadline.after_ms(WAIT_MS))
+    for each in helpers:
+        each.join(30)
+    assert sorted(calls.ended) == [0, 1, 2, 100]
+
+
+def test_rows_of_a_lane_wait_for_the_row_before(create: Create) -> None:
+    calls = Calls(blocked=[0])
+    setup = create(calls, 6, threads=2)
+    setup.add([0, 1, 2], [3], lane=0)
+    setup.add([4, 5], lane=1)
+    wait_until(lambda: len(calls.ended) == 2)
+    assert calls.ended == [4, 5]
+    assert setup.committable == 0
+    calls.blocked[0].set()
+    setup.wait_for(6)
+    assert calls.ended == [4, 5, 0, 1, 2, 3]
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", [None, 0])
+def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | None) -> None:
+    recovered: list[tuple[int, str]] = []
+    calls = Calls(failing={1: 2, 3: 9})
+    setup = create(
+        calls, 5, retry=AT_ONCE, recover=lambda message, error: recovered.append((message.offset, repr(error)))
+    )
+    setup.add(range(5), lane=lane)
+    setup.wait_for(5)
+    setup.wait_for_end()
+    assert sorted(calls.ended) == [0, 1, 2, 4]
+    assert [calls.begun.count([row]) for row in range(5)] == [1, 3, 1, 3, 1]
+    assert recovered == [(3, "ZeroDivisionError(3)")]
+    assert setup.pool.metrics == ProcessorMetrics(handled=4, retries=4)
+    if lane is not None:
+        assert calls.ended == [0, 1, 2, 4]
+    assert setup.failures == []
+
+
+def test_each_row_of_a_run_has_all_retries(create: Create) -> None:
+    calls = Calls(failing={0: 2, 1: 2, 2: 2})
+    setup = create(calls, 3, retry=AT_ONCE)
+    setup.add(range(3), lane=0)
+    setup.wait_for(3)
+    assert calls.ended == [0, 1, 2]
+    assert setup.failures == []
+
+
+def test_retries_end_after_the_time_from_the_first_failure(create: Create) -> None:
+    calls = Calls(failing={0: 10_000, 1: 1})
+    recovered: list[int] = []
+    retry = RetryPolicy(retries=10_000, timeout_ms=300, backoff_ms=20, backoff_max_ms=20)
+    setup = create(calls, 2, retry=retry, recover=lambda message, error: recovered.append(message.offset))
+    setup.add([0, 1], lane=0)
+    setup.wait_for(2)
+    assert recovered == [0]
+    assert calls.ended == [1], "the time of the second row begins with its own failure"
+
+
+def test_failed_batch_is_retried_whole_then_bisected(create: Create) -> None:
+    recovered: list[int] = []
+    calls = Calls(failing={5: 99})
+    setup = create(
+        calls, 8, batches=True, retry=AT_ONCE, recover=lambda message, error: recovered.append(message.offset)
+    )
+    setup.add(range(8), lane=0)
+    setup.wait_for(8)
+    setup.wait_for_end()
+    whole = list(range(8))
+    assert calls.begun == [
+        *([whole] * 3),
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [4, 5],
+        [4],
+        *([[5]] * 3),
+        [6, 7],
+    ]
+    assert recovered == [5]
+    assert setup.pool.metrics == ProcessorMetrics(handled=7, retries=4)
+
+
+def test_batch_without_order_is_bisected_completely(create: Create) -> None:
+    recovered: list[int] = []
+    calls = Calls(failing={0: 99, 6: 99})
+    setup = create(calls, 7, threads=3, batches=True, recover=lambda message, error: recovered.append(message.offset))
+    setup.add(range(7))
+    setup.wait_for(7)
+    assert sorted(recovered) == [0, 6]
+    assert sorted(calls.ended) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
+def test_failure_without_a_recovery_stops_the_pool(
+    create: Create, caplog: pytest.LogCaptureFixture, batches: bool
+) -> None:
+    calls = Calls(failing={2: 99})
+    setup = create(calls, 6, batches=batches)
+    setup.add([0, 1], [2, 3], [4, 5], lane=0)
+    wait_until(lambda: setup.failures)
+    setup.pool.stop(Deadline.after_ms(WAIT_MS))
+    assert [repr(each) for each in setup.failures] == ["ZeroDivisionError(2)"]
+    assert calls.ended == [0, 1]
+    assert setup.committable == 2
+    assert setup.partition.running == 0
+    place = "orders-0, 2 records from offset 2" if batches else "orders-0, offset 2"
+    assert f"{place}: the handler has failed, and the processing stops" in caplog.text
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
+def test_exit_stops_the_pool_without_a_recovery(create: Create, batches: bool) -> None:
+    def handle(given: Any) -> None:
+        raise SystemExit(3)
+
+    recovered: list[object] = []
+    setup = create(handle, 2, batches=batches, retry=AT_ONCE, recover=lambda message, error: recovered.append(message))
+    setup.add([0, 1], lane=0)
+    wait_until(lambda: setup.failures)
+    assert [repr(each) for each in setup.failures] == ["SystemExit(3)"]
+    assert recovered == []
+
+
+def test_failure_of_the_recovery_stops_the_pool(create: Create) -> None:
+    def recover(message: ConsumerMessage, error: BaseException) -> None:
+        raise OSError(f"no place for {message.offset}")
+
+    setup = create(Calls(failing={0: 9}), 2, recover=recover)
+    setup.add([0, 1], lane=0)
+    wait_until(lambda: setup.failures)
+    assert str(setup.failures[0]) == "no place for 0"
+    assert setup.committable == 0
+
+
+# -- dropped partitions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", [None, 0])
+def test_dropped_partition_ends_after_the_present_row(create: Create, lane: int | None) -> None:
+    calls = Calls(blocked=[0])
+    setup = create(calls, 4)
+    setup.add([0, 1], [2, 3], lane=lane)
+    wait_until(lambda: calls.begun)
+    setup.pool.drop([setup.partition])
+    assert not setup.pool.wait([setup.partition], Deadline.after_ms(20))
+    ended: list[bool] = []
+    waiting = threading.Thread(
+        target=lambda: ended.append(setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS)))
+    )
+    waiting.start()
+    calls.blocked[0].set()
+    waiting.join(30)
+    assert ended == [True]
+    assert setup.committable == 1
+    assert calls.ended == [0]
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
+def test_failure_in_a_dropped_partition_is_not_retried(
+    create: Create, caplog: pytest.LogCaptureFixture, batches: bool
+) -> None:
+    calls = Calls(failing={0: 99}, blocked=[0])
+    recovered: list[object] = []
+    setup = create(
+        calls,
+        2,
+        batches=batches,
+        retry=RetryPolicy(retries=9, backoff_ms=1),
+        recover=lambda message, error: recovered.append(message),
+    )
+    setup.add([0, 1], lane=0)
+    wait_until(lambda: calls.begun)
+    setup.pool.drop([setup.partition])
+    with caplog.at_level(logging.WARNING):
+        calls.blocked[0].set()
+        assert setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS))
+    assert "has failed while it was waited for; not retried here" in caplog.text
+    assert len(calls.begun) == 1
+    assert (recovered, setup.failures, setup.pool.metrics.retries) == ([], [], 0)
+    assert setup.committable == 0
+
+
+@pytest.mark.parametrize(("batches", "retries"), [(False, True), (True, True), (True, False)])
+def test_wait_ends_if_the_partition_is_dropped_during_a_failure(create: Create, batches: bool, retries: bool) -> None:
+    """Dropped after the pool has seen that it is not, and before the failed run is delayed or bisected."""
+    ended: list[bool] = []
+
+    class Dropping(RetryPolicy):
+        def wait_s(self, error: BaseException, attempts: int, failing_s: float) -> float | None:
+            setup.pool.drop([setup.partition])
+            waiting.start()
+            wait_until(lambda: setup.pool._left_a_run.waiting)
+            return 0.001 if retries else None
+
+    def wait() -> None:
+        ended.append(setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS)))
+
+    waiting = threading.Thread(target=wait)
+    calls = Calls(failing={0: 99})
+    setup: Setup = create(calls, 2, batches=batches, retry=Dropping(), recover=lambda message, error: None)
+    setup.add([0, 1], lane=0)
+    wait_until(lambda: ended, timeout_s=20)
+    assert ended == [True]
+    assert setup.partition.running == 0
+    assert len(calls.begun) == 1
+
+
+def test_delayed_row_of_a_dropped_partition_is_not_waited_for(create: Create) -> None:
+    calls = Calls(failing={0: 1})
+    setup = create(calls, 1, retry=RetryPolicy(backoff_ms=600_000, backoff_max_ms=600_000))
+    setup.add([0], lane=0)
+    wait_until(lambda: setup.pool.metrics.retries == 1)
+    setup.pool.drop([setup.partition])
+    assert setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS))
+    assert len(calls.begun) == 1
+
+
+def test_halted_pool_begins_no_further_record_and_names_threads_left_behind(
+    create: Create, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = Calls(blocked=[0])
+    setup = create(calls, 3)
+    setup.add([0, 1, 2], lane=0)
+    wait_until(lambda: calls.begun)
+    setup.pool.stop(Deadline.after_ms(20))
+    assert "processor-0: a handler has not returned in time; its thread is left behind" in caplog.text
+    calls.blocked[0].set()
+    setup.pool.stop(Deadline.after_ms(WAIT_MS))
+    assert calls.ended == [0]
+    assert setup.committable == 1
+
+
+def test_pool_that_was_not_started_stops() -> None:
+    setup = Setup(Calls(), 1)
+    setup.pool.stop(Deadline.after_ms(0))
+    assert setup.pool.metrics == ProcessorMetrics()
