@@ -98,6 +98,30 @@ def test_each_lane_is_handled_in_order_and_once(data: st.DataObject) -> None:
     assert not any(each.waiting for each in model.partitions)
 
 
+def test_drop_removes_the_runs_of_its_partitions_only() -> None:
+    lanes: Lanes[None] = Lanes()
+    kept, dropped = LanePartition(), LanePartition()
+    for partition in (dropped, kept):
+        for lane in (0, 1):
+            lanes.add(Run(partition, None, [lane], lane))
+        taken = [lanes.take(0.0), lanes.take(0.0)]
+        assert [run.lane for run in taken if run is not None] == [0, 1]
+        for until_s, run in zip((5.0, 4.0), taken, strict=True):
+            assert run is not None
+            lanes.delay(run, until_s)
+    for partition in (dropped, kept):
+        lanes.add(Run(partition, None, [2]))
+        lanes.add(Run(partition, None, [3], 2))
+    assert len(lanes) == 4
+    lanes.drop([dropped])
+    assert (dropped.dropped, kept.dropped, len(lanes), lanes.next_due_s) == (True, False, 2, 4.0)
+    left: list[Run[None]] = []
+    while (next_run := lanes.take(9.0)) is not None:
+        left.append(next_run)
+    assert [(run.partition is kept, list(run.rows)) for run in left] == [(True, [row]) for row in (1, 0, 2, 3)]
+    assert (dropped.running, kept.running, dropped.waiting) == (0, 4, {})
+
+
 @given(KEYS, st.integers(1, 50), st.integers(0, 49))
 def test_equal_keys_share_a_lane_in_order(keys: list[bytes | None], lanes: int, turn: int) -> None:
     found = dict(split_by_key(pa.array(keys, pa.binary()), lanes, turn % lanes))
