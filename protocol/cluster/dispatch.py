@@ -104,10 +104,12 @@ def retrying(
             wait_s = unknown.wait_s(_wait_s(error, attempts, backoff.next_s()))
             log.debug("%s: attempt %d failed: %s", what, attempts, error)
             # A last attempt at the deadline would have no time for a reply.
-            if wait_s >= deadline.remaining_s() or (max_attempts is not None and attempts >= max_attempts):
+            gives_up = wait_s >= deadline.remaining_s() or (max_attempts is not None and attempts >= max_attempts)
+            if not gives_up:
+                deadline.clock.sleep_s(wait_s)
+            if gives_up or deadline.passed:  # the clock may have been stopped meanwhile
                 spent_s = deadline.clock.now_s() - started_s
                 raise DeadlineExceeded(
                     f"{what} did not succeed in {spent_s:.1f} s and {attempts} attempt(s); the last one: {error}",
                     attempts=attempts,
                 ) from error
-            deadline.clock.sleep_s(wait_s)

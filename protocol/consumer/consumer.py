@@ -20,6 +20,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.partition_fetcher import PartitionFetcher
 from protocol.errors import KafkaError, UsageError
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
@@ -206,6 +207,7 @@ class Consumer:
         deadline : Deadline, optional
             By default `default.api.timeout.ms` from now. A thread in a connection attempt may end later.
         """
-        self._fetcher.close(deadline or self._client.deadline())
-        if self._owns_client:
-            self._client.close()
+        with DeferredInterrupts():
+            self._fetcher.close(deadline or self._client.deadline())
+            if self._owns_client:
+                self._client.close()

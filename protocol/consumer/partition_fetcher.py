@@ -24,6 +24,7 @@ from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule, 
 from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics import definitions
 from protocol.metrics.client_sensors import Tags
@@ -80,7 +81,6 @@ class PartitionFetcher:
         client.sensors.use([definitions.FETCH])
         client.sensors.add_gauge("records-lag", self, PartitionFetcher._lags)
         self._leader_thread = _LeaderThread(self, client, f"{self._purpose}-leaders")
-        self._leader_thread.start()
 
     # -- called by the consumer -----------------------------------------------------------------
 
@@ -93,6 +93,9 @@ class PartitionFetcher:
                 raise UsageError(self._fault)
             for topic, partition in consumers.keys() & self._keys:
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
+            if self._leader_thread.ident is None:
+                with DeferredInterrupts():
+                    self._leader_thread.start()
             self._consumers.update((consumer.buffer, consumer) for consumer in consumers.values())
             self._keys.update(consumers)
             self.leader_work.notify()
@@ -174,6 +177,8 @@ class PartitionFetcher:
         for thread in threads:
             thread.end()
         for each in [*threads, self._leader_thread]:
+            if each.ident is None:
+                continue
             each.join(deadline.remaining_s())
             if each.is_alive():
                 log.warning("%s still waits for a broker; it ends with the reply or its timeout", each.name)

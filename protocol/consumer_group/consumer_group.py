@@ -26,6 +26,7 @@ from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
@@ -287,16 +288,17 @@ class ConsumerGroup:
                         self._release()
 
     def _release(self) -> None:
-        self._releasing = True
-        try:
-            if self._membership is not None:
-                self._membership.close()
-            self._partitions.close()
-            self._commits.close()
-            if self._owns_client:
-                self._client.close()
-        finally:
-            self._releasing = False
+        with DeferredInterrupts():
+            self._releasing = True
+            try:
+                if self._membership is not None:
+                    self._membership.close()
+                self._partitions.close()
+                self._commits.close()
+                if self._owns_client:
+                    self._client.close()
+            finally:
+                self._releasing = False
 
 
 def _report_errors(membership: Membership, on_error: OnError) -> None:

@@ -220,8 +220,9 @@ class KafkaConsumer:
         Exception
             The first exception of the listener or a callback.
         """
-        self._leave()
-        self._subscription = TopicSubscription()
+        with DeferredInterrupts() as interrupts:
+            self._leave(interrupts)
+            self._subscription = TopicSubscription()
         self._raise_user_error()
 
     @property
@@ -427,8 +428,11 @@ class KafkaConsumer:
     def enforce_rebalance(self) -> None:
         """Leave the group as `unsubscribe` does; the next `poll` rejoins, which causes a new assignment."""
         if self._membership is not None:
-            self._leave(for_good=True)
-            self._join()
+            with DeferredInterrupts() as interrupts:
+                try:
+                    self._leave(interrupts, for_good=True)
+                finally:
+                    self._join()
             self._raise_user_error()
 
     @_single_threaded
@@ -688,10 +692,13 @@ class KafkaConsumer:
         if self._closing:
             return
         deadline = self._client.deadline(timeout_ms)
-        with self._acquire():
+        with self._acquire(), DeferredInterrupts() as interrupts:
             self._closing = True
             try:
-                self._leave(deadline=deadline)  # still open, since the listener may commit
+                self._leave(interrupts, deadline=deadline)  # still open, since the listener may commit
+            except KeyboardInterrupt:
+                deadline = deadline.at_most_ms(LEAVE_MS)
+                raise
             finally:
                 self._closed = True
                 self._partitions.close(deadline)
@@ -713,12 +720,18 @@ class KafkaConsumer:
                 raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
             yield
 
-    def _leave(self, for_good: bool | None = None, deadline: Deadline | None = None) -> None:
-        """Revoke all partitions and leave the group; see `Membership.close` for `for_good`."""
+    def _leave(
+        self, interrupts: DeferredInterrupts, for_good: bool | None = None, deadline: Deadline | None = None
+    ) -> None:
+        """Revoke all partitions and leave the group, also if Ctrl-C interrupts the commit or the listener.
+
+        See `Membership.close` for `for_good`.
+        """
         deadline = deadline or self._client.deadline()
         partitions = self._partitions.assigned
         try:
-            self._revoke(partitions, deadline)
+            with interrupts.allowed():
+                self._revoke(partitions, deadline)
         finally:
             self._partitions.drop(partitions)
             if self._membership is not None:

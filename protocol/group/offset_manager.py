@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from protocol.broker_errors import ErrorCode, GroupEffect, error_row
-from protocol.clock import Backoff, Deadline
+from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
@@ -23,6 +23,7 @@ from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics import definitions
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _COMMIT_TIMEOUT_MS = 5_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
+# Retry a commit that was refused for a stale generation after this time, if no new generation has followed.
+_STALE_RETRY_S = 5.0
 # Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
 # Errors of one partition; all other retriable errors concern the group or its coordinator.
@@ -56,7 +59,7 @@ class _Mark:
     offset: CommittedOffset
     completed_at_s: float | None = None
     refused: BrokerError | None = None
-    # The member whose commit was refused for a stale generation, until `set_member` sets the next one.
+    # The member whose commit was refused for a stale generation; the next member sends the mark at once.
     stale_generation: GroupMember | None = None
     # The last error of this partition alone, and the time of the first one, also of earlier marks.
     last_error: BrokerError | None = None
@@ -72,10 +75,18 @@ class _Mark:
 
     def fail(self, error: BrokerError, now_s: float) -> float:
         """Record an error of this partition alone; return the time in seconds since the first one."""
-        self.last_error = error
+        self.last_error, self.stale_generation = error, None
         self.failing_since_s = now_s if self.failing_since_s is None else self.failing_since_s
         self.retry_at_s = now_s + self.backoff.next_s()
         return now_s - self.failing_since_s
+
+    def refuse_generation(self, member: GroupMember, now_s: float) -> None:
+        """Record that this member's generation is stale."""
+        self.stale_generation, self.retry_at_s = member, now_s + _STALE_RETRY_S
+
+    def next_retry_s(self, member: GroupMember) -> float:
+        """Return the time from which this member may send the mark."""
+        return -math.inf if self.stale_generation not in (None, member) else self.retry_at_s
 
 
 @dataclass
@@ -142,6 +153,8 @@ class OffsetManager:
         self.healthy = True
         self.changes = 0
         self._closed = False
+        # Stopped by `close`: a retry afterwards could reset a newer offset of another process.
+        self._retry_clock = StoppableClock(client.clock)
         self._thread: threading.Thread | None = None
 
     def set_member(self, member: GroupMember) -> None:
@@ -265,9 +278,10 @@ class OffsetManager:
         self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread without another commit."""
+        """End the thread without another commit; a request in flight may still succeed."""
         with self._changed:
             self._closed = True
+            self._retry_clock.stop()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -277,8 +291,9 @@ class OffsetManager:
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
         try:
-            thread.start()
-            self._thread = thread
+            with DeferredInterrupts():
+                thread.start()
+                self._thread = thread
         except RuntimeError as error:
             self._record_result(error)  # the process has too many threads: the next mark retries
 
@@ -289,15 +304,14 @@ class OffsetManager:
         return {
             key: mark
             for key, mark in self._marks.items()
-            if mark.stale_generation != self._member
-            and mark.retry_at_s <= now_s
+            if mark.next_retry_s(self._member) <= now_s
             and (mark.completed_at_s is None or (mark.refused is None and mark.completed_at_s <= long_ago_s))
         }
 
     def _idle_s(self) -> float:
         """Return the time until a mark is due."""
         waiting = (mark for mark in self._marks.values() if mark.completed_at_s is None)
-        retry_s = min((mark.retry_at_s for mark in waiting if mark.stale_generation != self._member), default=math.inf)
+        retry_s = min((mark.next_retry_s(self._member) for mark in waiting), default=math.inf)
         return max(0.0, min(self._refresh_s, 60.0, retry_s - self._client.clock.now_s()))
 
     def _run(self) -> None:
@@ -348,8 +362,9 @@ class OffsetManager:
             return None
 
         offsets = {key: mark.offset for key, mark in due.items()}
+        deadline = Deadline.after_ms(_COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
-            commit_offsets(self._client, self.group, offsets, self._client.deadline(_COMMIT_TIMEOUT_MS), member, handle)
+            commit_offsets(self._client, self.group, offsets, deadline, member, handle)
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
         if len(replies.too_large) == 1:  # cannot be split further
@@ -361,7 +376,7 @@ class OffsetManager:
         return replies
 
     def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
-        """Record replies in the marks and counters. Return False if all these marks were dropped during the request."""
+        """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""
         with self._changed:  # `flush` must see marks and counts change together
             now_s, stale_error = self._client.clock.now_s(), None
             is_new = any(due[key].failing_since_s is None for key in replies.partition_errors)
@@ -370,10 +385,11 @@ class OffsetManager:
                     replies.final[key] = replies.partition_errors.pop(key)
             for key, answer in replies.final.items():
                 if answer is not None and _is_stale_generation(answer, member):
-                    due[key].stale_generation, stale_error = member, answer
+                    due[key].refuse_generation(member, now_s)
+                    stale_error = answer
                 elif answer is None or self._member == member or not _loses_assignment(answer):
                     due[key].complete(answer, now_s)
-            if not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
+            if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return False
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from protocol.clock import Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import AuthenticationFailed, ConnectFailed, ConnectionLost, KafkaError, SecurityError
+from protocol.interrupts import DeferredInterrupts
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors, Tags
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
@@ -147,7 +148,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections, including those being opened."""
-        with self._lock:
+        with DeferredInterrupts(), self._lock:
             self._closed = True
             for connection in self.connections.values():
                 connection.close()

@@ -17,6 +17,7 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DeadlineExceeded, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.lanes import LanePartition, Run, split_by_key
 from protocol.processing.offset_tracker import OffsetTracker
@@ -267,17 +268,24 @@ class ConsumerLoop:
         """Wait for running handlers, and commit."""
         self.release(list(self._partitions))
 
-    def hand_back(self, listener: ConsumerRebalanceListener | None) -> None:
-        """Shut down, and leave the consumer as its owner would have: at the first unfinished records, not paused."""
+    def hand_back(self, listener: ConsumerRebalanceListener | None, interrupts: DeferredInterrupts) -> None:
+        """Shut down, and leave the consumer as its owner would have: at the first unfinished records, not paused.
+
+        Ctrl-C ends the wait for handlers; without these positions the owner would commit unhandled records.
+        """
         partitions = dict(self._partitions)
-        self.shut_down()
-        if listener is not None:
-            self.consumer.replace_listener(listener)
-        for key in partitions.keys() & self.consumer.assignment:
-            if (to := partitions[key].tracker.committable) is not None:
-                self.consumer.seek(key, to.offset)
-            if partitions[key].paused:
-                self.consumer.resume([key])
+        try:
+            with interrupts.allowed():
+                self.shut_down()
+        finally:
+            if listener is not None:
+                self.consumer.replace_listener(listener)
+            for key in partitions.keys() & self.consumer.assignment:
+                partitions[key].tracker.advance()
+                if (to := partitions[key].tracker.committable) is not None:
+                    self.consumer.seek(key, to.offset)
+                if partitions[key].paused:
+                    self.consumer.resume([key])
 
 
 class _Listener(ConsumerRebalanceListener):

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, p
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import UsageError
+from protocol.interrupts import DeferredInterrupts
 from protocol.processing.consumer_loop import ConsumerLoop, LoopConfig, Order
 from protocol.processing.failures import RetryPolicy, dead_letter_headers
 from protocol.processing.worker_pool import ProcessorMetrics, WorkerPool
@@ -153,43 +154,56 @@ class Processor:
         self._failure: BaseException | None = None
         self._given_listener: ConsumerRebalanceListener | None = None
         with ExitStack() as resources:
-            if isinstance(consumer, KafkaConsumer):
-                if config is not None or properties or consumers != 1:
-                    raise UsageError("a KafkaConsumer is given: it has its own properties, and consumers must be 1")
-                settings = consumer.config
-                _check_settings(settings)
-                _check_topics(consumer, topics)
-                self._client, made = consumer.client, [consumer]
-            else:
-                if topics is None:
-                    raise UsageError("a Processor needs topics")
-                self._client, owned, settings = open_client(consumer, config, properties, _parse)
-                if owned:
-                    resources.callback(self._client.close)
-                _check_settings(settings)
-                made = [KafkaConsumer(self._client, each) for each in _settings_of_members(settings, consumers)]
-                for each in made:
-                    resources.callback(each.close)
+            with DeferredInterrupts():  # else a consumer may be left open
+                made, settings = self._open(resources, consumer, config, properties, topics, consumers)
+                self._pool = WorkerPool(
+                    handler,
+                    threads,
+                    whole_runs=batch_size is not None,
+                    retry=retry or RetryPolicy(),
+                    recover=self._recover if on_failure == "skip" or dead_letter_topic is not None else None,
+                    on_failure=self._fail,
+                    clock=self._client.clock,
+                )
+                loop_config = LoopConfig(
+                    order=order,
+                    lanes=_LANES if batch_size is None else _LANES_PER_THREAD * threads,
+                    batch_size=batch_size,
+                    max_in_flight=max_in_flight,
+                    max_in_flight_bytes=max_in_flight_bytes,
+                    drain_timeout_ms=min(drain_timeout_ms, settings.consumer.max_poll_interval_ms / 2),
+                    commit_interval_ms=settings.auto_commit_interval_ms,
+                )
+                self._loops = [ConsumerLoop(each, self._pool, loop_config, self._closing, listener) for each in made]
             self._resources = resources.pop_all()
-        self._pool = WorkerPool(
-            handler,
-            threads,
-            whole_runs=batch_size is not None,
-            retry=retry or RetryPolicy(),
-            recover=self._recover if on_failure == "skip" or dead_letter_topic is not None else None,
-            on_failure=self._fail,
-            clock=self._client.clock,
-        )
-        loop_config = LoopConfig(
-            order=order,
-            lanes=_LANES if batch_size is None else _LANES_PER_THREAD * threads,
-            batch_size=batch_size,
-            max_in_flight=max_in_flight,
-            max_in_flight_bytes=max_in_flight_bytes,
-            drain_timeout_ms=min(drain_timeout_ms, settings.consumer.max_poll_interval_ms / 2),
-            commit_interval_ms=settings.auto_commit_interval_ms,
-        )
-        self._loops = [ConsumerLoop(each, self._pool, loop_config, self._closing, listener) for each in made]
+
+    def _open(
+        self,
+        resources: ExitStack,
+        consumer: KafkaConsumer | Client | Mapping[str, object] | None,
+        config: GroupConsumerConfig | Mapping[str, object] | None,
+        properties: Mapping[str, object],
+        topics: Topics | None,
+        consumers: int,
+    ) -> tuple[list[KafkaConsumer], GroupConsumerConfig]:
+        """Set the client, and return the consumers; `resources` closes those that are not the caller's."""
+        if isinstance(consumer, KafkaConsumer):
+            if config is not None or properties or consumers != 1:
+                raise UsageError("a KafkaConsumer is given: it has its own properties, and consumers must be 1")
+            _check_settings(consumer.config)
+            _check_topics(consumer, topics)
+            self._client = consumer.client
+            return [consumer], consumer.config
+        if topics is None:
+            raise UsageError("a Processor needs topics")
+        self._client, owned, settings = open_client(consumer, config, properties, _parse)
+        if owned:
+            resources.callback(self._client.close)
+        _check_settings(settings)
+        made = [KafkaConsumer(self._client, each) for each in _settings_of_members(settings, consumers)]
+        for each in made:
+            resources.callback(_close_unused, each)
+        return made, settings
 
     def __enter__(self) -> Processor:
         return self
@@ -219,36 +233,44 @@ class Processor:
         UsageError
             `run` or `close` was called before.
         """
-        with self._lock:
-            if self._running_in is not None:
-                raise UsageError("this Processor was run or closed before; make a new one")
-            self._running_in = {threading.get_ident()}
-        first, *others = self._loops
-        threads = [
-            threading.Thread(target=self._run_loop, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
-            for number, loop in enumerate(others, 2)
-        ]
-        try:
-            if self._dead_letter_topic is not None and self._producer is None:
-                self._producer = Producer(self._client, {})
-                self._resources.callback(self._producer.close)
-            self._subscribe()
-            self._pool.start()
-            for thread in threads:
-                thread.start()
-            self._run_loop(first)
-        finally:
-            self._halt()
+        with DeferredInterrupts() as interrupts:
+            with self._lock:
+                if self._running_in is not None:
+                    raise UsageError("this Processor was run or closed before; make a new one")
+                self._running_in = {threading.get_ident()}
+            first, *others = self._loops
+            threads = [
+                threading.Thread(target=self._run_loop, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
+                for number, loop in enumerate(others, 2)
+            ]
             try:
+                if self._dead_letter_topic is not None and self._producer is None:
+                    self._producer = Producer(self._client, {})
+                    self._resources.callback(self._producer.close)
+                self._subscribe()
+                self._pool.start()
                 for thread in threads:
-                    if thread.ident is not None:
-                        thread.join()
-                self._pool.stop(Deadline.after_ms(_STOP_MS))
-                self._resources.close()
+                    thread.start()
+                with interrupts.allowed():
+                    self._run_loop(first)
             finally:
-                self._ended.set()
+                self._halt()
+                try:
+                    with interrupts.allowed():
+                        for thread in threads:
+                            if thread.ident is not None:
+                                thread.join()
+                finally:
+                    self._release()
         if self._failure is not None:
             raise self._failure
+
+    def _release(self) -> None:
+        try:
+            self._pool.stop(Deadline.after_ms(_STOP_MS))
+            self._resources.close()
+        finally:
+            self._ended.set()
 
     def _subscribe(self) -> None:
         for loop in self._loops:
@@ -263,15 +285,20 @@ class Processor:
         assert self._running_in is not None
         self._running_in.add(threading.get_ident())
         try:
-            try:
-                loop.run()
-            finally:
-                self._halt()
-                if self._owns_consumers:
-                    loop.shut_down()
-                    loop.consumer.close()
-                else:
-                    loop.hand_back(self._given_listener)
+            with DeferredInterrupts() as interrupts:
+                try:
+                    with interrupts.allowed():
+                        loop.run()
+                finally:
+                    self._halt()
+                    if not self._owns_consumers:
+                        loop.hand_back(self._given_listener, interrupts)
+                    else:
+                        try:
+                            with interrupts.allowed():
+                                loop.shut_down()
+                        finally:
+                            loop.consumer.close()
         except Exception as error:
             self._fail(error)
 
@@ -282,11 +309,10 @@ class Processor:
         this call does not wait.
         """
         self._halt()
-        with self._lock:
+        with DeferredInterrupts(), self._lock:
             if self._running_in is None:
                 self._running_in = set()
-                self._resources.close()
-                self._ended.set()
+                self._release()
             elif threading.get_ident() in self._running_in or self._pool.in_worker:
                 return
         self._ended.wait()
@@ -327,6 +353,12 @@ class Processor:
 
 def _parse(properties: Mapping[str, object]) -> GroupConsumerConfig:
     return parse_group_consumer({_AUTO_COMMIT: False, **properties})
+
+
+def _close_unused(consumer: KafkaConsumer) -> None:
+    """Close a consumer, unless its thread is still in a call after Ctrl-C: that thread closes it."""
+    with suppress(UsageError):
+        consumer.close()
 
 
 def _check_settings(settings: GroupConsumerConfig) -> None:

@@ -22,6 +22,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
@@ -124,10 +125,11 @@ class Producer:
         self._flushed = False
         self._closed = False
         self._add_gauges()
-        self._sender.start(self._assembler.hand_over_due, self._assembler.close)
-        # The threads hold no reference to this object, so it can be collected; then they end. Code that runs at the
-        # end of the program may still flush.
-        weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
+        with DeferredInterrupts():
+            self._sender.start(self._assembler.hand_over_due, self._assembler.close)
+            # The threads hold no reference to this object, so it can be collected; then they end. Code that runs at the
+            # end of the program may still flush.
+            weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
 
     def __enter__(self) -> Producer:
         return self
@@ -371,11 +373,13 @@ class Producer:
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open. Idempotent."""
         self._require_caller("close")
-        if not self._closed:
-            try:
-                self._flush(self._flush_deadline(timeout_ms), despite_failures=True)
-            finally:
-                self.abort()
+        with DeferredInterrupts() as interrupts:
+            if not self._closed:
+                try:
+                    with interrupts.allowed():
+                        self._flush(self._flush_deadline(timeout_ms), despite_failures=True)
+                finally:
+                    self.abort()
 
     def abort(self) -> None:
         """Stop, and drop unacknowledged rows; those in flight may still be written.
@@ -383,13 +387,14 @@ class Producer:
         The sender's thread has ended and its connections are closed on return, unless a connection attempt hangs. The
         compression threads end on their own.
         """
-        self._closed = True
-        _stop(self._sender, self._compressors)
-        self._sender.join(self._client.deadline(_STOP_MS))
-        if self._interceptors is not None and self._sender.in_this_process:
-            self._interceptors.close()
-        if self._owns_client and self._sender.in_this_process:
-            self._client.close()
+        with DeferredInterrupts():
+            self._closed = True
+            _stop(self._sender, self._compressors)
+            self._sender.join(self._client.deadline(_STOP_MS))
+            if self._interceptors is not None and self._sender.in_this_process:
+                self._interceptors.close()
+            if self._owns_client and self._sender.in_this_process:
+                self._client.close()
 
     def reset_sequences(self) -> None:
         """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.

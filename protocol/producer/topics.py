@@ -99,7 +99,7 @@ class _Missing:
 
 
 class MissingTopics:
-    """Topics and partitions that `topic_to_write` has waited for in vain: sends to them fail at once for a minute.
+    """Topics and partitions that `topic_to_write` did not find: sends to them fail at once for a minute.
 
     Meanwhile one request per `retry.backoff.max.ms` tells whether they exist now. Thread-safe.
     """

@@ -20,6 +20,7 @@ from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.sensor import timed
 from protocol.producer.interceptors import ProducerInterceptor
@@ -288,8 +289,11 @@ class TransactionalProducer(Producer):
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open."""
-        try:
-            if self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
-                self.abort_transaction(timeout_ms)
-        finally:
-            self.abort()
+        with DeferredInterrupts() as interrupts:
+            try:
+                begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
+                if begun and not self._closed:
+                    with interrupts.allowed():
+                        self.abort_transaction(timeout_ms)
+            finally:
+                self.abort()

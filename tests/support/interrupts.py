@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -28,9 +29,11 @@ def interrupted_at(place: int, code: tuple[str, ...]) -> Iterator[Callable[[], b
                 sys.setprofile(None)
                 signal.raise_signal(signal.SIGINT)
 
+    gc.disable()  # else finalizers of earlier tests run, and pytest reports an interrupt there
     sys.setprofile(profile)
     try:
         yield lambda: count >= place
     finally:
         sys.setprofile(None)
         signal.signal(signal.SIGINT, former)
+        gc.enable()

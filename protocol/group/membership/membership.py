@@ -28,6 +28,7 @@ from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
+from protocol.interrupts import DeferredInterrupts
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
 
@@ -315,8 +316,9 @@ class Membership:
     def _start(self) -> None:
         if self._thread is None:
             name = f"{self._purpose} of {self.machine.group}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            with DeferredInterrupts():
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         try:

@@ -140,7 +140,7 @@ class Broken(ByWeight):
         if self.method == "assign":
             raise ZeroDivisionError("broken")
         if self.method == "members":
-            return {"nobody": [("orders", 0)]}
+            return {"stranger": [("orders", 0)]}
         return None if self.method == "the result of assign" else super().assign(topics, subscriptions)
 
     def on_assignment(self, assignment: MemberAssignment, metadata: ConsumerGroupMetadata) -> None:
@@ -154,7 +154,7 @@ class Broken(ByWeight):
         ("user_data returned str", "user_data returned str"),
         ("assign", "assign has failed: ZeroDivisionError"),
         ("the result of assign", "the result of assign has failed: AttributeError"),
-        ("members", r"the group has no members \['nobody'\]"),
+        ("members", r"the group has no members \['stranger'\]"),
     ],
 )
 def test_failure_of_an_assignor_is_raised_by_poll(

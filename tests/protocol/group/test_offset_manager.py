@@ -20,6 +20,7 @@ from protocol.group import offset_manager
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -132,6 +133,18 @@ def test_offsets_marked_again_unchanged_are_not_sent(fake: FakeKafka, client: Cl
         manager.mark(offsets)
         assert flushed(client, manager)
     assert committed_partitions(fake) == [[0, 1], [1]]
+
+
+def test_commit_is_not_retried_after_close(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
+    """By then another process may have committed a higher offset."""
+    fake.lose_requests(OFFSET_COMMIT, ALWAYS)
+    manager.mark(MARKS)
+    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
+    manager.close()
+    fake.clear_faults()
+    commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(7)}, client.deadline())
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == f"offsets-{GROUP}"])
+    assert committed(client) == {("orders", 0): CommittedOffset(7)}
 
 
 def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
@@ -261,6 +274,20 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     manager.set_member(GroupMember(joined.member_id, joined.generation, assigned_since=0))
     assert flushed(client, manager)
     assert manager.failure(MARKS) is None
+    assert committed(client) == MARKS
+
+
+def test_commit_refused_once_for_a_stale_generation_is_retried_without_a_new_one(
+    fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats succeed, so that no new generation follows."""
+    monkeypatch.setattr(offset_manager, "_STALE_RETRY_S", 0.2)
+    (joined,) = stable(client, GROUP)
+    member = GroupMember(joined.member_id, joined.generation)
+    manager.set_member(member)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION)
+    manager.mark(MARKS, member)
+    assert flushed(client, manager)
     assert committed(client) == MARKS
 
 

@@ -74,8 +74,8 @@ def nothing_written(broker: FakeKafka) -> Iterator[None]:
         go_on.set()
 
 
-def sender_threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("produce-")]
+def sender_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("produce-")}
 
 
 def open_sockets() -> int:
@@ -283,18 +283,19 @@ class TestClose:
     def test_closed_producer_leaves_no_thread_and_socket(
         self, broker: FakeKafka, end: Callable[[Producer], None]
     ) -> None:
+        before = sender_threads()
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         producer.flush()
-        ours = sender_of(producer).thread.name
-        assert ours in sender_threads()
+        (ours,) = sender_threads() - before
         with_producer = open_sockets()
         end(producer)
-        assert ours not in sender_threads()
+        assert not ours.is_alive()
         assert open_sockets() <= with_producer - 3, "one connection and two ends of a pipe"
 
     def test_abort_ends_soon_despite_a_hanging_broker(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
+        before = sender_threads()
         producer = producer_of(broker.bootstrap_servers)
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         waiting = producer.send(TOPIC, b"not on its way yet")
@@ -302,15 +303,16 @@ class TestClose:
         began_s = time.monotonic()
         producer.abort()
         assert time.monotonic() - began_s < 15
-        assert not sender_of(producer).thread.is_alive()
+        assert sender_threads() <= before
         for error in (sent.errors()[2], waiting.exception(0)):
             assert isinstance(error, UsageError)
             assert "closed" in str(error)
 
     def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
+        before = sender_threads()
         producer = producer_of(broker.bootstrap_servers)
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32)).result()
-        thread = sender_of(producer).thread
+        (thread,) = sender_threads() - before
         del producer
         gc.collect()
         thread.join(WAIT_S)
@@ -321,12 +323,13 @@ class TestClose:
             if self.busy:
                 raise ZeroDivisionError("a fault")
 
+        before = sender_threads()
         producer = producer_of(broker.bootstrap_servers)
         monkeypatch.setattr(Sender, "_work", fail_once_it_has_rows)
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
             sent.result(10_000)
-        sender_of(producer).thread.join(WAIT_S)
+        wait_until(lambda: sender_threads() <= before)
         for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
             with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
                 call()

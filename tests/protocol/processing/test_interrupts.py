@@ -1,0 +1,118 @@
+"""Ctrl-C anywhere in `Processor.run`: it ends all threads, leaves the group, and commits handled records only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from protocol.admin import Admin
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import UsageError
+from protocol.processing.failures import NO_RETRIES
+from protocol.processing.processor import Processor
+from protocol.processing.worker_pool import WorkerPool
+from protocol.producer.producer import Producer
+from protocol.testing.fake_kafka.server import FakeKafka
+from tests.support.interrupts import interrupted_at
+from tests.support.wait_until import wait_until
+
+RECORDS = 8
+_CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts")
+# Interrupt at every `_STEP`-th place.
+_STEP = 4
+
+
+@pytest.fixture
+def kafka() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders")
+        kafka.create_topic("failed")
+        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+            for _ in range(RECORDS):
+                producer.send("orders", b"value")
+        yield kafka
+
+
+def properties_of(kafka: FakeKafka, group: str) -> dict[str, object]:
+    return {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
+
+
+def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_records(kafka: FakeKafka) -> None:
+    with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as other:
+        admin.describe_groups(["etl"])
+        other.submit(int).result()
+        others = set(threading.enumerate())
+        place, reached = 1, True
+        while reached:
+            handled: list[int] = []
+            all_handled = threading.Event()
+
+            def handle(
+                message: ConsumerMessage, handled: list[int] = handled, all_handled: threading.Event = all_handled
+            ) -> None:
+                handled.append(message.offset)
+                if len(handled) == RECORDS:
+                    all_handled.set()
+                if message.offset == 1:
+                    raise ValueError("no")
+
+            group = f"etl-{place}"
+            properties = properties_of(kafka, group)
+            options = {"threads": 2, "dead_letter_topic": "failed", "retry": NO_RETRIES}
+            processor = Processor(properties, handle, ["orders"], **options)  # type: ignore[arg-type]
+            closing = other.submit(lambda done, run: (done.wait(20), run.close()), all_handled, processor)
+            with suppress(KeyboardInterrupt), interrupted_at(place, _CODE) as was_reached:
+                processor.run()
+            reached = was_reached()
+            processor.close()
+            all_handled.set()
+            closing.result(20)
+            with pytest.raises(UsageError, match="was run or closed before"):
+                processor.run()
+            wait_until(lambda: set(_client_threads()) <= others, lambda: str(_client_threads()))
+            assert not admin.describe_groups([group])[group].members, place
+            for committed in admin.list_consumer_group_offsets(group).values():
+                assert committed is not None
+                assert set(range(committed.offset)) <= set(handled), place
+            place += _STEP
+    assert place > 100, "run was interrupted"
+
+
+def _client_threads() -> list[threading.Thread]:
+    """Threads but those of the fake broker."""
+    return [thread for thread in threading.enumerate() if "(_serve)" not in thread.name]
+
+
+def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
+    kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the wait for handlers at the end of `run`."""
+    release = threading.Event()
+
+    def handle(message: ConsumerMessage) -> None:
+        processor.close()
+        release.wait(60)
+
+    def interrupted_wait(*_: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with KafkaConsumer({**properties_of(kafka, "etl"), "enable.auto.commit": False}) as consumer:
+        processor = Processor(consumer, handle, ["orders"], threads=1, max_in_flight=1)
+        monkeypatch.setattr(WorkerPool, "wait", interrupted_wait)
+        with pytest.raises(KeyboardInterrupt):
+            processor.run()
+        release.set()
+        found: list[int] = []
+        deadline = consumer.client.deadline()
+        while len(found) < RECORDS and not deadline.passed:
+            polled = consumer.poll(100)
+            found += [
+                offset for several in polled.values() for each in several for offset in each["offset"].to_pylist()
+            ]
+    assert found == list(range(RECORDS))
