@@ -37,9 +37,17 @@ _DECIMAL_BYTES = 16
 def object_scanner(kind: pa.DataType) -> Callable[[str, int], tuple[Any, int]]:
     """Return what reads a JSON value as Python objects, and the position behind it, for columns of a type."""
     exact = has_type(kind, pa.types.is_decimal)
-    decoder: Any = json.JSONDecoder(parse_float=Decimal if exact else None)
+    decoder: Any = json.JSONDecoder(parse_float=Decimal if exact else None, object_pairs_hook=_unique)
     scan: Callable[[str, int], tuple[Any, int]] = decoder.scan_once
     return scan
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises `ValueError` if a key is there twice: the first value may be invalid."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice")
+    return found
 
 
 def has_type(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:

@@ -46,13 +46,16 @@ _TIMESTAMP = re.compile(
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])([0-9]{1,2})(?::?([0-9]{1,2}))?(?::?([0-9]{1,2}))?")
 _TRIMMED = "".join(map(chr, range(33)))
 _SHORT_ZONES = {"Z": "UTC", "UT": "UTC", "GMT": "UTC", "EST": "-05:00", "MST": "-07:00", "HST": "-10:00"}
-_MAX_OFFSET_S = 18 * 3600
+# Arrow's limit; Spark has 18 hours.
+_MAX_OFFSET_S = 24 * 3600 - 60
 MAX_SECONDS = 2**63 // 1_000_000
 
 _NOT_FINITE = {
     "NaN": float("nan"), "Infinity": float("inf"), "+Infinity": float("inf"), "-Infinity": float("-inf"),
     "+INF": float("inf"), "-INF": float("-inf"),
 }  # fmt: skip
+# Without quotes; Arrow's reader takes these, too.
+_WORDS = {**_NOT_FINITE, "-NaN": float("nan"), "Inf": float("inf"), "-Inf": float("-inf")}
 _KINDS = {'"': "a string", "'": "a string", "{": "an object", "[": "an array", "t": "a boolean", "f": "a boolean"}
 _EXACT = Context(prec=_MAX_DIGITS)
 
@@ -146,10 +149,10 @@ def _key(text: str, at: int) -> tuple[str, int]:
 def _scalar(text: str, at: int) -> tuple[str, int]:
     """Return the text of a number, true, false, null, NaN or an infinity."""
     found = _number(text, at)
-    if found is not None and not text.startswith(("-INF", "-Infinity"), at):
+    if found is not None:
         return found[0], found.end()
     found = _word(text, at)
-    if found is None or (found[0] not in ("true", "false", "null") and found[0] not in _NOT_FINITE):
+    if found is None or (found[0] not in ("true", "false", "null") and found[0] not in _WORDS):
         raise InvalidJson(f"no JSON value at character {at}")
     return found[0], found.end()
 
@@ -177,7 +180,7 @@ def _read_any(text: str, at: int, out: list[str] | None = None) -> int:
         else:
             value, at = _scalar(text, at)
             if out is not None:
-                out.append(f'"{value}"' if value in _NOT_FINITE else value)
+                out.append(f'"{value}"' if value in _WORDS else "0" if value == "-0" else value)
         while enclosing:
             at = _skip_space(text, at)
             if text[at] == enclosing[-1]:
@@ -409,7 +412,7 @@ def _float(kind: pa.DataType) -> Read:
         value, at = _scalar(text, at)
         if len(value) > _MAX_DIGITS:
             raise InvalidJson(f"a number of more than {_MAX_DIGITS} characters")
-        return _NOT_FINITE[value] if value in _NOT_FINITE else float(value), at
+        return _WORDS[value] if value in _WORDS else float(value), at
 
     return read
 

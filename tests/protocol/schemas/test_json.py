@@ -13,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.decoding import InvalidValue
+from protocol.schemas.json_objects import column_of
+from protocol.schemas.json_values import InvalidJson, value_reader
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.spark_schema import parse_spark
 from protocol.schemas.values import ColumnDecoder
@@ -92,6 +95,9 @@ def field(kind: str, text: str) -> Any:
         ("TIMESTAMP", '"2026-1-3 1:2"', "2026-01-03 01:02:00+00:00"),
         ("TIMESTAMP", '"2026"', "2026-01-01 00:00:00+00:00"),
         ("TIMESTAMP", "1769860800", "2026-01-31 12:00:00+00:00"),
+        # Spark has null for these two.
+        ("TIMESTAMP", '"2026-01-31T12:00Z"', "2026-01-31 12:00:00+00:00"),
+        ("TIMESTAMP", '"2026-01-31T12:00:00+19:00"', "2026-01-30 17:00:00+00:00"),
         ("TIMESTAMP", "1.5", "field a: 1.5, not a timestamp"),
         ("TIMESTAMP", '"2026-01-31T24:00:00"', "field a: '2026-01-31T24:00:00' is not a timestamp"),
         ("TIMESTAMP_NTZ", '"2026-01-31T12:00"', "2026-01-31 12:00:00"),
@@ -118,7 +124,7 @@ def test_field_has_the_value_of_from_json(kind: str, text: str, expected: Any) -
 
 
 def test_not_a_number_is_read() -> None:
-    assert all(isnan(field("DOUBLE", text)) for text in ("NaN", '"NaN"'))
+    assert all(isnan(field("DOUBLE", text)) for text in ("NaN", '"NaN"', "-NaN"))
 
 
 @pytest.mark.parametrize(
@@ -241,17 +247,30 @@ def test_mutated_values_are_errors_or_values() -> None:
                 value[at:at] = value[draw.randrange(len(value)) :][: draw.randrange(1, 20)]
         values.append(bytes(value))
     together = ColumnDecoder(ReaderSchema("json", schema))
+    read = value_reader(together.type)
+
+    def read_one(value: bytes) -> tuple[Any, str | None]:
+        try:
+            return read(value), None
+        except InvalidJson as error:
+            return None, str(InvalidValue(0, error.reason, error.path))
+
     for first in range(0, len(values), 500):
         some = values[first : first + 500]
         column, invalid = together.decode(pa.array(some, pa.binary()))
         column.validate(full=True)
         wrong = {each.row: str(each) for each in invalid}
         assert all((not column[row].is_valid) == (row in wrong) for row in range(len(some)))
+        # The reader of single values defines the results.
+        for row, value in enumerate(some):
+            expected, error = read_one(value.strip(b" \t\n\r"))
+            assert error == wrong.get(row), value
+            assert error or column_of([expected], together.type).to_string() == column.slice(row, 1).to_string(), value
         # Each value has the result that it has alone.
         for row in draw.sample(range(len(some)), 20):
             alone, errors = together.decode(pa.array([some[row]], pa.binary()))
             assert [str(each) for each in errors] == [wrong[each] for each in (row,) if each in wrong]
-            assert alone[0] == column[row] or str(alone[0].values) == str(column[row].values)
+            assert alone.to_string() == column.slice(row, 1).to_string()
 
 
 # -- schemas of Spark -------------------------------------------------------------------------
