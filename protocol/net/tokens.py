@@ -95,6 +95,8 @@ class Tokens:
         function = _imported(source.function)
         try:
             given = function()
+        except KafkaError:  # of `protocol.clouds`: its text has the remedy and no secret
+            raise
         except Exception as error:
             # The error's text is not repeated, since it may contain the token.
             raise AuthenticationFailed(

@@ -181,6 +181,16 @@ def test_error_of_a_function_is_not_shown(clock: ManualClock, monkeypatch: pytes
     assert raised.value.__suppress_context__
 
 
+def test_error_of_this_package_in_a_function_keeps_its_class_and_text(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise ConnectFailed("no token from a cloud; do this")
+
+    with pytest.raises(ConnectFailed, match="no token from a cloud; do this"):
+        ask(Tokens(clock), provider(fail, monkeypatch), clock)
+
+
 @pytest.mark.parametrize("function", ["not_there_of_a_test:token", "json:not_there"])
 def test_function_that_cannot_be_imported_names_driver_and_executors(clock: ManualClock, function: str) -> None:
     with pytest.raises(ConfigurationError, match="Install it on the driver and on the executors"):
