@@ -14,6 +14,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
+from tests.support.noop_queries import row_count, run_query
 
 PARTITIONS = 9
 ROWS = 4_500
@@ -43,10 +44,7 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
 
     options = {**common, "maxInputPartitions": "3"}
     rows = spark.readStream.format("pykafka-group").options(**options).load()
-    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
-    assert sum(progress.numInputRows for progress in query.recentProgress) == ROWS
+    assert row_count(run_query(rows, tmp_path)) == ROWS
     start = {name: {str(n): 0 for n in range(PARTITIONS)}}
     end = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
     leaders = leaders_of(kafka, name)

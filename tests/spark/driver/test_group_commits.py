@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.support.consumer_groups import describe, described_by_kafka, members_of, move_group, wait_for_lag_zero
+from tests.support.noop_queries import row_count, run_query, start_query
 from tests.support.soak import variants
 from tests.support.wait_for_brokers import wait_until_decided
 from tests.support.wait_until import wait_until
@@ -59,14 +60,7 @@ def test_available_now_leaves_lag_zero_on_all_partitions(
 ) -> None:
     name, group = topic1(4), new_group()
     fill(kafka1, name, partitions=3, records=100)
-    query = (
-        stream(spark, kafka1, name, group, mode, **options)
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
+    query = run_query(stream(spark, kafka1, name, group, mode, **options), tmp_path)
     rows = described_by_kafka(kafka1, group)
     assert [(row.partition, row.current_offset, row.lag) for row in rows] == [
         (0, 100, 0),
@@ -74,7 +68,7 @@ def test_available_now_leaves_lag_zero_on_all_partitions(
         (2, 100, 0),
         (3, 0, 0),
     ]
-    assert sum(progress.numInputRows for progress in query.recentProgress) == 300
+    assert row_count(query) == 300
 
 
 @modes(CLASSIC)
@@ -82,13 +76,7 @@ def test_idle_stream_has_lag_zero(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
-    query = (
-        stream(spark, kafka1, name, group, mode)
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(processingTime="200 milliseconds")
-        .start()
-    )
+    query = start_query(stream(spark, kafka1, name, group, mode), tmp_path, processingTime="200 milliseconds")
     fill(kafka1, name, partitions=2, records=50)
     rows = wait_for_lag_zero(kafka1, group, partitions=2)
     query.stop()
@@ -109,17 +97,10 @@ def test_log_ending_in_transaction_marker_has_lag_zero(
         producer.flush(30)
         end(30)
     wait_until_decided(kafka1, [(name, 0)])
-    query = (
-        stream(spark, kafka1, name, group, mode, **{"kafka.isolation.level": "read_committed"})
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
+    query = run_query(stream(spark, kafka1, name, group, mode, **{"kafka.isolation.level": "read_committed"}), tmp_path)
     (row,) = described_by_kafka(kafka1, group)
     assert (row.current_offset, row.log_end_offset, row.lag) == (22, 22, 0)
-    assert sum(progress.numInputRows for progress in query.recentProgress) == 10
+    assert row_count(query) == 10
 
 
 @modes(CONSUMER)
@@ -155,26 +136,12 @@ def test_restart_resumes_at_checkpoint_and_corrects_committed_offset(
     name, group = topic1(1), new_group()
     for _ in range(2):
         fill(kafka1, name, partitions=1, records=10)
-        query = (
-            stream(spark, kafka1, name, group, mode)
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-        read = sum(progress.numInputRows for progress in query.recentProgress)
+        query = run_query(stream(spark, kafka1, name, group, mode), tmp_path)
+        read = row_count(query)
         assert read == 10
         # The member leaves after the query has ended; until then no other client may commit.
         wait_until(lambda: not members_of(kafka1, group), timeout_s=60, every_s=0.05)
         move_group(kafka1, group, {(name, 0): 0})
         assert [row.current_offset for row in describe(kafka1, group)] == [0]
-    query = (
-        stream(spark, kafka1, name, group, mode)
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
+    query = run_query(stream(spark, kafka1, name, group, mode), tmp_path)
     assert [row.current_offset for row in describe(kafka1, group)] == [20]

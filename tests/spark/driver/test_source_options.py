@@ -22,6 +22,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
+from tests.support.noop_queries import row_count, run_query, start_query
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
 
@@ -54,17 +55,6 @@ def load(reader: Any, kafka: LocalKafka, name: str, options: dict[str, object]) 
     reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap_servers)
     rows: DataFrame = reader.options(**{key: str(value) for key, value in options.items()}).load()
     return rows
-
-
-def start(rows: DataFrame, checkpoint: Path, **trigger: Any) -> StreamingQuery:
-    writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    return writer.trigger(**trigger).start()
-
-
-def run_once(rows: DataFrame, checkpoint: Path) -> int:
-    query = start(rows, checkpoint, availableNow=True)
-    assert query.awaitTermination(120)
-    return sum(progress.numInputRows for progress in query.recentProgress)
 
 
 @contextmanager
@@ -151,9 +141,9 @@ def test_stream_by_timestamp_resumes_at_checkpoint(
     spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
 ) -> None:
     options = {"subscribe": timed, "startingTimestamp": T0_MS + 700, "startingOffsetsByTimestampStrategy": "latest"}
-    assert run_once(stream(spark, kafka1, **options), tmp_path) == 30 + 4
+    assert row_count(run_query(stream(spark, kafka1, **options), tmp_path)) == 30 + 4
     produce(kafka1, timed, 3, [T0_MS, T0_MS])
-    assert run_once(stream(spark, kafka1, **{**options, "startingTimestamp": 0}), tmp_path) == 2
+    assert row_count(run_query(stream(spark, kafka1, **{**options, "startingTimestamp": 0}), tmp_path)) == 2
 
 
 def test_timestamp_after_last_record_fails_unless_strategy_is_latest(
@@ -199,7 +189,7 @@ def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
         setting(spark, "spark.sql.streaming.noDataProgressEventInterval", "100ms"),
         setting(spark, "spark.sql.streaming.numRecentProgressUpdates", "10000"),
     ):
-        query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
+        query = start_query(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
         wait_until(lambda: rows_of_batches(query) == [3], timeout_s=60)  # the first batch does not wait
         produce(kafka1, name, 0, [T0_MS] * 4)
         wait_until(lambda: seen() == 7, timeout_s=60)
@@ -209,7 +199,7 @@ def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
         query.stop()
 
         options = {**options, "maxTriggerDelay": "1s"}
-        query = start(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
+        query = start_query(stream(spark, kafka1, **options), tmp_path, processingTime="0 seconds")
         wait_until(lambda: seen() == 8, timeout_s=60)
         produce(kafka1, name, 0, [T0_MS])
         wait_until(lambda: rows_of_batches(query) == [1], timeout_s=60)  # maxTriggerDelay has passed
@@ -222,10 +212,7 @@ def test_available_now_reads_rest_below_min_offsets(
     name = topic1(1, config=NO_RETENTION)
     produce(kafka1, name, 0, [T0_MS] * 23)
     limits = {"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 10}
-    query = start(
-        stream(spark, kafka1, subscribe=name, startingOffsets="earliest", **limits), tmp_path, availableNow=True
-    )
-    assert query.awaitTermination(60)
+    query = run_query(stream(spark, kafka1, subscribe=name, startingOffsets="earliest", **limits), tmp_path)
     assert rows_of_batches(query) == [10, 10, 3]
 
 
@@ -243,7 +230,7 @@ def test_option_columns_selects_columns_of_source(
         rows = batch(spark, kafka1, **options, columns=",".join(columns))
         assert rows.schema == whole.select(columns).schema
         assert content(rows) == sorted(tuple(row[name] for name in columns) for row in all_rows)
-    assert run_once(stream(spark, kafka1, **options, columns="value"), tmp_path) == 111
+    assert row_count(run_query(stream(spark, kafka1, **options, columns="value"), tmp_path)) == 111
     with pytest.raises(Exception, match="'colour' is no column"):
         batch(spark, kafka1, **options, columns="colour")
 
@@ -274,13 +261,13 @@ def test_recreated_topic_is_read_from_beginning_with_earliest(
     name = topic1(1, config=NO_RETENTION)
     options: dict[str, object] = {"subscribe": name, "startingOffsets": "earliest"}
     produce(kafka1, name, 0, [T0_MS] * 5)
-    assert run_once(stream(spark, kafka1, **options), tmp_path) == 5
+    assert row_count(run_query(stream(spark, kafka1, **options), tmp_path)) == 5
     before = checkpointed(tmp_path)
     recreate(kafka1, name)
     produce(kafka1, name, 0, [int(time.time() * 1000)] * 9)
     with pytest.raises(Exception, match=r"\[KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED\] topic .* was deleted and"):
-        run_once(stream(spark, kafka1, **options, failOnDataLoss=False, onTopicRecreated="fail"), tmp_path)
-    assert run_once(stream(spark, kafka1, **options, onTopicRecreated="earliest"), tmp_path) == 9
+        row_count(run_query(stream(spark, kafka1, **options, failOnDataLoss=False, onTopicRecreated="fail"), tmp_path))
+    assert row_count(run_query(stream(spark, kafka1, **options, onTopicRecreated="earliest"), tmp_path)) == 9
 
     # A batch of the old topic is replayed after recreation: its records no longer exist.
     nothing_read = {name: {"0": 0}, "@ids": before["@ids"]}

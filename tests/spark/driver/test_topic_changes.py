@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import wait_for_lag_zero
+from tests.support.noop_queries import row_count, run_query
 from tests.support.topic_changes import delete_topics
 from tests.support.wait_for_brokers import wait_until_known
 
@@ -34,15 +35,6 @@ def produce(kafka: LocalKafka, topic: str, partition: int, records: int) -> None
 def stream(spark: SparkSession, kafka: LocalKafka, **options: str) -> DataFrame:
     reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
     return reader.options(**options).load()
-
-
-def run_once(rows: DataFrame, checkpoint: Path) -> int:
-    """Read all available records; return the number of rows."""
-    query = (
-        rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    )
-    assert query.awaitTermination(120)
-    return sum(progress.numInputRows for progress in query.recentProgress)
 
 
 def test_new_partitions_of_running_query_are_read_from_beginning(
@@ -87,10 +79,10 @@ def test_pattern_reads_topics_created_later(
     first = topic(1, prefix=prefix)
     produce(kafka, first, 0, 3)
     rows = stream(spark, kafka, subscribePattern=f"^{prefix}-.*", startingOffsets="earliest")
-    assert run_once(rows, tmp_path) == 3
+    assert row_count(run_query(rows, tmp_path)) == 3
     second = topic(2, prefix=prefix)
     produce(kafka, second, 1, 4)
-    assert run_once(rows, tmp_path) == 4
+    assert row_count(run_query(rows, tmp_path)) == 4
 
 
 def test_deleted_topic_fails_query_with_its_name(
@@ -100,12 +92,12 @@ def test_deleted_topic_fails_query_with_its_name(
     for name in (kept, gone):
         produce(kafka, name, 0, 2)
     options = {"subscribe": f"{kept},{gone}", "startingOffsets": "earliest"}
-    assert run_once(stream(spark, kafka, **options), tmp_path) == 4
+    assert row_count(run_query(stream(spark, kafka, **options), tmp_path)) == 4
     delete_topics(kafka, gone)
     # One back-off is longer than the time for which brokers must repeatedly report the topic as unknown.
     options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
     with pytest.raises(Exception, match=f"{gone}-0 no longer exists: the topic was deleted"):
-        run_once(stream(spark, kafka, **options), tmp_path)
+        row_count(run_query(stream(spark, kafka, **options), tmp_path))
 
 
 def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
@@ -113,7 +105,7 @@ def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
 ) -> None:
     name = topic(2)
     produce(kafka, name, 1, 7)
-    assert run_once(stream(spark, kafka, subscribe=name, startingOffsets="earliest"), tmp_path) == 7
+    assert row_count(run_query(stream(spark, kafka, subscribe=name, startingOffsets="earliest"), tmp_path)) == 7
     offsets = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
     assert offsets[name] == {"0": 0, "1": 7}
     # Only the first batch has `@joined` for all partitions.

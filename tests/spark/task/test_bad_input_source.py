@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import DataStreamReader, StreamingQuery
+from pyspark.sql.streaming import DataStreamReader
 
 from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import describe
+from tests.support.noop_queries import row_count, run_query
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -25,13 +26,8 @@ pytestmark = pytest.mark.soak
 def run_stream(reader: DataStreamReader, checkpoint: Path) -> str:
     """Run a query that must fail; return the text of its error."""
     with pytest.raises(Exception) as caught:  # noqa: PT011  (Spark's exception types differ by where it fails)
-        start(reader, checkpoint).awaitTermination(120)
+        run_query(reader.load(), checkpoint)
     return str(caught.value)
-
-
-def start(reader: DataStreamReader, checkpoint: Path) -> StreamingQuery:
-    writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    return writer.trigger(availableNow=True).start()
 
 
 def reader(spark: SparkSession, bootstrap: str, **options: str) -> DataStreamReader:
@@ -155,16 +151,8 @@ def test_group_with_live_members_is_refused_and_keeps_its_offsets(
         assert f"group {group} has 1 live member(s) (the-other-one at" in error
         assert "commitOffsets=false" in error
         assert [row.current_offset for row in describe(kafka1, group)] == [1]
-        query = (
-            reader(spark, kafka1.bootstrap_servers, **options, commitOffsets="false")
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path / "b"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(60)
-        assert sum(progress.numInputRows for progress in query.recentProgress) == 4
+        rows = reader(spark, kafka1.bootstrap_servers, **options, commitOffsets="false").load()
+        assert row_count(run_query(rows, tmp_path / "b")) == 4
         assert [row.current_offset for row in describe(kafka1, group)] == [1]
     finally:
         member.close()

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.support.encoded import encode
+from tests.support.noop_queries import run_query
 
 TOPIC = "orders"
 BOMB_BYTES = 1 << 30
@@ -60,19 +61,10 @@ def test_invalid_record_batch_fails_query_and_keeps_offsets(
         kafka.create_topic(TOPIC)
         kafka.write(TOPIC, 0, records())
         end_offset = kafka.log(TOPIC).end_offset
-        query = (
-            spark.readStream.format("pykafka-group")
-            .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-            .option("subscribe", TOPIC)
-            .option("startingOffsets", "earliest")
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
+        options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": TOPIC}
+        rows = spark.readStream.format("pykafka-group").options(**options, startingOffsets="earliest").load()
         with pytest.raises(Exception, match="orders-0") as caught:
-            query.awaitTermination(120)
+            run_query(rows, tmp_path)
     for word in words:
         assert word in str(caught.value)
     assert not list((tmp_path / "commits").glob("[0-9]*"))
