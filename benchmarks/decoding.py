@@ -1,6 +1,7 @@
-"""Decoding Avro of ten fields (about 100 bytes): this source, Spark's `from_avro`, and a pandas UDF around fastavro.
+"""Decoding Avro of ten fields (about 100 bytes): this source, `from_registry`, Spark's `from_avro`, a pandas UDF.
 
-Each reads a whole topic into `noop`, in turn in one session. `binary` is this source without decoding, the floor.
+Each reads a whole topic into `noop`, in turn in one session. `binary` is this source without decoding, the floor. The
+pandas UDF decodes with fastavro.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.job import Figure, Job, say, section_main
 from benchmarks.spark_session import open_session
 from benchmarks.topics import create_topic
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source import from_registry
 
 RECORDS = 1_000_000
 _DIFFERENT = 50_000
@@ -76,12 +78,18 @@ def _contestants(spark: SparkSession, job: Job, url: str) -> dict[str, Callable[
     text = json.dumps(SCHEMA)
     registered = {"valueFormat": "confluent-avro", "schema.registry.url": url}
     raw = f.expr(f"substring(value, {_PREFIX_BYTES + 1})")
+
+    def converted(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("value", from_registry("value", {**registered, "valueSubject": f"{TOPIC}-value"}))
+
     return {
         "binary": lambda: load("pykafka-group"),
         "valueFormat=confluent-avro": lambda: load("pykafka-group", **registered),
         "valueFields of 2 fields": lambda: load("pykafka-group", **registered, valueFields="id,country"),
         "from_avro (JVM connector)": lambda: load("kafka").withColumn("value", from_avro(raw, text)),
         "from_avro (this source)": lambda: load("pykafka-group").withColumn("value", from_avro(raw, text)),
+        "from_registry (JVM connector)": lambda: converted(load("kafka")),
+        "from_registry (this source)": lambda: converted(load("pykafka-group")),
         "pandas UDF with fastavro": lambda: load("pykafka-group").withColumn("value", _udf(spark)("value")),
     }
 
