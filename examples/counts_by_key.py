@@ -1,0 +1,41 @@
+"""Keep the number of records of each key in a compacted topic: an aggregation in update mode.
+
+    python examples/counts_by_key.py BROKERS SOURCE TARGET FOLDER
+
+Spark does not write Python sinks in update mode, so the batches are written by `foreachBatch`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from spark_kafka_source import foreach_batch_writer
+
+
+def main(brokers: str, source: str, target: str, folder: str) -> None:
+    """Run the job."""
+    spark = SparkSession.builder.appName("counts by key").getOrCreate()
+    records = (
+        spark.readStream.format("pykafka-group")
+        .option("kafka.bootstrap.servers", brokers)
+        .option("subscribe", source)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    query = (
+        records.groupBy("key")
+        .count()
+        .selectExpr("key", "string(count) AS value")
+        .writeStream.outputMode("update")
+        .foreachBatch(foreach_batch_writer({"kafka.bootstrap.servers": brokers, "topic": target}))
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
