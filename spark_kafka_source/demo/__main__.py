@@ -38,7 +38,7 @@ LOG = "spark.log"
 _TIMEOUT_S = 300
 _BAR_WIDTH = 24
 # A batch may read this part of the orders sent before the query, and so many times as many as arrive meanwhile.
-_BATCHES = 4
+_BATCHES = 2
 _CATCH_UP = 3
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

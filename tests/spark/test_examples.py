@@ -50,7 +50,7 @@ def test_topic_to_parquet_continues_where_it_ended(
         produce(kafka1, topic, numbers, 2)
         run("topic_to_parquet", kafka1.bootstrap_servers, topic, f"g-{topic}", tmp_path)
     rows = spark.read.parquet(f"{tmp_path}/records").collect()
-    assert sorted(row.value for row in rows) == [f"{number:09}" for number in range(150)]
+    assert sorted(row.value for row in rows) == [f"{number:09}." for number in range(150)]
 
 
 def test_exactly_once_copies_each_record(
@@ -61,7 +61,7 @@ def test_exactly_once_copies_each_record(
     run("exactly_once", kafka1.bootstrap_servers, source, target, f"g-{source}", tmp_path)
     committed = by_librdkafka(kafka1.bootstrap_servers, target).values()
     assert sorted(value for partition in committed for value in partition) == [
-        b"%09d" % number for number in range(100)
+        b"%09d." % number for number in range(100)
     ]
 
 
