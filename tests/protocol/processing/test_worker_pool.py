@@ -141,6 +141,16 @@ def test_batches_have_the_rows_of_their_runs(create: Create) -> None:
     assert setup.pool.metrics == ProcessorMetrics(handled=8)
 
 
+def test_consecutive_rows_of_a_batch_are_not_copied() -> None:
+    setup = Setup(Calls(), 6)
+    addresses = [
+        setup.batch.select(rows).columns["value"].buffers()[2].address for rows in ([0, 1, 2, 3, 4, 5], [2, 3], [2, 4])
+    ]
+    assert addresses[0] == addresses[1] != addresses[2]
+    assert setup.batch.select([2, 4]).columns["offset"].to_pylist() == [2, 4]
+    assert setup.batch.select([4]).columns["offset"].to_pylist() == [4]
+
+
 def test_metrics_are_a_copy(create: Create) -> None:
     setup = create(Calls(), 1)
     setup.pool.metrics.handled = 7
