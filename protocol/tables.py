@@ -75,10 +75,11 @@ def read(
         exclusive.
     columns : collection of str, optional
         Names of columns of `READ_SCHEMA`, by default all of them.
-    key_format, value_format : {"binary", "string", "avro", "confluent-avro"}
-        How keys and values are decoded; the last one uses the registry of the properties `schema.registry.*`.
+    key_format, value_format : str
+        How keys and values are decoded: "binary", "string", "json", "avro", "protobuf", or one of the last three behind
+        "confluent-", with the registry of the properties `schema.registry.*`.
     value_schema : str, optional
-        The Avro schema of values, needed for "avro".
+        The schema of values, needed for "json" (a JSON Schema, or columns such as `id BIGINT`), "avro" and "protobuf".
     value_subject : str, optional
         The subject whose latest version values are resolved to; by default the topic's name and `-value`.
     value_fields : collection of str

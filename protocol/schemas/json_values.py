@@ -16,9 +16,10 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pyarrow as pa
 
@@ -538,10 +539,13 @@ def _zone(name: str) -> tzinfo | None:
         offset_s = int(found[2]) * 3600 + int(found[3] or 0) * 60 + int(found[4] or 0)
         wrong = int(found[3] or 0) > 59 or int(found[4] or 0) > 59 or offset_s > _MAX_OFFSET_S
         return None if wrong else timezone(timedelta(seconds=offset_s if found[1] == "+" else -offset_s))
-    try:
-        return ZoneInfo(name)
-    except (KeyError, OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError
-        return None
+    return ZoneInfo(name) if name in _regions() else None
+
+
+@lru_cache
+def _regions() -> frozenset[str]:
+    """Return the names of regions. `ZoneInfo` would look for a file for each other text in a value."""
+    return frozenset(available_timezones())
 
 
 def _days(sign: str, year: str, month: str | None, day: str | None) -> int | None:

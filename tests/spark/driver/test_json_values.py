@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -14,6 +19,7 @@ from pyspark.sql.types import StructType
 
 import protocol
 from protocol.records.arrow_numpy import nullable_binaries
+from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
 
 ORDERS = "id BIGINT, at TIMESTAMP, lines ARRAY<STRUCT<sku: STRING, price: DECIMAL(10, 2)>>, attributes MAP<STRING, INT>"
@@ -100,6 +106,33 @@ def test_invalid_values_are_null_beside_their_error(spark: SparkSession, topic1:
         "value: a key is missing at character 1",
     ]
     assert bytes(rows[2]["_raw"]) == b"{"
+
+
+def test_stream_reads_values_of_all_versions_of_a_json_schema(
+    spark: SparkSession, kafka1: LocalKafka, topic1: Any, options: Any, tmp_path: Path
+) -> None:
+    topic = topic1()
+    with FakeSchemaRegistry() as registry:
+        client = SchemaRegistryClient({"url": registry.url})
+        producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+        context = SerializationContext(topic, MessageField.VALUE)
+        properties = {"id": {"type": "integer"}}
+        for number in range(3):
+            schema = {"title": "Order", "type": "object", "properties": properties}
+            producer.produce(topic, JSONSerializer(json.dumps(schema), client)({"id": number, "note": "x"}, context))
+            properties = {**properties, "note": {"type": "string"}, f"more{number}": {"type": "object"}}
+        producer.produce(topic, b'{"id": 3}')
+        assert producer.flush(30) == 0
+        given = options(topic, valueFormat="confluent-json", onDecodeError="null")
+        given |= {"schema.registry.url": registry.url, "schema.registry.reader.version": "2"}
+        frame = spark.readStream.format("pykafka-group").options(**given).load().select("offset", "value")
+        assert frame.schema["value"].dataType.simpleString() == (
+            "struct<id:bigint,note:string,more0:map<string,string>>"
+        )
+        found: list[Any] = []
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(120)
+    assert [row.value and (row.value.id, row.value.note) for row in found] == [(0, "x"), (1, "x"), (2, "x"), None]
 
 
 @pytest.mark.parametrize(
