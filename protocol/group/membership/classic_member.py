@@ -84,6 +84,8 @@ class ClassicMember(MemberMachine):
         # The last assignment and its generation, for sticky leaders.
         self._last: tuple[frozenset[TopicPartition], int] = NO_PARTITIONS, _NO_GENERATION
         self._joined_topics: frozenset[str] = frozenset()
+        # True if the reply to a JoinGroup was lost or is ignored, and no later one has arrived.
+        self._join_reply_lost = False
         self._assignor_name = ""
         self._leader: GroupLeader | None = None
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
@@ -200,6 +202,10 @@ class ClassicMember(MemberMachine):
                 self._retry_s = now_s + self._backoff.next_s()
         elif request.api is JOIN_GROUP and self.state is MemberState.JOINING:
             self._joined(reply)
+            if self._join_reply_lost and reply["error_code"] == ErrorCode.NONE:
+                # The coordinator repeats the lost reply, and has not restarted the session timeout since.
+                self._join_reply_lost = False
+                self.suspect_lost(EndReason("an earlier reply to JoinGroup was lost"), now_s)
         elif request.api is SYNC_GROUP and self.state is MemberState.SYNCING:
             self._synced(decode_member_assignment(reply["assignment"]))
 
@@ -258,7 +264,7 @@ class ClassicMember(MemberMachine):
 
     @property
     def _may_accept(self) -> bool:
-        return True
+        return self._suspicion is None
 
     def _accepted(self) -> None:
         if self._rejoins:
@@ -287,7 +293,11 @@ class ClassicMember(MemberMachine):
             self._member_id = ""
 
     def _on_unknown_outcome(self) -> None:
-        pass  # all requests are idempotent
+        self._join_reply_lost |= self.state is MemberState.JOINING
+
+    def _forget_session(self) -> None:
+        self._join_reply_lost |= self._in_flight is not None and self._in_flight.api is JOIN_GROUP
+        super()._forget_session()
 
     def _end_session(self) -> None:
         self._generation_id, self._assigned_since, self._assignment = _NO_GENERATION, None, NO_PARTITIONS

@@ -236,7 +236,7 @@ class MemberMachine(ABC):
             self._leave_completed()
         elif request is self._in_flight:
             self._on_response(request, reply, now_s)
-            if since_s >= self._suspected_s:
+            if request.renews and since_s >= self._suspected_s:
                 self._suspicion = None
             elif self._suspicion is not None:
                 self._heartbeat_s = now_s  # the response is older than the suspicion

@@ -40,6 +40,7 @@ KINDS = {
 @given(seed=st.integers(0, 2**32))
 @example(seed=82581)  # a LeaveGroup is retried after the owner exceeded max.poll.interval.ms
 @example(seed=3369576723)  # the group rebalances again while an owner revokes partitions
+@example(seed=3388)  # a repeated JoinGroup is answered, and starts no session
 @example(seed=5289)  # SyncGroup answered by a stable group starts no session
 def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, seed: int) -> None:
     rng, cluster = random.Random(seed), new_cluster(partitions=5)

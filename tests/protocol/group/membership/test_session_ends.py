@@ -352,3 +352,33 @@ class TestRequests:
         member.machine.on_failure(request, ConnectionLost("as if"), member.now_s)
         again = {"subscribed_topic_names", "rebalance_timeout_ms", "topic_partitions"}
         assert next_request(member).body.keys() == always | again  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE], ids=["eager", "cooperative"])
+def test_repeated_join_gives_no_partitions_before_a_heartbeat(cluster: Cluster, given: dict[str, Any]) -> None:
+    """The coordinator repeats the lost reply without restarting the session timeout, and may remove the member soon."""
+    first = member_of(cluster, **given)
+    second = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **given))
+    second.own()
+    for _ in range(3):  # KIP-394: it joins again with the member id of the first reply
+        second.act()
+    while first.machine.state is not MemberState.SYNCING:
+        first.act()
+        first.own()
+        cluster.clock.advance(0.5)  # type: ignore[attr-defined]
+    assert second.sent[-1].api is JOIN_GROUP
+    second.act(lose=True)
+    while first.machine.state is MemberState.SYNCING:
+        first.act()
+    sent = len(second.sent)
+    while second.machine.state is not MemberState.RECONCILING and second.machine.state is not MemberState.STABLE:
+        cluster.clock.advance(0.1)  # type: ignore[attr-defined]
+        second.act()
+    assert [each.api for each in second.sent[sent:]] == [JOIN_GROUP, SYNC_GROUP]
+    assert second.own() == frozenset()
+    assert "JoinGroup was lost" in str(second.machine.assignment_lost(second.now_s))
+    second.act()
+    assert second.sent[-1].api is HEARTBEAT
+    second.act()
+    assert second.machine.assignment_lost(second.now_s) is None
+    until_stable(first, second)
