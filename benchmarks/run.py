@@ -54,7 +54,7 @@ _ON_THREE_BROKERS = {"events", "ceiling", "first-batch", "tuning"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parse(arguments)
+    options = parse_arguments(arguments)
     about: dict[str, Any] = {"command": shlex.join(["python", "-m", "benchmarks.run", *(arguments or sys.argv[1:])])}
     about["machine"] = report.machine()
     figures: list[Figure] = []
@@ -137,7 +137,7 @@ def _job(options: argparse.Namespace, bootstrap_servers: str) -> Job:
     )
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.split("\n")[0])
     quick = "--quick" in (arguments or sys.argv[1:])
 

@@ -78,7 +78,7 @@ def aws_msk_iam_token(
         timeout_s,
         source=f"AWS's signer for MSK in {region}",
         remedy=_REMEDY,
-        transient=_is_transient,
+        transient=is_transient,
     )
 
 
@@ -148,7 +148,7 @@ def aws_web_identity_token(
         timeout_s,
         source=f"STS in {region} (GetWebIdentityToken)",
         remedy=f"{_REMEDY}; outbound identity federation must be enabled in the account",
-        transient=_is_transient,
+        transient=is_transient,
     )
 
 
@@ -177,7 +177,8 @@ def _assumed(given: Mapping[str, str]) -> Any:
     return kind(given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"])
 
 
-def _is_transient(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
+    """Return True if another attempt may succeed."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -64,11 +64,12 @@ def azure_token(
         timeout_s,
         source=f"Entra ID for the scope {scope} (azure-identity)",
         remedy=_REMEDY,
-        transient=_is_transient,
+        transient=is_transient,
     )
 
 
-def _is_transient(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
+    """Return True if another attempt may succeed."""
     names = {each.__name__ for each in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     return bool(names & {"ServiceRequestError", "ServiceResponseError"}) or status in _TRANSIENT_STATUS

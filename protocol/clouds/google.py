@@ -60,7 +60,7 @@ def google_managed_kafka_token(*, credentials: Any = None, timeout_s: float = 30
         timeout_s,
         source="Google (google-auth)",
         remedy=_REMEDY,
-        transient=_is_transient,
+        transient=is_transient,
     )
 
 
@@ -93,5 +93,6 @@ def _claims(id_token: Any) -> dict[str, Any]:
     return claims if isinstance(claims, dict) else {}
 
 
-def _is_transient(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
+    """Return True if another attempt may succeed."""
     return type(error).__name__ == "TransportError" or bool(getattr(error, "retryable", False))

@@ -24,10 +24,10 @@ _STEP = 7
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders")
-        yield kafka
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        yield fake
 
 
 def consumer_of(protocol: dict[str, object]) -> Callable[[Mapping[str, object]], Closable]:
@@ -60,9 +60,9 @@ def transactional_producer_of(given: Mapping[str, object]) -> Closable:
     ids=["eager", "kip848", "producer", "transactional"],
 )
 def test_interrupted_close_leaves_no_thread_connection_or_member(
-    kafka: FakeKafka, open_client: Callable[[Mapping[str, object]], Closable]
+    fake: FakeKafka, open_client: Callable[[Mapping[str, object]], Closable]
 ) -> None:
-    given = {"bootstrap.servers": kafka.bootstrap_servers}
+    given = {"bootstrap.servers": fake.bootstrap_servers}
     with Admin(given) as admin:
         admin.describe_groups([_GROUP])
         others = set(threading.enumerate())

@@ -242,7 +242,7 @@ def test_makefile_commands_equal_tested_commands() -> None:
 @pytest.mark.parametrize("command", sorted(each for each in commands() if each.startswith(BENCHMARK)))
 def test_benchmarks_of_the_docs_run(command: str) -> None:
     """Parse the arguments only: a measurement takes ten minutes on an idle machine (`make bench`)."""
-    options = benchmarks._parse(command.removeprefix(BENCHMARK).split())
+    options = benchmarks.parse_arguments(command.removeprefix(BENCHMARK).split())
     assert options.sections
 
 

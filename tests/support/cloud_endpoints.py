@@ -41,7 +41,7 @@ class CloudEndpoint:
         self.requests: list[Request] = []
         self.answers: dict[str, Answer | Callable[[Request], Answer]] = {}
         self.otherwise: Answer | Callable[[Request], Answer] | None = (404, {}, b"")
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,7 +53,7 @@ class CloudEndpoint:
                 endpoint.requests.append(request)
                 answer = endpoint.answers.get(f"{self.command} {url.path}", endpoint.otherwise)
                 if answer is None:
-                    endpoint._closing.wait(60)
+                    endpoint.closing.wait(60)
                     return
                 status, headers, content = answer(request) if callable(answer) else answer
                 self.send_response(status)
@@ -85,7 +85,7 @@ class CloudEndpoint:
         self.close()
 
     def close(self) -> None:
-        self._closing.set()
+        self.closing.set()
         self._server.shutdown()
         self._server.server_close()
 

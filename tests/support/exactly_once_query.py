@@ -65,7 +65,7 @@ class Query:
         batch = messages[0].batch
         assert batch is not None
         with self.process_of(batch.start_id):
-            batch_commit._decide(self.client, messages, batch, 60_000)
+            batch_commit.decide(self.client, messages, batch, 60_000)
 
     def process_of(self, start: str) -> AbstractContextManager[object]:
         return patch.object(PROCESS, "ledger_identities", self.held.setdefault(start, {}))

@@ -49,7 +49,7 @@ class Query:
         self.name, self.id = "orders-etl", "4711"
         self._steps = list(steps)
         self._error = error
-        self._reports: list[Any] = []
+        self.reports: list[Any] = []
 
     @property
     def isActive(self) -> bool:
@@ -58,8 +58,8 @@ class Query:
     @property
     def recentProgress(self) -> list[Any]:
         if self._steps:
-            self._reports += self._steps.pop(0)
-        return list(self._reports)
+            self.reports += self._steps.pop(0)
+        return list(self.reports)
 
     def exception(self) -> Exception | None:
         return self._error
@@ -86,9 +86,9 @@ def test_progress_that_spark_has_dropped_is_not_taken_twice() -> None:
     query = Query([progress(0), progress(1)])
     history = QueryHistory(query)
     history.poll()
-    query._reports = [progress(1), progress(2)]
+    query.reports = [progress(1), progress(2)]
     history.poll()
-    query._reports = [progress(4)]
+    query.reports = [progress(4)]
     history.poll()
     assert [each.batch for each in history.samples] == [0, 1, 2, 4]
 

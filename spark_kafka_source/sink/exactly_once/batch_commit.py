@@ -58,7 +58,7 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
         _require_same_tasks(client, batch, prepared, len(messages))
         leftover = _require_open(client, prepared)
         if identities:
-            _decide(client, prepared, batch, transaction_timeout_ms)
+            decide(client, prepared, batch, transaction_timeout_ms)
         elif leftover and (ledger := read_ledger(client, batch.query, client.deadline())) is not None:
             require_newest(ledger, batch)
         # This start was the newest after the check, so only its own attempts can have left these transactions.
@@ -180,7 +180,7 @@ def _abort_leftover(client: Client, leftover: Sequence[TransactionalIdentity]) -
             log.warning("%s may stay open until it times out: %s", each.identity, each.cause)
 
 
-def _decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch, transaction_timeout_ms: int) -> None:
+def decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch, transaction_timeout_ms: int) -> None:
     """Record the decision; for a decided batch, replace transactions that timed out by those written again."""
     transactions = {each.task: each.identity for each in prepared if each.identity is not None}
 

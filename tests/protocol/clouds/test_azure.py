@@ -276,7 +276,7 @@ def test_silent_request_is_not_repeated_by_the_next_attempt(endpoint: CloudEndpo
         def get_token(self, scope: str) -> Request:
             asked.append(scope)
             started.set()
-            endpoint._closing.wait(60)
+            endpoint.closing.wait(60)
             raise TimeoutError
 
     credential = Silent()

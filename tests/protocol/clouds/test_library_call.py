@@ -108,4 +108,4 @@ def aws_reply(status: int, code: str) -> Exception:
 def test_failure_is_transient_if_another_attempt_may_resolve_it(
     vendor: object, error: Exception, transient: bool
 ) -> None:
-    assert vendor._is_transient(error) == transient  # type: ignore[attr-defined]
+    assert vendor.is_transient(error) == transient  # type: ignore[attr-defined]

@@ -28,22 +28,22 @@ _STEP = 4
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders")
-        kafka.create_topic("failed")
-        with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.create_topic("failed")
+        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
             for _ in range(RECORDS):
                 producer.send("orders", b"value")
-        yield kafka
+        yield fake
 
 
-def properties_of(kafka: FakeKafka, group: str) -> dict[str, object]:
-    return {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
+def properties_of(fake: FakeKafka, group: str) -> dict[str, object]:
+    return {"bootstrap.servers": fake.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
 
 
-def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_records(kafka: FakeKafka) -> None:
-    with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as other:
+def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_records(fake: FakeKafka) -> None:
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as other:
         admin.describe_groups(["etl"])
         other.submit(int).result()
         others = set(threading.enumerate())
@@ -62,7 +62,7 @@ def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_
                     raise ValueError("no")
 
             group = f"etl-{place}"
-            properties = properties_of(kafka, group)
+            properties = properties_of(fake, group)
             options = {"threads": 2, "dead_letter_topic": "failed", "retry": NO_RETRIES}
             processor = Processor(properties, handle, ["orders"], **options)  # type: ignore[arg-type]
             closing = other.submit(lambda done, run: (done.wait(20), run.close()), all_handled, processor)
@@ -89,7 +89,7 @@ def _client_threads() -> list[threading.Thread]:
 
 
 def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
-    kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C ends the wait for handlers at the end of `run`."""
     release = threading.Event()
@@ -102,7 +102,7 @@ def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    with KafkaConsumer({**properties_of(kafka, "etl"), "enable.auto.commit": False}) as consumer:
+    with KafkaConsumer({**properties_of(fake, "etl"), "enable.auto.commit": False}) as consumer:
         processor = Processor(consumer, handle, ["orders"], threads=1, max_in_flight=1)
         monkeypatch.setattr(WorkerPool, "wait", interrupted_wait)
         with pytest.raises(KeyboardInterrupt):

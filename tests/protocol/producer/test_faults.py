@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import parse_client
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError
-from protocol.producer.idempotence import ProducerIdentity
+from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
@@ -293,9 +295,8 @@ class TestErrorReplies:
 class TestEpochs:
     def test_last_epoch_is_followed_by_a_new_producer_id(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
-        with producer_of(kafka.bootstrap_servers) as producer:
-            session = producer._session
-            deadline = producer.client.deadline()
+        with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+            session, deadline = IdempotentSession(client), client.deadline()
             first = session.identity(deadline)
             assert session.successor(first, deadline) == ProducerIdentity(first.producer_id, 1)
             last = ProducerIdentity(first.producer_id, 32_767)
@@ -303,7 +304,8 @@ class TestEpochs:
             assert second.producer_id != first.producer_id
             assert second.producer_epoch == 0
             assert session.successor(last, deadline) == second, "all partitions share one new id"
-            send_numbered(producer, name, 0, 100, 1)
+            with Producer(client, {"batch.size": 4_096}, session=session) as producer:
+                send_numbered(producer, name, 0, 100, 1)
         assert_all_once_in_order(kafka, name, 100, 1)
 
     def test_deleted_records_do_not_stop_the_producer(self, kafka: LocalKafka, topic: TopicFactory) -> None:
