@@ -139,7 +139,7 @@ def test_fixed_schema_of_a_key_needs_no_registry_and_fields_are_pruned(spark: Sp
         ),
     ],
 )
-def test_protobuf_and_json_of_a_registry_decode(
+def test_protobuf_and_json_of_a_registry_are_read_and_written(
     spark: SparkSession, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes, type: str
 ) -> None:
     schema_id = registry.register("other", text, kind.upper())
@@ -147,7 +147,10 @@ def test_protobuf_and_json_of_a_registry_decode(
     raw = b"\0" + schema_id.to_bytes(4, "big") + value
     read = frame(spark, raw, None).select("n", from_registry("value", given).alias("v")).orderBy("n")
     assert read.schema["v"].dataType.simpleString() == type
-    assert [row.v and row.v.asDict() for row in read.collect()] == [{"id": 7, "lines": ["a", "b"]}, None]
+    written = read.withColumn("raw", to_registry("v", given, type=read.schema["v"].dataType))
+    again = written.select("n", "v", from_registry("raw", given).alias("again")).collect()
+    assert [row.v and row.v.asDict() for row in again] == [{"id": 7, "lines": ["a", "b"]}, None]
+    assert [row.again for row in again] == [row.v for row in again]
 
 
 def test_schema_is_fixed_at_the_call_although_a_newer_version_comes(
