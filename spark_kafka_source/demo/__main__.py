@@ -37,7 +37,7 @@ LOG = "spark.log"
 # Limit of each step, far longer than a step takes on a busy machine.
 _TIMEOUT_S = 300
 _BAR_WIDTH = 24
-# A batch may read this part of the orders sent before the query, and so many times as many as arrive meanwhile.
+# Two batches may read the orders sent before the query, or each batch three times as many as arrive meanwhile.
 _BATCHES = 2
 _CATCH_UP = 3
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
