@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from spark_kafka_source.watching.sample import Sample
 
-# More lines than these cannot be told apart.
+# More lines than these are unreadable.
 _MOST_LINES = 8
 _SIZE = (10, 5.6)
 _UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
