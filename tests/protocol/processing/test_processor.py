@@ -296,6 +296,26 @@ def test_several_consumers_share_the_partitions(
     wait_until(lambda: b"last" in handler.values)
 
 
+def test_run_returns_after_the_end_of_all_consumers(
+    write: Write, start: Start, handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write([b"1"], partition=0)
+    write([b"2"], partition=1)
+    running = start(handler, consumers=2)
+    wait_until(lambda: len(handler.values) == 2)
+    second, ended = running.processor._loops[1], []
+    shut_down = second.shut_down
+
+    def shut_down_slowly() -> None:
+        time.sleep(0.3)
+        shut_down()
+        ended.append(True)
+
+    monkeypatch.setattr(second, "shut_down", shut_down_slowly)
+    running.close()
+    assert (running.raised, ended) == (None, [True])
+
+
 def test_static_members_have_different_ids(fake: FakeKafka, start: Start, handler: Handler) -> None:
     start(handler, consumers=2, **{"group.instance.id": "w"})
     wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w-1", "w-2"})
