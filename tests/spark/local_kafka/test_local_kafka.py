@@ -146,6 +146,13 @@ def test_additional_listener_has_own_port_and_protocol(special: LocalKafka, pass
             asking.list_topics(timeout=2)
 
 
+def test_schema_registry_serves_confluents_client(special: LocalKafka) -> None:
+    client = SchemaRegistryClient({"url": special.schema_registry_url})
+    schema_id = client.register_schema("orders-value", Schema('"string"', "AVRO"))
+    assert client.get_latest_version("orders-value").schema_id == schema_id
+    assert special.registry.requests
+
+
 def test_close_ends_all_processes_and_refuses_start(special: LocalKafka) -> None:
     pid, folder = special.pid(1), special.data_folder(1)
     children = psutil.Process().children(recursive=True)
@@ -253,13 +260,6 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
     assert not alive(broker.pid)
     assert not folder.exists()
     assert "Traceback" not in errors
-
-
-def test_schema_registry_serves_confluents_client(special: LocalKafka) -> None:
-    client = SchemaRegistryClient({"url": special.schema_registry_url})
-    schema_id = client.register_schema("orders-value", Schema('"string"', "AVRO"))
-    assert client.get_latest_version("orders-value").schema_id == schema_id
-    assert special.registry.requests
 
 
 def test_missing_schema_registry_is_refused_with_the_parameter(kafka1: LocalKafka) -> None:
