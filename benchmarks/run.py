@@ -38,6 +38,7 @@ _MODULES = {
     "first-batch": "first_batch",
     "tuning": "tuning",
     "decoding": "decoding",
+    "decoding-protobuf": "decoding_protobuf",
     "decoding-memory": "decoding_memory",
     "decoding-json": "decoding_json",
     "metrics": "metrics",
