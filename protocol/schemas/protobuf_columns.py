@@ -27,7 +27,9 @@ from protocol.schemas.protobuf_scan import (
     GROUP,
     NOTHING,
     VARINT,
+    Column,
     Found,
+    narrow,
     read_unsigned,
     scan,
 )
@@ -45,6 +47,8 @@ WRAPPERS = tuple(
     for each in ["Bool", "Int32", "UInt32", "Int64", "UInt64", "String", "Bytes", "Float", "Double"]
 )
 _DUMMY = "__dummy_field_in_empty_struct"
+# Enums with numbers up to this one are looked up in a table.
+_MAX_TABLE = 255
 _MISSING = "a required field is missing"
 
 
@@ -195,13 +199,16 @@ class EnumReader(NumberReader):
 
     def column(self, values: Integers, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Return the names of these numbers."""
-        distinct, which = np.unique(values, return_inverse=True)
+        if len(values) and int(values.min()) >= 0 and int(values.max()) <= _MAX_TABLE:
+            distinct, which = np.arange(int(values.max()) + 1), values
+        else:
+            distinct, which = np.unique(values, return_inverse=True)
         unknown = f"UNKNOWN_ENUM_VALUE_{self._enum.name}_"
         texts = [self._enum.symbols.get(each, f"{unknown}{each}").encode() for each in distinct.tolist()]
         ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
         symbols = pa.Array.from_buffers(pa.string(), len(texts), buffers)
-        return take_rows(symbols, which.astype(np.int64) if there is None else np.where(there, which, -1))
+        return take_rows(symbols, which.astype(np.int64) if there is None else np.where(there, which, np.int64(-1)))
 
 
 class BytesReader(ItemReader):
@@ -291,7 +298,9 @@ class MessageReader(ItemReader):
         """Return the column of the messages `data[at[i]:ends[i]]`, which ascend."""
         found = scan(data, at, ends)
         for tags in self._oneofs:
-            _keep_last(found, tags, len(at))
+            members = {tag: narrow(found[tag]) for tag in tags if tag in found}
+            _keep_last(members, tags, len(at))
+            found.update(members)
         columns = []
         for each in self._fields:
             try:
@@ -454,6 +463,10 @@ class FieldReader:
         self.tags = [self._tag]
         self.type = item.type
         self._numbers = item if isinstance(item, NumberReader) else None
+        # Other fields are read from their occurrences alone.
+        self._reads_columns = not field.repeated and not (field.enum is not None and field.enum.closed)
+        is_scalar = self._numbers is not None or (isinstance(item, BytesReader) and not field.default)
+        self._reads_sparse_columns = self._reads_columns and is_scalar
         if field.repeated:
             if self._numbers is not None:
                 self.tags.append(self._packed_tag)
@@ -465,11 +478,14 @@ class FieldReader:
                 self.type = pa.list_(pa.field("element", item.type, nullable=False))
                 self.nullable = True
 
-    def read(self, data: Bytes, found: dict[int, Found], starts: Positions) -> pa.Array:
+    def read(self, data: Bytes, found: dict[int, Found | Column], starts: Positions) -> pa.Array:
         """Return the column of the messages that begin at `starts`."""
-        mine = found.get(self._tag, NOTHING)
+        there = found.get(self._tag, NOTHING)
+        if isinstance(there, Column) and (self._reads_columns if there.there is None else self._reads_sparse_columns):
+            return self._read_column(data, there)
+        mine = narrow(there)
         if self.field.repeated:
-            packed = found.get(self._packed_tag, NOTHING) if self._numbers is not None else NOTHING
+            packed = narrow(found.get(self._packed_tag, NOTHING)) if self._numbers is not None else NOTHING
             return self._repeated(data, mine, packed, len(starts))
         if self.field.enum is not None and self.field.enum.closed and len(mine.row):
             mine = self._known(mine, NumberReader("enum").converted(mine.number))
@@ -493,6 +509,38 @@ class FieldReader:
         if self._rules.dense and len(missing):
             return self._dense_messages(data, mine, last, starts)
         return self._item.read_sparse(data, mine, last, starts)
+
+    def _read_column(self, data: Bytes, found: Column) -> pa.Array:
+        """Return the column of a field that no message has more than once."""
+        there = found.there
+        if self.field.required and there is not None:
+            raise InvalidRows(np.flatnonzero(~there), _MISSING)
+        item = self._item
+        if isinstance(item, BytesReader):
+            length = found.number.astype(np.int64)
+            if there is not None:
+                length[~there] = -1 if self._default() is None else 0
+            if self._default() is None and not self.field.presence:
+                length[length == 0] = -1
+            return item.sparse(data, found.at, length)
+        if self._numbers is None:
+            return item.read(data, found.at, found.number)
+        at = found.at
+        if item.wire != VARINT and there is not None:
+            at = np.minimum(at, len(data) - (8 if item.wire == FIXED64 else 4))
+        values = self._numbers.values(data, at, found.number)
+        default = self._default()
+        if there is not None and default is None and isinstance(self._numbers, EnumReader):
+            values = np.where(there, values, np.int32(0))
+        if there is not None and default is not None:
+            values = np.where(there, values, np.array(default, values.dtype))
+            there = None
+        if default is None and not self.field.presence:
+            nonzero = _nonzero(values)
+            if there is not None:
+                nonzero &= there
+            there = None if nonzero.all() else nonzero
+        return self._numbers.column(values, there)
 
     def _known(self, found: Found, numbers: Integers) -> Found:
         assert self.field.enum is not None
@@ -524,9 +572,7 @@ class FieldReader:
                 values[~there] = default
                 there = None
         if default is None and not self.field.presence:
-            # By the bits, so that -0.0 is a value.
-            raw = values if values.dtype == np.bool_ else values.view(f"u{values.itemsize}")
-            nonzero = raw != 0
+            nonzero = _nonzero(values)
             there = None if nonzero.all() else nonzero
         return item.column(values, there)
 
@@ -626,6 +672,11 @@ class FieldReader:
         except InvalidRows as error:
             raise error.inside("[]", found.row[owner[starts]]) from None
         return item.converted(numbers), owner[stops]
+
+
+def _nonzero(values: Integers) -> Any:
+    # By the bits, so that -0.0 is a value.
+    return (values if values.dtype == np.bool_ else np.ascontiguousarray(values).view(f"u{values.itemsize}")) != 0
 
 
 # -- the tree of readers ----------------------------------------------------------------------

@@ -21,7 +21,9 @@ from protocol.schemas.decoding import InvalidRows, refuse
 
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = 0, 1, 2, 3, 4, 5
 _FEWEST_ROWS = 24
-# After so many steps the messages that are read to their end are left out.
+# A tag that this share of the messages has is read in all of them.
+_WIDE_SHARE = 4
+# After so many steps messages that are read to their end are left out, if they are most.
 _COMPRESS_STEPS = 32
 _MAX_VARINT_BYTES = 10
 _MAX_TAG = 2**32 - 1
@@ -74,6 +76,39 @@ class Found:
         return Found(self.row[mask], self.at[mask], self.number[mask], step)
 
 
+@dataclass(frozen=True)
+class Column:
+    """Occurrences of one tag, at most one in each message, with an element for every message.
+
+    Attributes
+    ----------
+    at : array of int
+        Where the value begins; a place in the message if there is none.
+    number : array of unsigned int
+        As that of `Found`; without meaning if there is no value.
+    there : array of bool or None
+        Which messages have the value; None: all.
+    step : int
+    """
+
+    at: Positions
+    number: Integers
+    there: npt.NDArray[np.bool_] | None
+    step: int
+
+    def narrow(self) -> Found:
+        """Return the occurrences alone."""
+        if self.there is None:
+            return Found(np.arange(len(self.at)), self.at, self.number, self.step)
+        rows = np.flatnonzero(self.there)
+        return Found(rows, self.at[rows], self.number[rows], self.step)
+
+
+def narrow(found: Found | Column) -> Found:
+    """Return occurrences alone."""
+    return found.narrow() if isinstance(found, Column) else found
+
+
 NOTHING = Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8), 0)
 
 
@@ -89,15 +124,16 @@ def join(pieces: list[Found]) -> Found:
     )
 
 
-def read_unsigned(data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
-    """Read a varint at each cursor, and check that it ends within its message.
+def read_unsigned(data: Bytes, at: Positions, ends: Positions | None) -> tuple[Integers, Positions]:
+    """Read a varint at each cursor, and check that it ends within its message (`ends` None: the caller checks).
 
     Bits over 64 are dropped, as other implementations do. The numbers have the smallest type that holds them.
     """
     first = data.take(at, mode="clip")
     after = at + 1
     if not len(at) or first.max() < 0x80:
-        refuse(after > ends, END)
+        if ends is not None:
+            refuse(after > ends, END)
         return first, after
     second = data.take(after, mode="clip")
     long = first >= 0x80
@@ -112,7 +148,8 @@ def read_unsigned(data: Bytes, at: Positions, ends: Positions) -> tuple[Integers
             numbers[rows], after[rows] = _read_long(data, at[rows])
         except InvalidRows as error:
             raise error.inside("", rows) from None
-    refuse(after > ends, END)
+    if ends is not None:
+        refuse(after > ends, END)
     return numbers, after
 
 
@@ -136,7 +173,10 @@ def _read_long(data: Bytes, at: Positions) -> tuple[Integers, Positions]:
         after[inside] += sizes
         rest = np.concatenate([np.flatnonzero(~inside), np.flatnonzero(inside)[~short]])
     if len(rest):
-        numbers[rest], after[rest] = _read_by_byte(data, at[rest])
+        try:
+            numbers[rest], after[rest] = _read_by_byte(data, at[rest])
+        except InvalidRows as error:
+            raise error.inside("", rest) from None
     return numbers, after
 
 
@@ -153,51 +193,98 @@ def _read_by_byte(data: Bytes, at: Positions) -> tuple[Integers, Positions]:
     raise InvalidRows(rows, f"a varint with more than {_MAX_VARINT_BYTES} bytes")
 
 
-def scan(data: Bytes, at: Positions, ends: Positions) -> dict[int, Found]:
+def scan(data: Bytes, at: Positions, ends: Positions) -> dict[int, Found | Column]:
     """Return the fields of the messages `data[at[i]:ends[i]]` by tag."""
-    found: dict[int, list[Found]] = {}
+    found: dict[int, list[Found | Column]] = {}
     rows = np.flatnonzero(at < ends)
     cursor, end = at[rows], ends[rows]
-    slow: list[Positions] = []
+    # As long as no message is left out, operations on all of them cost less than selecting some.
+    all_rows = len(rows) == len(at)
     tags, start = _tags(data, cursor, end, rows)
     step = 0
     while len(rows):
         tag = int(tags.min())
         if tag == _MAX_TAG:
             break
-        which = np.flatnonzero(tags == tag)
-        if tag < 8 or tag & 7 > FIXED32:
-            raise InvalidRows(rows[which], _TAG)
+        mask = tags == tag
+        count = int(np.count_nonzero(mask))
         step += 1
-        if len(which) < _FEWEST_ROWS or tag & 7 in (GROUP, GROUP_END):
-            slow.append(which)
-            # The cursor stays at the tag.
+        if tag < 8 or tag & 7 > FIXED32:
+            raise InvalidRows(rows[mask], _TAG)
+        if count < _FEWEST_ROWS or tag & 7 in (GROUP, GROUP_END):
+            which = np.flatnonzero(mask)
+            _scan_singly(data, rows[which], cursor[which], end[which], found, step)
             tags[which] = _DONE
+            end[which] = cursor[which]
+        elif all_rows and count * _WIDE_SHARE >= len(rows):
+            there = None if count == len(rows) else mask
+            # Where a message has another tag, its first one is read again, which is a varint, too.
+            begin = start if there is None else np.where(there, start, at)
+            column, cursor = _read_column(data, there, begin, cursor, end, tag, step)
+            found.setdefault(tag, []).append(column)
+            tags, start = _all_tags(data, cursor, end, at)
         else:
-            whole = len(which) == len(rows)
+            which = np.flatnonzero(mask)
             try:
-                number, begin, after = _value(
-                    data, start if whole else start[which], end if whole else end[which], tag & 7
-                )
+                number, begin, after = _value(data, start[which], end[which], tag & 7)
             except InvalidRows as error:
                 raise error.inside("", rows[which]) from None
-            row = rows if whole else rows[which]
-            found.setdefault(tag, []).append(Found(row, begin, number, step))
-            if whole:
-                cursor = after
-                tags, start = _tags(data, cursor, end, rows)
-            else:
-                cursor[which] = after
-                tags[which], start[which] = _tags(data, after, end[which], row)
+            found.setdefault(tag, []).append(Found(rows[which], begin, number, step))
+            cursor[which] = after
+            tags[which], start[which] = _tags(data, after, end[which], rows[which])
         if step % _COMPRESS_STEPS == 0:
-            for each in slow:
-                _scan_singly(data, rows[each], cursor[each], end[each], found, step)
-            slow = []
             live = tags != _DONE
-            rows, cursor, end, tags, start = rows[live], cursor[live], end[live], tags[live], start[live]
-    for each in slow:
-        _scan_singly(data, rows[each], cursor[each], end[each], found, step)
-    return {tag: join(pieces) for tag, pieces in found.items()}
+            if np.count_nonzero(live) * _WIDE_SHARE < len(rows):
+                rows, cursor, end, tags, start = rows[live], cursor[live], end[live], tags[live], start[live]
+                all_rows = False
+    return {tag: pieces[0] if len(pieces) == 1 else join([*map(narrow, pieces)]) for tag, pieces in found.items()}
+
+
+def _read_column(
+    data: Bytes,
+    there: npt.NDArray[np.bool_] | None,
+    begin: Positions,
+    cursor: Positions,
+    end: Positions,
+    tag: int,
+    step: int,
+) -> tuple[Column, Positions]:
+    """Return the values of a tag of all messages, and the next cursors."""
+    wire = tag & 7
+    number: Integers = np.zeros(len(begin), np.uint8)
+    if wire in (VARINT, BYTES):
+        number, after = read_unsigned(data, begin, None)
+        if wire == BYTES:
+            room = end - after
+            # An end that the length itself exceeds is an error, too.
+            longer = (room < 0) | (number > (room.view(np.uint64) if number.itemsize > 2 else room))
+            refuse(longer if there is None else longer & there, _LENGTH)
+            begin = after
+            after = after + number.astype(np.int64)
+    else:
+        after = begin + (8 if wire == FIXED64 else 4)
+    wrong = after > end
+    if wrong.any():
+        refuse(wrong if there is None else wrong & there, END)
+    return Column(begin, number, there, step), after if there is None else np.where(there, after, cursor)
+
+
+def _all_tags(
+    data: Bytes, cursor: Positions, end: Positions, first: Positions
+) -> tuple[npt.NDArray[np.uint32], Positions]:
+    """Return the tag at each cursor, `_DONE` at the end, and where the values begin. At `first` are valid tags."""
+    live = cursor < end
+    every = bool(live.all())
+    numbers, start = read_unsigned(data, cursor if every else np.where(live, cursor, first), None)
+    wrong = start > end
+    if numbers.itemsize > 2:
+        refuse(live & (numbers > _MAX_TAG - 1), _TAG)
+    if wrong.any():
+        refuse(wrong & live, END)
+    tags = numbers.astype(np.uint32)
+    if not every:
+        tags[~live] = _DONE
+    return tags, start
 
 
 def _tags(data: Bytes, cursor: Positions, end: Positions, rows: Positions) -> tuple[npt.NDArray[np.uint32], Positions]:
@@ -237,7 +324,7 @@ def _value(data: Bytes, start: Positions, end: Positions, wire: int) -> tuple[In
 
 
 def _scan_singly(
-    data: Bytes, rows: Positions, cursor: Positions, ends: Positions, found: dict[int, list[Found]], step: int
+    data: Bytes, rows: Positions, cursor: Positions, ends: Positions, found: dict[int, list[Found | Column]], step: int
 ) -> None:
     """Read these messages to their ends."""
     fields: dict[int, list[tuple[int, int, int, int]]] = {}

@@ -20,7 +20,7 @@ from tests.support.soak import scaled
 pytestmark = pytest.mark.soak
 
 SCHEMAS = scaled("PROTOBUF_SCHEMAS", 40, 10_000)
-MUTATIONS = scaled("PROTOBUF_MUTATIONS", 2_000, 100_000)
+MUTATIONS = scaled("PROTOBUF_MUTATIONS", 1_000, 100_000)
 
 
 def decode(decoder: ColumnDecoder, values: list[bytes]) -> tuple[pa.Array, list[InvalidValue]]:
@@ -84,6 +84,8 @@ def test_mutated_messages_are_errors_or_values() -> None:
             file = samples.file()
             kind = message_class(file)
             decoder = ColumnDecoder(ReaderSchema("protobuf", text_of(file)))
+            valid = samples.messages(kind, 40)
+            expected = [as_column(kind.FromString(each)) for each in valid]
         r = samples.random
         raw = bytearray(samples.messages(kind, 1)[0] or b"\x08")
         for _ in range(r.randrange(1, 4)):
@@ -101,6 +103,13 @@ def test_mutated_messages_are_errors_or_values() -> None:
         many, each_invalid = decode(decoder, [value] * 40)
         assert len(each_invalid) == 40 * len(invalid), (seed, value, invalid, each_invalid)
         assert repr(plain(many)) == repr(plain(column) * 40)
+        # The other messages of a batch are not affected.
+        place = r.randrange(41)
+        mixed, mixed_invalid = decode(decoder, [*valid[:place], value, *valid[place:]])
+        assert [each.row for each in mixed_invalid] == [place] * len(invalid), (seed, value)
+        others = plain(mixed)
+        assert repr([others.pop(place)]) == repr(plain(column)), (seed, value)
+        assert repr(others) == repr(expected), (seed, value)
         if judged is None:
             outcomes["neither" if invalid else "read"] += 1
         elif invalid:
