@@ -31,6 +31,7 @@ from protocol.secret import hide_variables
 
 if TYPE_CHECKING:
     from protocol.schemas.formats import Format
+    from protocol.schemas.protobuf_settings import ProtobufSettings
     from protocol.schemas.reader_schema import Part
     from protocol.schemas.values import ColumnDecoder
 
@@ -54,6 +55,7 @@ def read(
     value_schema: str | None = None,
     value_subject: str | None = None,
     value_fields: Collection[str] = (),
+    protobuf: ProtobufSettings | None = None,
 ) -> pa.RecordBatchReader:
     """Read all partitions of topics from `start` to `end`, in parallel and in bounded memory.
 
@@ -84,6 +86,8 @@ def read(
         The subject whose latest version values are resolved to; by default the topic's name and `-value`.
     value_fields : collection of str
         The fields of a value to decode, by default all of them.
+    protobuf : ProtobufSettings, optional
+        The message of Protobuf values, and how it is read.
 
     Returns
     -------
@@ -113,7 +117,9 @@ def read(
         While reading: a key or a value does not have its schema.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
-    decoders = _decoders(properties, names, key_format, value_format, value_schema, value_subject, tuple(value_fields))
+    decoders = _decoders(
+        properties, names, key_format, value_format, value_schema, value_subject, tuple(value_fields), protobuf
+    )
     properties = {name: each for name, each in properties.items() if not name.startswith(_REGISTRY)}
     wanted = set(READ_SCHEMA.names if columns is None else columns)
     if unknown := wanted - set(READ_SCHEMA.names):
@@ -146,12 +152,14 @@ def _decoders(
     text: str | None,
     subject: str | None,
     fields: tuple[str, ...],
+    protobuf: ProtobufSettings | None,
 ) -> dict[str, ColumnDecoder]:
     """Return the decoder of each column that has another format than binary."""
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
     if set(formats.values()) == {"binary"}:
         return {}
     from protocol.schemas.formats import FORMATS
+    from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS
     from protocol.schemas.registry import SchemaRegistry
     from protocol.schemas.registry_config import parse_registry
     from protocol.schemas.values import ColumnDecoder, choose_schema
@@ -171,6 +179,7 @@ def _decoders(
             (subject if own else None) or f"{topics[0]}-{part}",
             text=text if own else None,
             fields=fields if own else (),
+            protobuf=protobuf if own and protobuf is not None else DEFAULT_SETTINGS,
         )
         decoders[part] = ColumnDecoder(schema, registry, part)
     return decoders

@@ -53,7 +53,7 @@ class Found:
     row : array of int
         The number of the message.
     at : array of int
-        Where the value begins, behind its length.
+        Start of the value, behind its length.
     number : array of unsigned int
         A varint's value; the length of bytes and groups.
     step : array of int, or int
@@ -83,11 +83,11 @@ class Column:
     Attributes
     ----------
     at : array of int
-        Where the value begins; a place in the message if there is none.
+        Start of the value; a place in the message if there is none.
     number : array of unsigned int
         As that of `Found`; without meaning if there is no value.
     there : array of bool or None
-        Which messages have the value; None: all.
+        True for messages that have the value; None: all.
     step : int
     """
 

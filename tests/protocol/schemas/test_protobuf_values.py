@@ -13,6 +13,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import timestamp_pb2
 
+import protocol
 from protocol.errors import ConfigurationError
 from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.protobuf_settings import ProtobufSettings
@@ -20,6 +21,7 @@ from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.values import ColumnDecoder, registered
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from tests.support.protobuf_messages import Field, message_type
@@ -173,3 +175,16 @@ def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegist
     serialize(FIRST(id=1))
     with pytest.raises(ConfigurationError, match="has no message Bill; it has shop"):
         decoder(registry, "Bill")
+
+
+def test_topic_is_read_with_decoded_messages(serialize: Serialize, server: FakeSchemaRegistry) -> None:
+    refund = serialize(OTHER(id=5))
+    with FakeKafka() as broker:
+        broker.create_topic("orders", 1)
+        protocol.write({"bootstrap.servers": broker.bootstrap_servers}, "orders", pa.table({"value": column([refund])}))
+        properties = {"bootstrap.servers": broker.bootstrap_servers, "schema.registry.url": server.url}
+        settings = ProtobufSettings("Refund")
+        reader = protocol.read(
+            properties, "orders", columns=["value"], value_format="confluent-protobuf", protobuf=settings
+        )
+        assert reader.read_all().column("value").to_pylist() == [{"id": 5}]
