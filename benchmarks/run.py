@@ -42,6 +42,7 @@ _MODULES = {
     "decoding-memory": "decoding_memory",
     "decoding-json": "decoding_json",
     "metrics": "metrics",
+    "processing": "processing",
     "source-sasl-ssl": "source",
     "sink-sasl-ssl": "sink",
 }
@@ -96,8 +97,8 @@ def _topics(section: str, options: argparse.Namespace) -> tuple[Topic, ...]:
             for codec in options.compression.split(",")
             if records
         )
-    if section == "metrics":
-        return (Topic("bench-metrics", options.small_records, 100, "none", options.partitions, options.batch_bytes),)
+    if section in ("metrics", "processing"):
+        return (Topic(f"bench-{section}", options.small_records, 100, "none", options.partitions, options.batch_bytes),)
     if section == "memory":
         return (Topic("bench-memory", options.memory_records, 100, "lz4", options.partitions, options.batch_bytes),)
     events = tuple(
