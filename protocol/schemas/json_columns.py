@@ -1,7 +1,7 @@
 """Read JSON values as Arrow columns: by Arrow's JSON reader, many values at once.
 
 A value that it refuses, or may read otherwise than Spark's `from_json`, is read by `json_values`, which has the errors.
-So what is valid is decided there; here only what is certain is read. See docs/decisions/0034-json-decoder.md.
+It alone decides which values are valid. See docs/decisions/0034-json-decoder.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ZONED, _LOCAL, _NANOS = pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.times
 
 
 class _Refused(Exception):
-    """Some value of a block is to be read one by one."""
+    """Arrow's reader cannot read a block."""
 
 
 class JsonDecoder:

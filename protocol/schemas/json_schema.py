@@ -1,7 +1,7 @@
 """A JSON Schema as a tree of types, and the Arrow type of each.
 
-Drafts 4 to 2020-12, as far as they say which values there are: `type`, `properties`, `items`, `enum`, `const`, `oneOf`,
-`anyOf`, `allOf`, `$ref` and `format`. What only restricts values, such as `minimum`, is not looked at.
+Drafts 4 to 2020-12. These words give values a type: `type`, `properties`, `items`, `enum`, `const`, `oneOf`, `anyOf`,
+`allOf`, `$ref` and `format`. Words that only restrict values, such as `minimum`, are ignored.
 
 Source: JSON Schema 2020-12, "Core" and "Validation"; `connect.type` as Kafka Connect's converter writes it.
 """
@@ -59,11 +59,11 @@ class JsonType:
     arrow : pyarrow.DataType
         The type of a column of strings, numbers or booleans.
     nullable : bool
-        Whether null is valid.
+        True if null is valid.
     values : tuple
         The only valid values of an enum; empty: any.
     open : bool
-        Whether an object may have other properties.
+        True if an object may have other properties.
     """
 
     kind: str

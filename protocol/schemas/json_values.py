@@ -104,8 +104,11 @@ def value_reader(kind: pa.DataType) -> Callable[[bytes], Any]:
         if at == len(text) - 1:
             return None  # as Spark
         if text.startswith("null", at):
-            raise InvalidJson(f"null, not {_expected(kind)}")
-        found, at = read(text, at)
+            if pa.types.is_struct(kind):
+                raise InvalidJson(f"null, not {_expected(kind)}")
+            found, at = None, at + 4
+        else:
+            found, at = read(text, at)
         at = _space(text, at).end()  # type: ignore[union-attr]
         if at != len(text) - 1:
             raise InvalidJson(f"text behind the value, at character {at}")
@@ -227,7 +230,7 @@ def _expected(kind: pa.DataType) -> str:
 
 
 def _mismatch(text: str, at: int, kind: pa.DataType) -> InvalidJson:
-    """Return the error for a value of another type, or for one that is not JSON."""
+    """Return the error for a value of another type, or for text that is not JSON."""
     try:
         after = _read_any(text, at)
     except InvalidJson as error:

@@ -22,6 +22,7 @@ from protocol.schemas.values import ColumnDecoder
 from tests.support.soak import scaled
 
 MUTATIONS = scaled("JSON_MUTATIONS", 3_000, 100_000)
+SEQUENCES = scaled("JSON_SEQUENCES", 300, 10_000)
 
 
 def decoded(schema: str, values: Sequence[bytes | None]) -> tuple[list[Any], list[str]]:
@@ -76,6 +77,8 @@ def field(kind: str, text: str) -> Any:
         ("DECIMAL(10, 2)", "2147483648", "field a: '2147483648' is not a decimal(10,2)"),
         ("DECIMAL(10, 2)", "1e999999999", "field a: '1e999999999' is not a decimal(10,2)"),
         ("DECIMAL(38, 18)", "9223372036854775808", Decimal("9223372036854775808.000000000000000000")),
+        ("DECIMAL(38, 18)", "123456789012345678901234567890",
+         "field a: '123456789012345678901234567890' is not a decimal(38,18)"),
         ("DECIMAL(38, 18)", "1" * 30, f"field a: '{'1' * 30}' is not a decimal(38,18)"),
         ("STRING", '"\\u0041\\n\\ud83d\\ude00"', "A\n\U0001f600"),
         ("STRING", '"\\ud83d"', "?"),
@@ -172,6 +175,13 @@ def test_parts_of_objects_in_several_values_are_no_value() -> None:
         assert len(errors) == sum(each != b'{"a": 6}' and each != b"" and each != b'{"a": 3}' for each in wanted)
 
 
+def test_values_that_complete_each_other_are_not_read_as_other_values() -> None:
+    assert decoded("a INT", [b'{"z": [{},', b'{}], "a": 5}{"a": 9}']) == (
+        [None, None],
+        ["no JSON value at character 10", "text behind the value, at character 2"],
+    )
+
+
 def test_types_other_than_objects_are_read() -> None:
     assert decoded("array<int>", [b"[1, 2]", b"", b'1}\n{"v":2', b'{"v": 1}', b"[]"]) == (
         [[1, 2], None, None, None, []],
@@ -201,6 +211,7 @@ def test_many_values_are_read_around_invalid_ones() -> None:
     "value",
     [
         b'{"z": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"ignored": ' + b"[" * 1_001 + b"]" * 1_001 + b"}",
         b'{"z": ' + b'{"z":' * 100_000 + b"1" + b"}" * 100_001,
         b'{"s": ' + b"[" * 100_000,
         b'{"a": ' + b"1" * 100_000 + b"}",
@@ -211,7 +222,7 @@ def test_many_values_are_read_around_invalid_ones() -> None:
         b'{"t": 99999999999999999999}',
         b'{"x": "\\ud800' + b"\\" * 100_001,
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_hostile_value_is_an_error(value: bytes) -> None:
     schema = "a INT, d DECIMAL(38, 18), n DECIMAL(10, 2), s STRING, t TIMESTAMP, z ARRAY<INT>, m MAP<STRING, INT>"
@@ -318,3 +329,40 @@ def test_schema_may_be_one_type() -> None:
 def test_wrong_schema_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         _ = ReaderSchema("json", text).type
+
+
+# -- sequences of tokens ----------------------------------------------------------------------
+
+TOKENS = ["{", "}", "[", "]", ",", ":", '"a"', '"b"', "1", "null", "true", "-1.5e3", '"x"', "{}", "[]", " ", "\n",
+          "NaN", '"a":', '"b":', '{"a":1}', '{"b":[1]}', '"\\u0041"']  # fmt: skip
+KINDS = [
+    "a INT, b ARRAY<INT>",
+    "a STRUCT<a: INT, b: ARRAY<STRUCT<b: STRING>>>, b STRING",
+    "array<struct<a: int>>",
+    "int",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_tokens_are_read_as_alone(kind: str) -> None:
+    """Arrow's reader sees several values as one text: none may change what it reads of another."""
+    draw = random.Random(5)
+    decoder = ColumnDecoder(ReaderSchema("json", kind))
+    read = value_reader(decoder.type)
+    for _ in range(SEQUENCES):
+        values: list[bytes] = []
+        for _ in range(draw.randrange(1, 6)):
+            core = "".join(draw.choice(TOKENS) for _ in range(draw.randrange(8)))
+            values.append((f"{{{core}}}" if draw.random() < 0.8 else core).encode())
+        column, invalid = decoder.decode(pa.array(values, pa.binary()))
+        column.validate(full=True)
+        wrong = {each.row for each in invalid}
+        for row, value in enumerate(values):
+            try:
+                expected = read(value)
+            except InvalidJson:
+                expected = None
+                assert row in wrong, values
+            else:
+                assert row not in wrong, values
+            assert column_of([expected], decoder.type).to_string() == column.slice(row, 1).to_string(), values
