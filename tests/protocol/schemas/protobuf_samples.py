@@ -232,7 +232,8 @@ def as_column(message: Any) -> dict[str, Any]:
 def _value(field: Any, value: Any) -> Any:
     if field.message_type is not None:
         if is_time(field.message_type):
-            return value.seconds * 1_000_000 + value.nanos // 1000
+            # Towards zero, as Java.
+            return value.seconds * 1_000_000 + int(value.nanos / 1000)
         return as_column(value)
     if field.type == Field.TYPE_ENUM:
         known = field.enum_type.values_by_number.get(value)
