@@ -98,7 +98,7 @@ class Interceptors:
                 raise TypeError(f"on_send returned {type(changed).__name__}; it must return a ProducerMessage")
 
         for each in self._interceptors:
-            message = _changed(each, message, each.on_send, check)
+            message = _changed(each, "on_send", message, each.on_send, check)
         return message
 
     def on_send_columns(self, topic: str, columns: pa.RecordBatch) -> pa.RecordBatch:
@@ -110,7 +110,7 @@ class Interceptors:
                 raise TypeError(f"on_send_columns must return a pyarrow.RecordBatch with {rows} rows")
 
         for each in self._interceptors:
-            columns = _changed(each, columns, partial(each.on_send_columns, topic), check)
+            columns = _changed(each, "on_send_columns", columns, partial(each.on_send_columns, topic), check)
         return columns
 
     # -- results ------------------------------------------------------------------------------
@@ -160,12 +160,14 @@ class Interceptors:
                 _log(each, hook, error)
 
 
-def _changed(interceptor: ProducerInterceptor, given: T, hook: Callable[[T], T], check: Callable[[T], None]) -> T:
+def _changed(
+    interceptor: ProducerInterceptor, hook: str, given: T, call: Callable[[T], T], check: Callable[[T], None]
+) -> T:
     try:
-        changed = hook(given)
+        changed = call(given)
         check(changed)
     except Exception as error:
-        _log(interceptor, "on_send", error)
+        _log(interceptor, hook, error)
         return given
     return changed
 
