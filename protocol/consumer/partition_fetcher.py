@@ -311,6 +311,8 @@ class PartitionFetcher:
                 self._stop(buffer, action.error, retry=True)
 
     def _wake_thread(self, broker: Broker) -> None:
+        if self.closed:  # `close` would not wait for a new thread
+            return
         if broker not in self._threads:
             builder = FetchRequestBuilder(broker, self._config, sessions=True)
             thread = _BrokerThread(self, self._client, builder, self._purpose)

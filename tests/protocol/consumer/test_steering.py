@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from protocol.cluster.client import Client
 from protocol.consumer.fetch_position import CompletedFetch
 from protocol.consumer.leaders import resolve_leaders
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
@@ -188,6 +189,33 @@ class TestSteering:
                 stream.poll(10_000)
             stream.seek(4)
             assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
+
+    def test_leader_found_during_close_starts_no_thread(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`close` would not wait for it."""
+        name = topic(1)
+        resolving, closing, started = threading.Event(), threading.Event(), list[str]()
+        end_stream, start = PartitionConsumer.close, threading.Thread.start
+
+        def slow(*arguments: Any) -> Any:
+            resolving.set()
+            assert closing.wait(30)
+            monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), start(thread)))
+            return resolve_leaders(*arguments)
+
+        def close(stream: PartitionConsumer, *arguments: Any) -> None:
+            closing.set()
+            (leaders,) = [each for each in threading.enumerate() if each.name.endswith("-leaders")]
+            leaders.join(30)
+            end_stream(stream, *arguments)
+
+        monkeypatch.setattr("protocol.consumer.partition_fetcher.resolve_leaders", slow)
+        monkeypatch.setattr(PartitionConsumer, "close", close)
+        with consumer_of(client) as consumer:
+            consumer.consume_partition(name, 0, EARLIEST)
+            assert resolving.wait(30)
+        assert [each for each in started if each.startswith("consumer-")] == []
 
     def test_failure_of_one_partition_is_raised_beside_busy_ones(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
