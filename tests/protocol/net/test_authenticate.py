@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -168,8 +169,11 @@ EXTRAS = {
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_missing_package_is_named(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gssapi", "aws_msk_iam_sasl_signer", "botocore", "azure", "google.auth"):
-        monkeypatch.setitem(__import__("sys").modules, name, None)
+    packages = ("gssapi", "aws_msk_iam_sasl_signer", "botocore", "azure", "google.auth")
+    # Other tests of this process may have imported their modules.
+    imported = [name for name in sys.modules if name.startswith(tuple(f"{each}." for each in packages))]
+    for name in (*packages, *imported):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     clock, broker = ManualClock(), Broker()
     with pytest.raises(ConfigurationError, match=rf"pip install 'spark-kafka-source\[{extra}\]'"):
