@@ -73,6 +73,7 @@ _CONTENTS = {
             "docs/cli",
             "docs/metrics",
             "docs/errors",
+            "docs/versions",
             "docs/site/api/*",
             "docs/glossary",
         ),
