@@ -159,6 +159,7 @@ COMMANDS: dict[str, str] = {
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
     "pip install": "",  # downloads packages; README describes it
     "make test": "",  # runs this test
+    "make versions": "",  # downloads each Spark; its results are docs/versions.md
     "%pip install": "",  # exists in Databricks only, which the tests do not use (see README)
     "python -m spark_kafka_source.demo --picture docs/images/demo.png": "tests/spark/demo/test_demo.py::"
     "test_demo_ends_with_correct_results_lag_zero_and_picture",
