@@ -1,6 +1,6 @@
 """Memory of a Python worker that decodes Avro, against one that does not.
 
-Each turn is a session of its own, so that its workers are new ones: one availableNow query that reads all records of a
+Each turn has a separate session, so that its workers are new: one availableNow query that reads all records of a
 topic with values of ten fields in one micro-batch.
 """
 

@@ -46,7 +46,7 @@ class _NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class _Request:
-    """What to send, and how to read the response."""
+    """A request to a token endpoint, and the parser of its response."""
 
     url: urllib.parse.SplitResult
     make: Callable[[], tuple[str, Mapping[str, str], str | None]]

@@ -186,7 +186,7 @@ class Processor:
         topics: Topics | None,
         consumers: int,
     ) -> tuple[list[KafkaConsumer], GroupConsumerConfig]:
-        """Set the client, and return the consumers; `resources` closes those that are not the caller's."""
+        """Set the client, and return the consumers; `resources` closes the consumers created here."""
         if isinstance(consumer, KafkaConsumer):
             if config is not None or properties or consumers != 1:
                 raise UsageError("a KafkaConsumer is given: it has its own properties, and consumers must be 1")

@@ -1,6 +1,6 @@
 """Write Arrow columns as binary columns of encoded values: each field becomes a column of bytes, and these are joined.
 
-What the encoders of all languages share.
+Shared by the encoders of all languages.
 """
 
 from __future__ import annotations

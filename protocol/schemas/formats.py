@@ -26,11 +26,11 @@ class FormatSpec:
     language : str or None
         The type of its schemas, as a registry names it; None: it has no schema.
     registered : bool
-        Whether each value has the id of its schema in a registry. Otherwise all values have one schema.
+        True if each value has the id of its schema in a registry. Otherwise all values have one schema.
     written : bool
-        Whether a sink can write it.
+        True if a sink can write it.
     written_without_schema : bool
-        Whether a sink can write it without a schema.
+        True if a sink can write it without a schema.
     """
 
     language: str | None = None
@@ -69,8 +69,8 @@ class Language(Protocol):
             The writer's schema, and the schemas that it uses.
         reader : SchemaText
         message : bytes or None
-            What follows the schema's GUID in a header; None: the schema's id is in the values, and what follows it,
-            too.
+            The bytes behind the schema's GUID in a header; None: the id of the schema, and those bytes, are in the
+            values.
 
         Raises
         ------

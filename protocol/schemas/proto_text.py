@@ -48,7 +48,7 @@ class FieldNode:
     default : bytes or None
         As it is written; of a text its bytes.
     is_group : bool
-        Whether it is encoded between two tags.
+        True if it is encoded between two tags.
     """
 
     name: str

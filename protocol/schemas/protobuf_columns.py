@@ -92,7 +92,7 @@ class NumberReader(ItemReader):
     kind : str
         The scalar type; "enum" for enums as numbers.
     upcast : bool
-        Whether unsigned numbers have wider types.
+        True if unsigned numbers have wider types.
     """
 
     def __init__(self, kind: str, upcast: bool = False) -> None:
@@ -218,7 +218,7 @@ class BytesReader(ItemReader):
     ----------
     is_text : bool
     checked : bool
-        Whether a text that is not UTF-8 is an error; otherwise its bytes are replaced.
+        True if a text that is not UTF-8 is an error; otherwise its bytes are replaced.
     """
 
     wire = BYTES

@@ -82,7 +82,7 @@ def _field(found: dict[str, Any]) -> FieldNode:
     if not (0 <= number < len(_TYPES) and 0 <= label < len(_LABELS)):
         raise ConfigurationError(f"the field {found['name']} has the unknown type {number}")
     kind = _TYPES[number]
-    # In proto3 only fields with the word "optional" are so; the compiler gives each of them a oneof of its own.
+    # In proto3 only fields with the word "optional" are so; the compiler creates a separate oneof for each of them.
     optional = _LABELS[label] if label != 1 or found["proto3_optional"] else ""
     default = found["default_value"]
     return FieldNode(

@@ -144,7 +144,7 @@ def _prefix(value: bytes) -> bytes | None:
         if byte >= 0x80:
             continue
         if not numbers:
-            # The first number is how many follow; zero stands for the first message.
+            # The first number is how many follow; zero alone is the first message.
             left = _indexes_count(value[: place + 1])
             if not 0 <= left <= _MAX_INDEXES:
                 return None

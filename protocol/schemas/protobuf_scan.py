@@ -1,6 +1,6 @@
 """Find the fields of Protobuf messages, of all messages at once.
 
-A cursor per message stands at a tag. Each step takes the smallest of these tags and reads it in all messages that have
+A cursor per message is at a tag. Each step takes the smallest of these tags and reads it in all messages that have
 it there: writers order fields by number, so a step usually reads one field of all messages. Few messages, and groups,
 are read one by one.
 

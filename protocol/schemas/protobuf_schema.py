@@ -41,7 +41,7 @@ class EnumType:
         The first name of each number, in the order of the file.
     numbers : dict of str to int
     closed : bool
-        Whether unknown numbers are unknown fields, as in proto2.
+        True if unknown numbers are unknown fields, as in proto2.
     """
 
     name: str
@@ -59,7 +59,7 @@ class FieldType:
     kind : str
         The name of the scalar type; also "message", "group" and "enum".
     presence : bool
-        Whether a value of zero differs from an absent one.
+        True if a value of zero differs from an absent one.
     default : int, float, bool, bytes or None
         As it is declared; of a text or an enum's symbol its bytes.
     oneof : int or None
@@ -67,9 +67,9 @@ class FieldType:
     message : MessageType or None
     enum : EnumType or None
     packed : bool
-        Whether writers pack the numbers of a repeated field.
+        True if writers pack the numbers of a repeated field.
     checked : bool
-        Whether a text that is not UTF-8 is an error.
+        True if a text that is not UTF-8 is an error.
     """
 
     name: str

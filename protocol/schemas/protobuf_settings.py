@@ -16,14 +16,14 @@ class ProtobufSettings:
     recursive_fields_max_depth : int
         How often a message may contain itself; -1: not at all.
     emit_default_values : bool
-        Whether absent fields without presence are zero instead of null.
+        True if absent fields without presence are zero instead of null.
     enums_as_ints : bool
     upcast_unsigned_ints : bool
-        Whether uint32 becomes int64, and uint64 decimal(20, 0).
+        True if uint32 becomes int64, and uint64 decimal(20, 0).
     unwrap_wrappers : bool
-        Whether `Int64Value` and its like become their values.
+        True if `Int64Value` and its like become their values.
     retain_empty_messages : bool
-        Whether messages without fields are kept, with a field that is always null.
+        True if messages without fields are kept, with a field that is always null.
     """
 
     message: str | None = None

@@ -31,7 +31,7 @@ WAIT_S = 600
 
 
 class Jobs:
-    """The jobs; each uses topics and a group of its own."""
+    """The jobs; each uses separate topics and a separate group."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         self.bootstrap = bootstrap

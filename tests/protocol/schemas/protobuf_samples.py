@@ -23,9 +23,9 @@ class Samples:
     ----------
     seed : int
     groups : bool
-        Whether proto2 schemas may have groups.
+        True if proto2 schemas may have groups.
     unknown_symbols : bool
-        Whether enums of proto3 may have numbers without a symbol.
+        True if enums of proto3 may have numbers without a symbol.
     """
 
     def __init__(self, seed: int, groups: bool = True, unknown_symbols: bool = True) -> None:
