@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,8 +20,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.avro.functions import from_avro
 
 import protocol
-from benchmarks.job import Figure, Job, say, section_main
-from benchmarks.spark_session import open_session
+from benchmarks.job import Figure, Job, section_main
+from benchmarks.spark_session import open_session, read_in_turn
 from benchmarks.topics import create_topic
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source import from_registry
@@ -51,23 +49,12 @@ SCHEMA = {
 
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
-    samples: dict[str, list[float]] = defaultdict(list)
     with FakeSchemaRegistry() as registry:
         fill(job.bootstrap_servers, registry.register(f"{TOPIC}-value", json.dumps(SCHEMA)))
         spark = open_session(job)
-        frames = _contestants(spark, job, registry.url)
-        for number in range(job.rounds + 1):
-            for who in list(frames) if number % 2 else list(frames)[::-1]:
-                if not job.wants(who):
-                    continue
-                started_s = time.perf_counter()
-                frames[who]().write.format("noop").mode("overwrite").save()
-                rate = RECORDS / (time.perf_counter() - started_s)
-                say(f"  {who:>32}: {rate:,.0f} records/s{'' if number else ' (warm-up)'}")
-                if number:
-                    samples[who].append(rate)
+        figures = read_in_turn(job, "Avro", _contestants(spark, job, registry.url), RECORDS)
         spark.stop()
-    return [Figure("decoding", "Avro", "batch read", "records/s", who, tuple(each)) for who, each in samples.items()]
+    return figures
 
 
 def _contestants(spark: SparkSession, job: Job, url: str) -> dict[str, Callable[[], DataFrame]]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import protocol
-from benchmarks.job import BINARY, Figure, Job, say, section_main
-from benchmarks.spark_session import open_session
+from benchmarks.job import BINARY, Figure, Job, section_main
+from benchmarks.spark_session import open_session, read_in_turn
 from benchmarks.topics import create_topic
 
 _RECORDS = 600_000
@@ -37,22 +35,8 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
     figures: list[Figure] = []
     for topic, schema in schemas.items():
-        samples: dict[str, list[float]] = defaultdict(list)
-        frames = _contestants(spark, job, topic, schema)
-        for number in range(job.rounds + 1):
-            for who in list(frames) if number % 2 else list(frames)[::-1]:
-                if not job.wants(who):
-                    continue
-                started_s = time.perf_counter()
-                frames[who]().write.format("noop").mode("overwrite").save()
-                rate = _RECORDS / (time.perf_counter() - started_s)
-                say(f"  {topic} {who:>26}: {rate:,.0f} records/s{'' if number else ' (warm-up)'}")
-                if number:
-                    samples[who].append(rate)
         subject = "JSON with a map" if topic == _MAPS else "JSON"
-        figures += [
-            Figure("decoding", subject, "batch read", "records/s", who, tuple(each)) for who, each in samples.items()
-        ]
+        figures += read_in_turn(job, subject, _contestants(spark, job, topic, schema), _RECORDS)
     spark.stop()
     return figures
 

@@ -6,8 +6,6 @@ Each reads a whole topic into `noop`, in turn in one session. `binary` is this s
 from __future__ import annotations
 
 import random
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import protocol
-from benchmarks.job import Figure, Job, say, section_main
-from benchmarks.spark_session import open_session
+from benchmarks.job import Figure, Job, section_main
+from benchmarks.spark_session import open_session, read_in_turn
 from benchmarks.topics import create_topic
 from protocol.testing.schema_registry import FakeSchemaRegistry
 
@@ -43,25 +41,12 @@ _FIELDS = {
 
 
 def measure(job: Job, _: Sequence[str]) -> list[Figure]:
-    samples: dict[str, list[float]] = defaultdict(list)
     with FakeSchemaRegistry() as registry:
         _fill(job.bootstrap_servers, registry.register(f"{_TOPIC}-value", SCHEMA, "PROTOBUF"))
         spark = open_session(job)
-        frames = _contestants(spark, job, registry.url)
-        for number in range(job.rounds + 1):
-            for who in list(frames) if number % 2 else list(frames)[::-1]:
-                if not job.wants(who):
-                    continue
-                started_s = time.perf_counter()
-                frames[who]().write.format("noop").mode("overwrite").save()
-                rate = RECORDS / (time.perf_counter() - started_s)
-                say(f"  {who:>32}: {rate:,.0f} records/s{'' if number else ' (warm-up)'}")
-                if number:
-                    samples[who].append(rate)
+        figures = read_in_turn(job, "Protobuf", _contestants(spark, job, registry.url), RECORDS)
         spark.stop()
-    return [
-        Figure("decoding", "Protobuf", "batch read", "records/s", who, tuple(each)) for who, each in samples.items()
-    ]
+    return figures
 
 
 def _contestants(spark: SparkSession, job: Job, url: str) -> dict[str, Callable[[], DataFrame]]:
