@@ -25,6 +25,7 @@ from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
 from tests.contract.members import ask_coordinator, commit, committed, new_group, stable, subscription
 from tests.contract.raw_requests import ask, ask_leader, batch, fetch, list_offset, produce, written
 from tests.contract.transactions import TransactionalProducer
+from tests.support.wait_until import wait_until
 
 MAX_TIMESTAMP = -3
 
@@ -53,17 +54,20 @@ class TestConfigs:
     def test_incremental_changes_set_append_subtract_and_delete(self, admin: protocol.Admin, new_topic: Any) -> None:
         topic = new_topic()
 
-        def change(*operations: AlterConfigOp) -> tuple[str, str]:
+        def change_to(expected: tuple[str, str], *operations: AlterConfigOp) -> None:
             admin.incremental_alter_configs({topic_resource(topic): operations})
+            wait_until(lambda: policy_and_retention() == expected, what=policy_and_retention)  # brokers learn it later
+
+        def policy_and_retention() -> tuple[str, str]:
             found = configs(admin, topic)
             return found["cleanup.policy"].value, found["retention.ms"].value
 
         kind = AlterConfigOpType
-        assert change(AlterConfigOp("cleanup.policy", "compact", kind.APPEND)) == ("delete,compact", "604800000")
-        assert change(AlterConfigOp("cleanup.policy", "delete", kind.SUBTRACT)) == ("compact", "604800000")
-        assert change(AlterConfigOp("retention.ms", "7")) == ("compact", "7")
+        change_to(("delete,compact", "604800000"), AlterConfigOp("cleanup.policy", "compact", kind.APPEND))
+        change_to(("compact", "604800000"), AlterConfigOp("cleanup.policy", "delete", kind.SUBTRACT))
+        change_to(("compact", "7"), AlterConfigOp("retention.ms", "7"))
         both = (AlterConfigOp("cleanup.policy", None, kind.DELETE), AlterConfigOp("retention.ms", None, kind.DELETE))
-        assert change(*both) == ("delete", "604800000")
+        change_to(("delete", "604800000"), *both)
 
     def test_unknown_config_and_topic_are_refused(self, admin: protocol.Admin, new_topic: Any) -> None:
         for topic, name, code in (
