@@ -57,12 +57,15 @@ def test_configs_set_and_delete_change_only_named_settings(run: Any, kafka1: Loc
         (entries,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name)]).values()
         return dict(entries.result(10))
 
-    found = seen()
-    assert [found[each].value for each in ("retention.ms", "segment.bytes")] == ["2000", "1048576"]
-    assert found["cleanup.policy"].value == "delete,compact"
+    def values() -> list[str]:
+        found = seen()
+        return [found[each].value for each in ("retention.ms", "segment.bytes", "cleanup.policy")]
+
+    wait_until(lambda: values() == ["2000", "1048576", "delete,compact"], values)
     run("configs", "set", "topic", name, "--subtract", "cleanup.policy=delete")
     run("configs", "delete", "topic", name, "retention.ms", "--yes")
-    assert (seen()["cleanup.policy"].value, seen()["retention.ms"].is_default) == ("compact", True)
+    wait_until(lambda: values() == ["604800000", "1048576", "compact"], values)
+    assert seen()["retention.ms"].is_default
     described = rows(run("configs", "describe", "topic", name, "-o", "json"))
     assert {(row["setting"], row["value"]) for row in described} >= {
         ("cleanup.policy", "compact"),
@@ -85,15 +88,17 @@ def test_configs_dry_run_checks_without_change(run: Any, topic1: TopicFactory) -
 
 def test_configs_of_broker_are_listed_and_described(run: Any, kafka1: LocalKafka) -> None:
     run("configs", "set", "broker", "1", "log.cleaner.backoff.ms=600")
+
+    def seen() -> set[tuple[str, str, str]]:
+        found = rows(run("configs", "describe", "broker", "1", "-o", "json"))
+        return {(row["setting"], row["value"], row["source"]) for row in found}
+
     try:
+        wait_until(lambda: ("log.cleaner.backoff.ms", "600", "DYNAMIC_BROKER_CONFIG") in seen(), seen)
         shown = tool(
             kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "brokers", "--entity-name", "1"
         )
         assert "log.cleaner.backoff.ms=600" in shown
-        found = rows(run("configs", "describe", "broker", "1", "-o", "json"))
-        assert ("log.cleaner.backoff.ms", "600", "DYNAMIC_BROKER_CONFIG") in {
-            (row["setting"], row["value"], row["source"]) for row in found
-        }
     finally:
         run("configs", "delete", "broker", "1", "log.cleaner.backoff.ms", "--yes")
     assert rows(run("configs", "list", "--type", "broker", "-o", "json")) == [{"type": "broker", "name": "1"}]
@@ -128,17 +133,21 @@ def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path
         run("users", "set", user, "--iterations", "4096", "--password-from", "file:-", given=SECRET),
     ]
     assert SECRET not in "".join(each.output for each in told)
+
+    def seen() -> set[tuple[str, int]]:
+        found = rows(run("users", "list", "-o", "json"))
+        return {(row["mechanism"], row["iterations"]) for row in found if row["user"] == user}
+
+    wait_until(lambda: seen() == {("SCRAM-SHA-256", 8192), ("SCRAM-SHA-512", 4096)}, seen)
+    assert len(rows(run("users", "list", user, "-o", "json"))) == 2
     shown = tool(kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "users", "--entity-name", user)
     assert "SCRAM-SHA-512=iterations=4096" in shown
     assert "SCRAM-SHA-256=iterations=8192" in shown
-    assert {(row["mechanism"], row["iterations"]) for row in rows(run("users", "list", user, "-o", "json"))} == {
-        ("SCRAM-SHA-256", 8192),
-        ("SCRAM-SHA-512", 4096),
-    }
     assert "Aborted" in run("users", "delete", user, code=1).stderr
     run("users", "delete", user, "--mechanism", "SCRAM-SHA-256", "--yes")
+    wait_until(lambda: seen() == {("SCRAM-SHA-512", 4096)}, seen)
     run("users", "delete", user, "--yes")
-    wait_until(lambda: user not in {row["user"] for row in rows(run("users", "list", "-o", "json"))})
+    wait_until(lambda: not seen(), seen)
     assert "RESOURCE_NOT_FOUND" in run("users", "delete", user, "--yes", code=1).stderr
 
 
@@ -146,6 +155,7 @@ def test_user_of_command_can_log_in(secured: SecuredKafka) -> None:
     from confluent_kafka import Consumer
 
     invoke(secured.kafka, "users", "set", "cli-login", "--password-from", "env:P", P=SECRET)
+    wait_until(lambda: "cli-login" in invoke(secured.kafka, "users", "list").stdout)
     properties = {
         "bootstrap.servers": secured.kafka.client_properties("SASL_PLAINTEXT")["bootstrap.servers"],
         "security.protocol": "SASL_PLAINTEXT",
@@ -164,11 +174,6 @@ def test_user_of_command_can_log_in(secured: SecuredKafka) -> None:
 def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None:
     entity = ("--user", "cli-quota", "--client-id-default")
     run("quotas", "set", *entity, "producer_byte_rate=1500000", "request_percentage=50")
-    shown = tool(
-        *(kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "users"),
-        *("--entity-name", "cli-quota", "--entity-type", "clients", "--entity-default"),
-    )
-    assert "producer_byte_rate=1500000" in shown
     named = "client-id (default), user cli-quota"
 
     def seen() -> list[tuple[str, str, float]]:
@@ -176,6 +181,11 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
         return [tuple(row.values()) for row in found if "cli-quota" in row["entity"]]
 
     wait_until(lambda: len(seen()) == 2)
+    shown = tool(
+        *(kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "users"),
+        *("--entity-name", "cli-quota", "--entity-type", "clients", "--entity-default"),
+    )
+    assert "producer_byte_rate=1500000" in shown
     assert seen() == [(named, "producer_byte_rate", 1_500_000.0), (named, "request_percentage", 50.0)]
     assert rows(run("quotas", "list", "--user", "cli-other", "-o", "json")) == []
     run("quotas", "delete", *entity, "producer_byte_rate", "--yes")

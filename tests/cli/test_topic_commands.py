@@ -14,7 +14,8 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.documents import commands
-from tests.support.wait_for_brokers import wait_until_known
+from tests.support.wait_for_brokers import wait_until_gone, wait_until_known
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture
@@ -56,11 +57,15 @@ def test_list_and_describe_show_partitions_and_offsets(run: Any, kafka1: LocalKa
 def test_alter_changes_partitions_and_settings(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(1, config={"retention.ms": "77777"})
     run("alter", name, "--partitions", "3", "--config", "max.message.bytes=55555", "--delete-config", "retention.ms")
+    wait_until_known(kafka1, name, 3)
     admin = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
-    assert len(admin.list_topics(name, timeout=10).topics[name].partitions) == 3
-    (entries,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name)]).values()
-    found = entries.result(10)
-    assert (found["max.message.bytes"].value, found["retention.ms"].is_default) == ("55555", True)
+
+    def seen() -> tuple[str, bool]:
+        (entries,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name)]).values()
+        found = entries.result(10)
+        return found["max.message.bytes"].value, found["retention.ms"].is_default
+
+    wait_until(lambda: seen() == ("55555", True), seen)
     assert [(row["name"], row["value"]) for row in rows(run("describe", name, "--configs", "-o", "json"))] == [
         ("max.message.bytes", "55555")
     ]
@@ -102,6 +107,7 @@ def test_delete_asks_first_and_reports_each_topic(run: Any, kafka1: LocalKafka, 
     failed = run("delete", name, "no-such-topic", "--yes", code=1)
     assert failed.stdout == f"deleted {name}\n"
     assert "no-such-topic" in failed.stderr
+    wait_until_gone(kafka1, name)
     assert name not in [row["topic"] for row in rows(run("list", "-o", "json"))]
 
 

@@ -134,6 +134,7 @@ def cluster_of(version: str, folder: Path) -> Iterator[Cluster]:
 
 def create_topics(on: Cluster) -> None:
     on.admin.create_topics([NewTopic("created", 3, 1, {"retention.ms": "3600000"})])
+    wait_until_known(on.kafka, "created", 3)
     shown = on.tool(TOPICS, "--describe", "--topic", "created")
     assert "PartitionCount: 3" in shown
     assert "retention.ms=3600000" in shown
@@ -148,7 +149,7 @@ def delete_topics(on: Cluster) -> None:
 
 def list_topics(on: Cluster) -> None:
     on.topic()
-    assert set(on.admin.list_topics(internal=True)) == set(on.tool(TOPICS, "--list").split())
+    wait_until(lambda: set(on.admin.list_topics(internal=True)) == set(on.tool(TOPICS, "--list").split()))
 
 
 def describe_topics(on: Cluster) -> None:
@@ -222,7 +223,7 @@ def list_config_resources(on: Cluster) -> None:
     assert found() == []
     on.admin.incremental_alter_configs({metrics: [AlterConfigOp("interval.ms", "60000")]})
     wait_until(lambda: found() == [metrics])
-    assert on.tool(METRICS, "--list").split() == [metrics.name]
+    wait_until(lambda: on.tool(METRICS, "--list").split() == [metrics.name])
 
 
 # -- groups ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import new_id, numbers_in, started
 from tests.support.documents import commands
 from tests.support.wait_for_brokers import wait_until_decided
+from tests.support.wait_until import wait_until
 
 TOOL = "org.apache.kafka.tools.TransactionsCommand"
 Row = dict[str, Any]
@@ -144,15 +145,22 @@ def test_unknown_transactional_id_fails_and_prints_other_ids(kafka1: LocalKafka,
 @pytest.fixture
 def unverified(kafka1: LocalKafka) -> Iterator[None]:
     """Let leaders accept records of transactions unknown to the coordinator, as before Kafka 3.6."""
-    for value in ("false", "true"):
-        entry = ConfigEntry(
-            "transaction.partition.verification.enable", value, incremental_operation=AlterConfigOpType.SET
-        )
+    name = "transaction.partition.verification.enable"
+    admin = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+
+    def set_to(value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
-        admin = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
         admin.incremental_alter_configs([resource])[resource].result(30)
-        if value == "false":
-            yield
+
+    def seen() -> str:
+        (entries,) = admin.describe_configs([ConfigResource(ResourceType.BROKER, "1")]).values()
+        return str(entries.result(30)[name].value)
+
+    set_to("false")
+    wait_until(lambda: seen() == "false", seen)
+    yield
+    set_to("true")
 
 
 def test_hanging_transaction_is_found_and_aborted(
