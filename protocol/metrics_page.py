@@ -105,7 +105,10 @@ tag `client-id`, and those of the tables further ones. Times are in milliseconds
 _OF_CLIENTS = """\
 Requests and connections, as in Java's `consumer-metrics`, `producer-metrics` and `admin-client-metrics`: here one
 client may serve all three. `client-node-metrics` has the same by broker; `node-id` is `node--1` for an address that is
-not in the metadata, such as a bootstrap server behind a load balancer."""
+not in the metadata, such as a bootstrap server behind a load balancer.
+
+Java's metrics of its selector thread (`io-*`, `select-*`, `network-io-*`) have no counterpart: each connection is
+served by the thread that uses it. Closed connections and successful authentications are not counted."""
 
 _SECTIONS = (
     ("Client", _OF_CLIENTS, (CLIENT, NODE)),

@@ -124,8 +124,15 @@ class ClientSensors:
         A Produce request was sent: no values.
     retried, failed : Family of str
         A record batch of a topic was sent again, or given up: records.
-    flushes, metadata_waits : Sensor
-        A producer's `flush`, or its wait for a topic that is not in the cached metadata, has ended: ns.
+    splits : Sensor
+        A record batch was split, since a broker found it too large: no values.
+    record_sizes : Sensor
+        Records were accepted: bytes of the largest, bytes of all, number. Bytes are those without compression.
+    exhausted : Sensor
+        Records were refused, since `buffer.memory` stayed full: number.
+    flushes, metadata_waits, memory_waits : Sensor
+        A producer's `flush`, or its wait for a topic that is not in the cached metadata or for `buffer.memory`, has
+        ended: ns.
     txn_init, txn_begin, txn_send_offsets, txn_commit, txn_abort, txn_prepare : Sensor
         A call of a transactional producer has returned: ns.
     """
@@ -145,7 +152,11 @@ class ClientSensors:
         self.produce_requests = Sensor(0)
         self.retried: Family[str] = Family(1)
         self.failed: Family[str] = Family(1)
+        self.splits = Sensor(0)
+        self.record_sizes = Sensor(3)
+        self.exhausted = Sensor(1)
         self.flushes = Sensor(1)
+        self.memory_waits = Sensor(1)
         self.metadata_waits = Sensor(1)
         self.txn_init = Sensor(1)
         self.txn_begin = Sensor(1)
@@ -266,6 +277,8 @@ class _Reader:
                 return reading.totals[at]
             case Stat.RATE:
                 return reading.rates[at]
+            case Stat.NS_RATIO:
+                return reading.rates[at] / 1e9
             case Stat.COUNT:
                 return float(reading.count)
             case Stat.COUNT_RATE:
@@ -273,16 +286,19 @@ class _Reader:
             case Stat.COUNT_RATE_PER_HOUR:
                 return reading.count_rate * 3600
             case Stat.AVG:
-                count = (
-                    self._readings(definition.per, (), ())[()].recent_count if definition.per else reading.recent_count
-                )
-                return reading.recent_totals[at] / count if count else _NAN
+                divisor = self._divisor(definition, reading)
+                return reading.recent_totals[at] / divisor if divisor else _NAN
             case Stat.MAX:
                 return self._maximum(definition, reading.maxima[at])
             case Stat.SECONDS_AGO:
                 return self._now_s - reading.last_s if reading.count else -1.0
             case _:
                 return _histogram(reading)
+
+    def _divisor(self, definition: Definition, reading: Reading) -> float:
+        if definition.over is not None:
+            return reading.recent_totals[definition.over]
+        return self._readings(definition.per, (), ())[()].recent_count if definition.per else reading.recent_count
 
     def _maximum(self, definition: Definition, largest: float) -> float:
         if definition.gauge:

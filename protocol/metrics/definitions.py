@@ -23,13 +23,14 @@ CLIENT_GROUPS = (CLIENT, NODE)
 
 NODE_ID, BROKER, TOPIC, PARTITION = "node-id", "broker", "topic", "partition"
 
-_PRODUCE, _FETCH, _OFFSET_COMMIT, _JOIN, _HEARTBEAT, _SYNC = 0, 1, 8, 11, 12, 14
+_PRODUCE, _FETCH, _METADATA, _OFFSET_COMMIT, _JOIN, _HEARTBEAT, _SYNC = 0, 1, 3, 8, 11, 12, 14
 _CONSUMER_GROUP_HEARTBEAT = 68
 _HEARTBEATS = (_HEARTBEAT, _CONSUMER_GROUP_HEARTBEAT)
 
 # Positions of the values in the events of `ClientSensors`.
 _LATENCY_MS, _BYTES, _THROTTLE_MS = range(3)
 _RECORDS, _RECORD_BYTES, _QUEUE_MS, _RATIO = range(4)
+_LARGEST_BYTES, _ALL_BYTES, _COUNT = range(3)
 
 
 class Stat(Enum):
@@ -37,6 +38,7 @@ class Stat(Enum):
 
     TOTAL = "sum since the start"
     RATE = "sum per second in the window"
+    NS_RATIO = "share of the window, of a sum of nanoseconds"
     COUNT = "number since the start"
     COUNT_RATE = "number per second in the window"
     COUNT_RATE_PER_HOUR = "number per hour in the window"
@@ -78,6 +80,8 @@ class Definition:
         Keys of the requests that count; empty: all.
     per : str
         For AVG: the sensor whose events are the divisor, by default `sensor` itself.
+    over : int, optional
+        For AVG: index of the value that is the divisor, instead of the number of events.
     gauge : str
         For MAX: the gauge whose present values count, too.
     """
@@ -91,6 +95,7 @@ class Definition:
     tags: tuple[str, ...] = ()
     apis: tuple[int, ...] = ()
     per: str = ""
+    over: int | None = None
     gauge: str = ""
 
     @property
@@ -324,12 +329,42 @@ def _of_producers() -> Iterator[Definition]:
     )
     yield from _meter("record-retry", PRODUCER, "records sent again", "retried", value=_RECORDS)
     yield from _meter("record-error", PRODUCER, "records given up", "failed", value=_RECORDS)
+    yield from _meter("batch-split", PRODUCER, "splits of record batches that a broker found too large", "splits")
+    what = "bytes of a record without compression"
+    yield Definition("record-size-avg", PRODUCER, f"{what}, mean", "record_sizes", Stat.AVG, _ALL_BYTES, over=_COUNT)
+    yield Definition("record-size-max", PRODUCER, f"{what}, maximum", "record_sizes", Stat.MAX, _LARGEST_BYTES)
     yield Definition("requests-in-flight", PRODUCER, "Produce requests without a reply", "", Stat.SUM_OF_GAUGES)
+    yield Definition(
+        "metadata-age",
+        PRODUCER,
+        "seconds since the last reply to Metadata; -1 before it",
+        "replies",
+        Stat.SECONDS_AGO,
+        apis=(_METADATA,),
+    )
     yield Definition("buffer-total-bytes", PRODUCER, "`buffer.memory`", "", Stat.SUM_OF_GAUGES)
     yield Definition(
         "buffer-available-bytes", PRODUCER, "bytes of `buffer.memory` that are free", "", Stat.SUM_OF_GAUGES
     )
+    yield Definition(
+        "waiting-threads", PRODUCER, "threads that wait because `buffer.memory` is full", "", Stat.SUM_OF_GAUGES
+    )
+    yield Definition(
+        "bufferpool-wait-ratio",
+        PRODUCER,
+        "time spent in waits for `buffer.memory`, of all threads, over elapsed time",
+        "memory_waits",
+        Stat.NS_RATIO,
+    )
+    yield from _meter(
+        "buffer-exhausted",
+        PRODUCER,
+        "records refused after `max.block.ms` without room in `buffer.memory`",
+        "exhausted",
+        value=_RECORDS,
+    )
     for name, what, sensor in (
+        ("bufferpool-wait", "waits for `buffer.memory`, of all threads,", "memory_waits"),
         ("flush", "`flush`", "flushes"),
         ("metadata-wait", "waits for topics that are not in the cached metadata", "metadata_waits"),
         ("txn-init", "`init_transactions`", "txn_init"),

@@ -24,6 +24,7 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_PARTITION
+from protocol.metrics.client_sensors import ClientSensors
 from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large_errors
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import MessageBuffer, TopicMessages
@@ -31,7 +32,7 @@ from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
 from protocol.producer.results import BatchResult, OnResult, SentColumns, complete_rows, reports_failures
 from protocol.records.arrow_numpy import to_arrow, to_numpy
-from protocol.records.encode import record_sizes
+from protocol.records.encode import Lengths, record_sizes
 from protocol.records.record_columns import record_columns
 
 HandOver = Callable[[list[ProducerBatch]], None]
@@ -48,6 +49,7 @@ class BatchAssembler:
         self,
         config: ProducerConfig,
         clock: Clock,
+        sensors: ClientSensors,
         choice: PartitionChoice,
         encode: Encode,
         incomplete: IncompleteBatches,
@@ -62,6 +64,7 @@ class BatchAssembler:
         )
         self._config = config
         self._clock = clock
+        self._sensors = sensors
         self.choice = choice
         self._incomplete = incomplete
         self._hand_over_batches = hand_over
@@ -91,7 +94,7 @@ class BatchAssembler:
         partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
         if refused:
             rows, sizes, given_partitions = _select_rows(kept, rows, sizes, given_partitions)
-        self.wait_for_room(int(sizes.sum()), columns=True)
+        self.wait_for_room(int(sizes.sum()), len(sizes), columns=True)
         with self._exclusive():
             self._raise_if_closed()
             self._append_waiting_messages()
@@ -104,6 +107,7 @@ class BatchAssembler:
             for nth, error in enumerate(refused.values()):
                 self._on_failure(error)
                 sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
+            self._record_sizes(sizes)
             self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
             self._hand_over(self._due(self._clock.now_s()), wait=False)
         self._incomplete.wake()
@@ -122,8 +126,8 @@ class BatchAssembler:
                 self.choice.check_partition(topic, partition)
             self._checked_partitions.add((topic, partition))
 
-    def wait_for_room(self, size_bytes: int, *, columns: bool = False) -> None:
-        """Wait while `buffer.memory` is full.
+    def wait_for_room(self, size_bytes: int, records: int = 1, *, columns: bool = False) -> None:
+        """Wait while `buffer.memory` has no room for records of `size_bytes` together.
 
         Columns larger than the memory are accepted when no batch in flight holds any of it.
 
@@ -142,8 +146,9 @@ class BatchAssembler:
             )
 
         block_s = self._config.max_block_ms / 1000
-        if fits() or self._incomplete.wait_for_room(fits, block_s, despite_failures=not columns):
+        if fits() or self._wait_for_room(fits, block_s, despite_failures=not columns):
             return
+        self._sensors.exhausted.record((self._clock.now_s(), records))
         raise DeadlineExceeded(
             f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {limit_bytes}, and nothing was "
             f"acknowledged for {self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
@@ -252,6 +257,18 @@ class BatchAssembler:
         oldest_s = self.messages.oldest_s
         return oldest_s is not None and (self.messages.full or now_s >= oldest_s + self._linger_s)
 
+    def _wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
+        started_s = self._clock.now_s()
+        try:
+            return self._incomplete.wait_for_room(fits, timeout_s, despite_failures=despite_failures)
+        finally:
+            now_s = self._clock.now_s()
+            self._sensors.memory_waits.record((now_s, (now_s - started_s) * 1e9))
+
+    def _record_sizes(self, sizes: Lengths) -> None:
+        if len(sizes):
+            self._sensors.record_sizes.record((self._clock.now_s(), int(sizes.max()), int(sizes.sum()), len(sizes)))
+
     def _append_waiting_messages(self) -> None:
         taken = deque(self.messages.take())
         while taken:
@@ -291,6 +308,7 @@ class BatchAssembler:
         if not futures:
             return
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
+        self._record_sizes(sizes)
         self._hand_over(
             self._accumulator.append(messages.topic, rows, chosen, sizes, messages.oldest_s, sent), wait=False
         )
@@ -318,9 +336,7 @@ class BatchAssembler:
                 free_bytes = max_bytes + rows_of_batches.held_bytes - sum(each.size_bytes for each in batches)
                 if wait and not self._holds_at_most(free_bytes):
                     with self._interrupts.allowed():
-                        self._incomplete.wait_for_room(
-                            partial(self._holds_at_most, free_bytes), None, despite_failures=True
-                        )
+                        self._wait_for_room(partial(self._holds_at_most, free_bytes), None, despite_failures=True)
             except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
                 cause = UsageError(f"rows of {slices[0].topic} were not sent because of another error: {error!r}")
                 unreported = self._fail_rows(left, cause)

@@ -266,7 +266,10 @@ class BrokerProducer:
                 log.debug("%s: Produce to %s: %s", where, partition.name, error_row(code).name)
                 if error_row(code).refresh is Refresh.METADATA:
                     self._on_stale_metadata(partition.topic)
+                splits_before = partition.splits
                 partition.refused(batch, code, where, now_s, _detail(answer))
+                if partition.splits > splits_before:
+                    self._client.sensors.splits.record((now_s,))
 
 
 def _detail(answer: Mapping[str, Any]) -> str | None:

@@ -112,11 +112,17 @@ class IncompleteBatches:
     memory : BufferMemory, optional
     format_error : callable, optional
         Formats an error for log messages.
+
+    Attributes
+    ----------
+    waiting_for_room : int
+        Number of threads in `wait_for_room`.
     """
 
     def __init__(self, memory: BufferMemory | None = None, format_error: Callable[[KafkaError], str] = str) -> None:
         self.memory = memory or BufferMemory()
         self.format_error = format_error
+        self.waiting_for_room = 0
         self._acknowledged: dict[TopicPartition, ProducedRange] = {}
         self._failures: list[KafkaError] = []
         self._batches: dict[ProducerBatch, None] = {}
@@ -224,9 +230,13 @@ class IncompleteBatches:
             As `raise_failures`, unless `despite_failures`.
         """
         with self._changed:
-            while not fits():
-                if not despite_failures:
-                    self.raise_failures()
-                if not self._changed.wait(timeout_s):
-                    return False
-            return True
+            self.waiting_for_room += 1
+            try:
+                while not fits():
+                    if not despite_failures:
+                        self.raise_failures()
+                    if not self._changed.wait(timeout_s):
+                        return False
+                return True
+            finally:
+                self.waiting_for_room -= 1

@@ -87,6 +87,8 @@ class PartitionProducer:
     acknowledged: ProducedRange = field(default_factory=ProducedRange)
     completed: list[ProducerBatch] = field(default_factory=list)
     """Completed batches, which the driver takes."""
+    splits: int = 0
+    """Number of batches split so far."""
     in_flight: int = 0
     leader_id: int = -1
     sent_at_s: float = 0.0
@@ -342,6 +344,7 @@ class PartitionProducer:
 
     def _split(self, batch: ProducerBatch) -> None:
         """Replace a batch that is too large by two halves (KIP-126). Records keep their sequence numbers."""
+        self.splits += 1
         half = batch.record_count // 2
         counts = [half, batch.record_count - half]
         at = self._queue.index(batch)

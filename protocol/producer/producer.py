@@ -115,6 +115,7 @@ class Producer:
         self._assembler = BatchAssembler(
             settings,
             self._client.clock,
+            self._client.sensors,
             choice,
             encode_together,
             self._incomplete,
@@ -438,6 +439,7 @@ class Producer:
         sensors, total_bytes = self._client.sensors, self._config.buffer_memory_bytes
         sensors.use(PRODUCER_GROUPS)
         sensors.add_gauge("requests-in-flight", self, lambda this: [((), this._sender.in_flight)])
+        sensors.add_gauge("waiting-threads", self, lambda this: [((), this._incomplete.waiting_for_room)])
         sensors.add_gauge("buffer-total-bytes", self, lambda _: [((), total_bytes)])
         sensors.add_gauge("buffer-available-bytes", self, lambda this: [((), max(0, total_bytes - this.held_bytes))])
 

@@ -10,6 +10,8 @@ import pytest
 from protocol.metrics import sensor as sensor_module
 from protocol.metrics.client_sensors import ClientSensors, Histogram, Metric
 from protocol.metrics.sensor import Family, Sensor
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m03_metadata import METADATA
 
 ADDRESS = ("broker-1", 9092)
 
@@ -146,6 +148,34 @@ def test_mean_and_maximum_without_events_are_nan() -> None:
     found = ClientSensors().read(0.0, {})
     assert str(_value(found, "request-latency-avg")) == str(_value(found, "request-latency-max")) == "nan"
     assert _value(found, "request-rate") == 0
+
+
+def test_wait_ratio_is_the_share_of_elapsed_time() -> None:
+    sensors = ClientSensors()
+    sensors.use(["producer-metrics"])
+    for end_s in (100.0, 120.0):
+        sensors.memory_waits.record((end_s, 3e9))
+    found = sensors.read(130.0, {})
+    assert _value(found, "bufferpool-wait-ratio") == pytest.approx(0.2)
+    assert _value(found, "bufferpool-wait-time-ns-total") == 6e9
+
+
+def test_mean_size_of_records_is_that_of_records_not_of_calls() -> None:
+    sensors = ClientSensors()
+    sensors.use(["producer-metrics"])
+    sensors.record_sizes.record((1.0, 100, 900, 9))
+    sensors.record_sizes.record((2.0, 300, 300, 1))
+    found = sensors.read(3.0, {})
+    assert (_value(found, "record-size-avg"), _value(found, "record-size-max")) == (120, 300)
+
+
+def test_metadata_age_begins_with_the_last_reply_to_metadata() -> None:
+    sensors, broker = ClientSensors(), ("broker-1", 9092)
+    sensors.use(["producer-metrics"])
+    assert _value(sensors.read(5.0, {}), "metadata-age") == -1
+    sensors.replies[broker, METADATA.key].record((10.0, 1.0, 1.0, 0.0))
+    sensors.replies[broker, PRODUCE.key].record((50.0, 1.0, 1.0, 0.0))
+    assert _value(sensors.read(60.0, {}), "metadata-age") == 50
 
 
 def test_largest_lag_is_also_that_of_a_partition_without_deliveries() -> None:
