@@ -20,6 +20,7 @@ from protocol import (
     TransactionalProducer,
     UsageError,
 )
+from protocol.broker_errors import ErrorCode
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.metrics.client_sensors import Histogram
 from protocol.metrics.definitions import DEFINITIONS
@@ -218,8 +219,12 @@ def test_splits_and_sizes_of_records_are_measured() -> None:
             assert 600 < value_of(found, "record-size-max") < 620
             assert 300 < value_of(found, "record-size-avg") < 320
             assert 0 <= value_of(found, "metadata-age") < 60
+            fake.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS)
             producer.send("orders", bytes(700)).result(25)
-            assert 700 < value_of(producer.metrics(), "record-size-max") < 720
+            found = producer.metrics()
+            assert 700 < value_of(found, "record-size-max") < 720
+            assert value_of(found, "record-retry-total", "producer-metrics") == 1
+            assert value_of(found, "batch-split-total") == 1
 
 
 def test_waits_for_buffer_memory_are_measured() -> None:
