@@ -51,7 +51,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 # Every page, by the need of the reader.
 _CONTENTS = {
-    "Tutorial": ["notebooks/*", "docs/examples"],
+    "Tutorial": ["docs/tutorial/*", "notebooks/*", "docs/examples"],
     "How-to": [
         *("docs/migrating", "docs/groups", "docs/delivery", "docs/schemas", "docs/security", "docs/clouds"),
         *(

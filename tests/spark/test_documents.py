@@ -20,11 +20,11 @@ from benchmarks import run as benchmarks
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import produce
-from tests.support.documents import ROOT, block, blocks, commands
+from tests.support.documents import ROOT, TUTORIAL, block, blocks, commands
 from tests.support.read_back import read_back
 from tests.support.wait_until import wait_until
 
-# (page, text in the block) -> the test that runs it.
+# (page, text in the block) -> the test that runs it; no text: each block of the page.
 HERE = "tests/spark/test_documents.py::"
 PYTHON = {
     ("admin.md", "admin.create_topics("): "tests/protocol/admin/test_admin.py::test_example_of_the_docs_runs",
@@ -121,6 +121,7 @@ PYTHON = {
     ("producing.md", "class Tracing("): "tests/protocol/producer/test_examples.py::"
     "test_interceptor_of_the_page_adds_the_trace_and_keeps_headers",
 }
+PYTHON |= {(page.name, ""): "tests/spark/test_tutorial.py::test_pages_run_in_order_as_printed" for page in TUTORIAL}
 PYTHON |= {
     ("tuning.md", words): HERE + "test_documented_settings_are_accepted"
     for words in ("unix.domain.socket", "values = (", "balanced = (", "written = (")
@@ -146,7 +147,13 @@ COMMANDS: dict[str, str] = {
         "tests/spark/local_kafka/test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
     ),
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
-    "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz": "",  # tested by the next command
+    **dict.fromkeys(  # tested by the next command
+        (
+            "python -m venv env && env/bin/pip install '.[spark,notebook,cli,tls]' jupyterlab && env/bin/jupyter lab",
+            "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz",
+        ),
+        "",
+    ),
     **dict.fromkeys(
         (
             "python -m pip wheel . --no-deps -w dist && cp dist/spark_kafka_source-*.whl pkg.zip",
@@ -198,7 +205,8 @@ def test_code_blocks_of_docs_are_run_by_tests() -> None:
     unclaimed = [each for each in blocks() if each.language == "python" and not claims(each.page, each.text)]
     assert unclaimed == [], "run it in a test, and name that in PYTHON"
     for page, words in PYTHON:
-        assert block(page, words).language == "python"
+        if words:
+            assert block(page, words).language == "python"
     others = {
         (each.page, each.first_line)
         for each in blocks()
