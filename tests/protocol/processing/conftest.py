@@ -72,16 +72,20 @@ def write(client: Client) -> Iterator[Write]:
 
 
 class ObservedConsumer(KafkaConsumer):
-    """Notes the rows that a processor polls, the partitions it has paused, and its commits without a reply."""
+    """Notes a processor's polls with their rows and timeouts, partitions it has paused, and commits without a reply."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.polls = 0
+        self.last_timeout_ms: float | None = None
         self.polled = Counter[TopicPartition]()
         self.paused_now: set[TopicPartition] = set()
         self.commits_in_flight = 0
         super().__init__(*arguments, **options)
 
     def poll(self, timeout_ms: float) -> ConsumerRecords:
+        self.last_timeout_ms = timeout_ms
         records = super().poll(timeout_ms)
+        self.polls += 1
         self.polled.update({key: sum(batch.num_rows for batch in batches) for key, batches in records.items()})
         return records
 

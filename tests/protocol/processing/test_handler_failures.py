@@ -14,10 +14,11 @@ from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.errors import BrokerError, UsageError
-from protocol.kafka_terms import EARLIEST
+from protocol.kafka_terms import EARLIEST, NO_TIMESTAMP_MS
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
+from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from tests.protocol.processing.conftest import Committed, Handler, Start, Write
@@ -126,6 +127,21 @@ def test_failure_stops_and_is_raised_by_run(
     assert set(failing.values) == set(NUMBERS)
 
 
+def test_first_failure_is_raised_and_one_of_a_running_handler_logged(
+    write: Write, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(NUMBERS[:2])
+    first, second = (handler.block(value) for value in NUMBERS[:2])
+    handler.failing = {b"0": ZeroDivisionError(), b"1": LookupError()}
+    running = start(handler, order="none", retry=NEVER)
+    wait_until(lambda: handler.at_once == 2)
+    first.set()
+    wait_until(lambda: "the handler has failed, and the processing stops" in caplog.text)
+    second.set()
+    assert running.join() is handler.failing[b"0"]
+    assert "orders-0, offset 1: the handler has failed while it was waited for" in caplog.text
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_exit_in_a_handler_stops_without_a_retry(
     write: Write, start: Start, handler: Handler, committed: Committed, error: BaseException
@@ -196,6 +212,25 @@ def test_poison_record_goes_to_the_dead_letter_topic(
         ]
         for offset in (5, 6)
     ]
+
+
+def test_dead_letter_keeps_its_timestamp_or_has_that_of_its_writing(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler, committed: Committed
+) -> None:
+    times_ms = (0, 1_764_000_000_000, NO_TIMESTAMP_MS)
+    batches = [
+        write_batch(Batch([Record(value=b"%d" % number)], number, first_timestamp=time_ms, max_timestamp=time_ms))
+        for number, time_ms in enumerate(times_ms)
+    ]
+    fake.rewrite("orders", 0, b"".join(batches))
+    handler.failing = {b"%d" % number: ZeroDivisionError() for number in range(3)}
+    began_ms = client.clock.wall_ms()
+    running = start(handler, order="partition", dead_letter_topic="dead", retry=NEVER)
+    wait_until(lambda: committed() == {0: 3} or running.ended, committed, every_s=0.02)
+    old, recent, without = (each.timestamp_ms for each in dead_letters(client))
+    assert (old, recent) == (0, 1_764_000_000_000)
+    assert without is not None
+    assert began_ms <= without <= client.clock.wall_ms()
 
 
 def test_dead_letter_is_acknowledged_before_the_offset_is_committed(

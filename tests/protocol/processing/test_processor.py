@@ -21,6 +21,7 @@ from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from tests.protocol.processing.conftest import (
     EAGER,
@@ -150,7 +151,134 @@ def test_bytes_in_flight_pause_a_partition(write: Write, start_observed: StartOb
     wait_until(lambda: not consumer.paused_now)
 
 
+def test_partition_is_paused_when_full_and_resumed_when_half_empty(
+    write: Write, start_observed: StartObserved, handler: Handler
+) -> None:
+    """Two partitions share `max_in_flight`. The timeout of a poll follows from the number of paused ones."""
+    first, second = NUMBERS[:4], NUMBERS[4:8]
+    for value in (*first, *second):
+        handler.block(value)
+    write(first[:3])
+    _, consumer = start_observed(handler, order="none", threads=8, max_in_flight=8)
+
+    def settled(paused: set[int], timeout_ms: float) -> None:
+        polls = consumer.polls
+        expected = {("orders", number) for number in paused}
+        wait_until(lambda: consumer.polls > polls + 1 and consumer.paused_now == expected, lambda: consumer.paused_now)
+        wait_until(lambda: consumer.last_timeout_ms == timeout_ms, lambda: consumer.last_timeout_ms)
+
+    wait_until(lambda: handler.at_once == 3)
+    settled(set(), 100)
+    write(first[3:])
+    settled({0}, 10)
+    write(second, partition=1)
+    settled({0, 1}, 0)
+    handler.blocked[first[0]].set()
+    wait_until(lambda: len(handler.values) == 1)
+    settled({0, 1}, 0)
+    handler.blocked[first[1]].set()
+    settled({1}, 10)
+
+
+def test_partition_is_paused_until_half_of_its_bytes_are_free(
+    write: Write, start_observed: StartObserved, handler: Handler
+) -> None:
+    values = [b"%d" % number + bytes(10_000) for number in range(5)]
+    for value in values:
+        handler.block(value)
+    _, consumer = start_observed(handler, order="none", threads=5, max_in_flight_bytes=100_000)
+    for value in values:  # one record batch each, as its memory is freed as a whole
+        write([value])
+    wait_until(lambda: handler.at_once == 5 and consumer.paused_now == {("orders", 0)})
+    handler.blocked[values[0]].set()
+    wait_until(lambda: len(handler.values) == 1)
+    polls = consumer.polls
+    wait_until(lambda: consumer.polls > polls + 2)
+    assert consumer.paused_now == {("orders", 0)}
+    for value in values:
+        handler.blocked[value].set()
+    wait_until(lambda: not consumer.paused_now)
+
+
+def test_wakeup_of_a_given_consumer_is_ignored(
+    write: Write, start_observed: StartObserved, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS[:5])
+    running, consumer = start_observed(handler)
+    wait_until(lambda: committed() == {0: 5}, committed, every_s=0.02)
+    polls = consumer.polls
+    consumer.wakeup()
+    wait_until(lambda: consumer.polls > polls + 2)
+    write(NUMBERS[5:10])
+    wait_until(lambda: committed() == {0: 10}, committed, every_s=0.02)
+    assert not running.ended
+
+
+# -- commits --------------------------------------------------------------------------------------
+
+
+def test_refused_commit_is_repeated_without_further_records(
+    fake: FakeKafka,
+    write: Write,
+    start: Start,
+    handler: Handler,
+    committed: Committed,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    write(NUMBERS[:5])
+    start(handler)
+    wait_until(lambda: committed() == {0: 5}, committed, every_s=0.02)
+    assert "GROUP_AUTHORIZATION_FAILED" in caplog.text
+
+
+def test_commit_at_the_end_includes_offsets_of_a_failed_commit(
+    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
+) -> None:
+    answer = threading.Event()
+
+    def refused_later(reply: Any) -> Any:
+        answer.wait(30)
+        partitions = [{"partition_index": 0, "error_code": ErrorCode.UNKNOWN_SERVER_ERROR}]
+        return {"topics": [{"name": "orders", "partitions": partitions}]}
+
+    fake.edit_replies(OFFSET_COMMIT, refused_later, times=1)
+    write(NUMBERS[:5])
+    running = start(handler)
+    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
+    closing = threading.Thread(target=running.close)
+    closing.start()
+    answer.set()
+    closing.join(20)
+    assert committed() == {0: 5}
+
+
+def test_commits_have_an_interval(
+    fake: FakeKafka, write: Write, start_observed: StartObserved, handler: Handler, committed: Committed
+) -> None:
+    write(NUMBERS[:5])
+    running, consumer = start_observed(handler, order="partition", **{"auto.commit.interval.ms": 60_000})
+    for number in range(5, 8):
+        wait_until(lambda: len(handler.values) == number)  # noqa: B023 - called at once
+        write([NUMBERS[number]])
+    polls = consumer.polls
+    wait_until(lambda: len(handler.values) == 8 and consumer.polls > polls + 2)
+    assert len(fake.request_bodies(OFFSET_COMMIT)) <= 1
+    running.close()
+    assert committed() == {0: 8}
+
+
 # -- the end --------------------------------------------------------------------------------------
+
+
+def test_wait_for_handlers_ends_before_the_poll_interval(write: Write, start: Start, handler: Handler) -> None:
+    write(NUMBERS[:1])
+    handler.block(NUMBERS[0])
+    running = start(handler, drain_timeout_ms=60_000, **{"max.poll.interval.ms": 1_000})
+    wait_until(lambda: handler.at_once == 1)
+    began_s = time.monotonic()
+    running.close()
+    assert time.monotonic() - began_s < 20
 
 
 def test_close_waits_for_running_handlers_and_drops_others(
@@ -321,6 +449,11 @@ def test_static_members_have_different_ids(fake: FakeKafka, start: Start, handle
     wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w-1", "w-2"})
 
 
+def test_only_consumer_keeps_its_instance_id(fake: FakeKafka, start: Start, handler: Handler) -> None:
+    start(handler, **{"group.instance.id": "w"})
+    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w"})
+
+
 def test_failure_of_one_consumer_ends_all(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
     listener = Recording()
     running = start(handler, consumers=2, listener=listener, **EAGER)
@@ -346,6 +479,32 @@ def test_given_consumer_stays_open_at_the_first_unfinished_record(
         assert consumer.replace_listener(listener) is listener
         wait_until(lambda: (found := list(consumer.poll(100).messages())) and found[0].offset == 7)
     assert listener.calls == [("assigned", [0, 1]), ("revoked", [0, 1])]
+
+
+def test_paused_partitions_of_a_given_consumer_are_resumed_at_the_end(
+    write: Write, start_observed: StartObserved, handler: Handler
+) -> None:
+    write(NUMBERS[:20])
+    handler.block(NUMBERS[0])
+    running, consumer = start_observed(handler, order="partition", max_in_flight=4, drain_timeout_ms=50)
+    wait_until(lambda: consumer.paused_now == {("orders", 0)})
+    running.close()
+    assert consumer.paused == frozenset()
+    wait_until(lambda: (found := list(consumer.poll(100).messages())) and found[0].offset == 0)
+
+
+def test_listener_of_the_processor_replaces_that_of_a_given_consumer(
+    client: Client, write: Write, handler: Handler
+) -> None:
+    write(NUMBERS[:1])
+    given, own = Recording(), Recording()
+    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+        consumer.subscribe(["orders"], given)
+        running = Running(Processor(consumer, handler, listener=own))
+        wait_until(lambda: handler.values)
+        running.close()
+    assert own.calls == [("assigned", [0, 1])]
+    assert given.calls == [("revoked", [0, 1])], "it is the consumer's again"
 
 
 def test_given_consumer_may_have_assigned_partitions(
