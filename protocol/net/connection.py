@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition, acquired
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors
-from protocol.net.byte_stream import ByteStream
+from protocol.net.byte_stream import ByteStream, empty_buffer
 from protocol.secret import hide_variables
 from protocol.version import CLIENT_SOFTWARE
 from protocol.wire import frame
@@ -402,7 +400,7 @@ class Connection:
                 return self._complete(whole)
             size = int.from_bytes(self._size, "big", signed=True)
             self._check_size(size)
-            self._incoming = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
+            self._incoming = empty_buffer(size)
         return None
 
     def _complete(self, buffer: memoryview) -> Reply:

@@ -16,11 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from protocol.clock import Deadline
 from protocol.errors import ConnectionLost, KafkaError
-from protocol.net.byte_stream import ByteStream
+from protocol.net.byte_stream import ByteStream, empty_buffer
 from protocol.net.connection import Connection
 from protocol.net.tls_context import TLSContext, new_context
 from protocol.net.tls_refusal import (
@@ -75,8 +73,7 @@ class TLSStream(ByteStream):
         self._lock = threading.Lock()  # also for the fields below
         self._unsent = memoryview(b"")
         self._accepted = 0  # number of bytes of the current send that are already encrypted
-        # Not a bytearray, which would occupy all of its memory at once.
-        self._received = np.empty(_MAX_RECEIVED_BYTES, np.uint8).data
+        self._received = empty_buffer(_MAX_RECEIVED_BYTES)
 
     def handshake(self, deadline: Deadline) -> None:
         """Perform the handshake. Raises `RequestTimedOut`, `ConnectionLost`, or `TLSFailed` from an `ssl.SSLError`."""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +168,56 @@ def test_every_topic_and_group_of_every_command_is_completed() -> None:
         if path != "fake" and param._custom_shell_complete is None
     ]
     assert without == []
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes_commands_and_topics(tmp_path: Path) -> None:
+    command = tmp_path / "pykafka"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m spark_kafka_source.cli "$@"\n')
+    command.chmod(0o755)
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders-upper", 1)
+        terminal, other_end = pty.openpty()
+        environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "TERM": "dumb"}
+        environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), other_end)
+        shell = subprocess.Popen(["zsh", "-f", "-i"], env=environment, start_new_session=True, **ends)
+        os.close(other_end)
+        shown = bytearray()
+
+        def types(text: str, until: bytes) -> None:
+            os.write(terminal, text.encode())
+            deadline_s = time.monotonic() + 30
+            while until not in shown:
+                assert time.monotonic() < deadline_s, shown
+                if select.select([terminal], [], [], 0.1)[0]:
+                    shown.extend(os.read(terminal, 65_536))
+            shown.clear()
+
+        try:
+            types('autoload -Uz compinit; compinit -u -D; eval "$(pykafka completion zsh)"; echo re""ady\n', b"ready")
+            types("pykafka top\t", b"pykafka topics ")
+            types("desc\t", b"describe ")
+            types("ord\t", b"orders-upper ")
+        finally:
+            shell.kill()
+            shell.wait(30)
+            os.close(terminal)
+
+
+def test_completion_of_topics_imports_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
+    """They would double the wait in a shell."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        words = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": "pykafka topics describe o", "COMP_CWORD": "3"}
+        environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), **words}
+        environment["KAFKA_BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers
+        command = [sys.executable, "-X", "importtime", "-m", "spark_kafka_source.cli"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "plain,orders\n"
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
+    assert "click" in imported
+    assert not imported & {"numpy", "pyarrow", "rich"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
