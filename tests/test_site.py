@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -12,7 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from tests.conftest import ROOT
 from tests.test_front_door import PUBLIC
@@ -63,6 +67,24 @@ def test_site_has_every_page_and_no_broken_link(site: Path) -> None:
             ):
                 broken.append(f"{path.name}: {link}")
     assert broken == []
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize("name", ["README", "docs/tutorial/2-stream", "docs/architecture"])
+def test_browser_shows_page(site: Path, tmp_path: Path, name: str) -> None:
+    """With `SPARK_KAFKA_SOURCE_SCREENSHOTS=FOLDER` the pictures are kept."""
+    picture = Path(os.environ.get("SPARK_KAFKA_SOURCE_SCREENSHOTS", tmp_path)) / f"{Path(name).name}.png"
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1600")
+    command = [str(BROWSER), *options, f"--user-data-dir={tmp_path}", f"--screenshot={picture}"]
+    subprocess.run([*command, (site / f"{name}.html").as_uri()], capture_output=True, timeout=120, check=True)
+    pixels = imread(picture)
+    assert pixels.shape[:2] == (1600, 1280)
+    left, right = pixels[:, :340, :3], pixels[:, 400:1100, :3]
+    for part in (left, right):  # navigation, text
+        assert 0.02 < np.mean(np.abs(part - part[0, 0]).max(axis=-1) > 0.2) < 0.6, "empty, or without its style sheet"
 
 
 def test_reference_has_every_public_name(site: Path) -> None:

@@ -149,7 +149,8 @@ COMMANDS: dict[str, str] = {
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     **dict.fromkeys(  # tested by the next command
         (
-            "python -m venv env && env/bin/pip install '.[spark,notebook,cli,tls]' jupyterlab && env/bin/jupyter lab",
+            "python -m venv env && env/bin/pip install '.[spark,notebook,cli,tls]' jupyterlab",
+            "env/bin/jupyter lab",
             "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz",
         ),
         "",
