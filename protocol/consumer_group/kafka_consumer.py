@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -61,6 +61,8 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
         with consumer._acquire():
             if consumer._closed:
                 raise UsageError("this consumer is closed")
+            if consumer._reading:  # a commit would include records that `poll` has not returned
+                raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
             return method(consumer, *given, **named)
 
     return call
@@ -69,8 +71,8 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
 class KafkaConsumer:
     """A consumer that reads topics as a member of a group, or assigned partitions.
 
-    Not thread-safe, except `wakeup`: a call raises `UsageError` while another thread is in a call. Also a context
-    manager that calls `close`.
+    Not thread-safe, except `wakeup`: a call raises `UsageError` while another thread is in a call. A signal handler may
+    call `wakeup` and `close`. Also a context manager that calls `close`.
 
     Parameters
     ----------
@@ -112,6 +114,7 @@ class KafkaConsumer:
         self._membership: Membership | None = None
         self._member = NO_MEMBER
         self._listener = ConsumerRebalanceListener()
+        self._in_listener = False
         self._subscription = TopicSubscription()
         self._woken = threading.Event()
         # An error of a partition, which the next poll raises, since this one returns records.
@@ -119,6 +122,9 @@ class KafkaConsumer:
         # The first exception of the user's listener or callbacks that no call has raised yet.
         self._user_error: Exception | None = None
         self._closing = self._closed = False
+        # True while `poll` has records that it has not returned; and the `close` of a signal handler meanwhile.
+        self._reading = False
+        self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
         self._client.sensors.use(CONSUMER_GROUPS)
         self._polled_s: float | None = None
@@ -281,10 +287,16 @@ class KafkaConsumer:
             with DeferredInterrupts():
                 self._rewind(batches)
             raise
+        finally:
+            self._reading = False
+            if self._pending_close is not None:
+                self._pending_close()
 
     @_single_threaded
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
         """Read into `batches`: the caller rewinds them if they are not returned."""
+        if self._in_listener:  # it would handle the same rebalance a second time
+            raise UsageError("a rebalance listener must not call poll")
         self._record_poll()
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -294,14 +306,17 @@ class KafkaConsumer:
                 raise WakeUp("this consumer was woken up")
             self._partitions.start_added(self._client.deadline())
             with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
+                self._reading = True
                 if self._still_owned():
                     self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
             # The process may have been suspended, and the partitions assigned to another member.
-            if batches and self._still_owned():
+            closes = self._closed or self._pending_close is not None
+            if batches and self._still_owned() and not closes:
                 return ConsumerRecords(batches)
             self._rewind(batches)
             batches.clear()
-            if deadline.passed:
+            self._reading = False
+            if deadline.passed or closes:
                 return ConsumerRecords({})
 
     def _record_poll(self) -> None:
@@ -336,6 +351,15 @@ class KafkaConsumer:
         except Exception as error:
             log.exception("a rebalance listener or commit callback raised an exception")
             self._user_error = self._user_error or error
+
+    def _call_listener(
+        self, function: Callable[[Collection[TopicPartition]], None], partitions: Collection[TopicPartition]
+    ) -> None:
+        former, self._in_listener = self._in_listener, True
+        try:
+            self._call_user_code(function, partitions)
+        finally:
+            self._in_listener = former
 
     def _raise_user_error(self) -> None:
         """Raise the first exception that `_call_user_code` has caught, once."""
@@ -394,7 +418,7 @@ class KafkaConsumer:
     def _on_revocation(self, revocation: Revocation) -> None:
         partitions = revocation.partitions
         if revocation.lost:
-            self._call_user_code(self._listener.on_partitions_lost, partitions)
+            self._call_listener(self._listener.on_partitions_lost, partitions)
         else:
             self._revoke(partitions, self._client.deadline())
         self._partitions.drop(partitions)
@@ -403,14 +427,16 @@ class KafkaConsumer:
     def _add_assigned(self, added: Collection[TopicPartition]) -> None:
         if added:
             self._partitions.add(added)
-            self._call_user_code(self._listener.on_partitions_assigned, added)
+            self._call_listener(self._listener.on_partitions_assigned, added)
 
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Commit positions, call the listener, and wait for commits in flight, before partitions are released."""
         limit_ms = self._client.config.request_timeout_ms
         self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
         if partitions and self._membership is not None:
-            self._call_user_code(self._listener.on_partitions_revoked, partitions)
+            lost = self._membership.assignment_lost is not None
+            listener = self._listener
+            self._call_listener(listener.on_partitions_lost if lost else listener.on_partitions_revoked, partitions)
         self._call_user_code(self._commits.await_pending, deadline.at_most_ms(limit_ms))
 
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
@@ -688,7 +714,15 @@ class KafkaConsumer:
         ------
         Exception
             The first exception of the listener or a callback, after everything is closed.
+
+        Notes
+        -----
+        In a signal handler that interrupts `poll`, this call may return at once; `poll` then closes before it returns
+        or raises, and the records it has read are not committed.
         """
+        if self._reading and self._is_in_use_here:
+            self._pending_close = partial(self.close, timeout_ms)
+            return
         if self._closing:
             return
         deadline = self._client.deadline(timeout_ms)
@@ -708,11 +742,16 @@ class KafkaConsumer:
             self._call_user_code(self._commits.run_callbacks)
             self._raise_user_error()
 
+    @property
+    def _is_in_use_here(self) -> bool:
+        """Return True if this thread is in a call."""
+        in_use: Any = self._in_use
+        return bool(in_use._is_owned())
+
     @contextmanager
     def _acquire(self) -> Iterator[None]:
         """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
-        owned: Any = self._in_use
-        if owned._is_owned():  # a call within another one
+        if self._is_in_use_here:  # a call within another one
             yield
             return
         with acquired(self._in_use, 0) as free:

@@ -11,7 +11,8 @@ class ConsumerRebalanceListener:
     """Callbacks for rebalances; override those of interest.
 
     Called within `poll`, `unsubscribe`, `enforce_rebalance` and `close`, in the caller's thread. An exception does not
-    stop the rebalance: the call raises the first exception once, after the partitions are revoked or assigned.
+    stop the rebalance: the call raises the first exception once, after the partitions are revoked or assigned. A
+    listener may call the consumer, except `poll`.
     """
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:

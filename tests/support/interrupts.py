@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen place of the code that the main thread runs."""
+"""Ctrl-C, or another signal, at a chosen place of the code that the main thread runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from types import FrameType
 
 
 @contextmanager
-def interrupted_at(place: int, code: tuple[str, ...]) -> Iterator[Callable[[], bool]]:
-    """Send SIGINT at a place, by number, of the modules whose names begin with one of `code`.
+def interrupted_at(
+    place: int,
+    code: tuple[str, ...],
+    number: signal.Signals = signal.SIGINT,
+    handler: Callable[[int, FrameType | None], object] = signal.default_int_handler,
+) -> Iterator[Callable[[], bool]]:
+    """Send a signal at a place, by number, of the modules whose names begin with one of `code`.
 
     Yields a function that returns True if there was such a place.
 
     The places are those where Python handles signals: the begin of functions, and the return from functions in C.
     """
     count = 0
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    former = signal.signal(number, handler)
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
@@ -27,7 +32,7 @@ def interrupted_at(place: int, code: tuple[str, ...]) -> Iterator[Callable[[], b
             count += 1
             if count == place:
                 sys.setprofile(None)
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
     gc.disable()  # else finalizers of earlier tests run, and pytest reports an interrupt there
     sys.setprofile(profile)
@@ -35,5 +40,5 @@ def interrupted_at(place: int, code: tuple[str, ...]) -> Iterator[Callable[[], b
         yield lambda: count >= place
     finally:
         sys.setprofile(None)
-        signal.signal(signal.SIGINT, former)
+        signal.signal(number, former)
         gc.enable()

@@ -191,7 +191,7 @@ class Membership:
             reports the result.
         before_revoke : callable
             Called in this thread with the partitions to release. If it raises an exception, that is raised here, and
-            the partitions are not released.
+            the partitions are not released. It may close this object; then no partitions are returned.
 
         Returns
         -------
@@ -227,6 +227,8 @@ class Membership:
             before_revoke(revocation)
             added -= revocation.partitions
             with self.changed:
+                if self._has_left:  # closed by `before_revoke`
+                    return Assignment(self.machine.member, NO_PARTITIONS, NO_PARTITIONS)
                 self.machine.complete_revocation(revocation, self._clock.now_s())
                 self._notify()
 
@@ -269,8 +271,12 @@ class Membership:
     def _raise_if_ended(self) -> None:
         if self.machine.error is not None:
             raise self.machine.error
-        if self.machine.state in TERMINAL or self.machine.state is MemberState.LEAVING:
+        if self._has_left:
             raise UsageError(f"this member of group {self.machine.group} was closed")
+
+    @property
+    def _has_left(self) -> bool:
+        return self.machine.state in (MemberState.LEAVING, MemberState.LEFT)
 
     @property
     def _join_has_failed(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.authorizer import ITSELF, Authorizer
 from protocol.testing.fake_kafka.broker import Broker, Hosted, Replica
@@ -238,7 +239,16 @@ class Cluster:
 
     @_step
     def rebalance(self, group_id: str) -> None:
-        """Start a rebalance: all members of the group must join again."""
+        """Start a rebalance of a classic group: all its members must join again.
+
+        Raises
+        ------
+        UsageError
+            There is no classic group with this id.
+        """
+        if group_id not in self.groups.groups:
+            kind = "of the consumer protocol" if group_id in self.groups.consumer_groups else "unknown"
+            raise UsageError(f"group {group_id} is {kind}; rebalance needs a classic group with members")
         self.groups.groups[group_id].rebalance(self.clock.now_s())
 
     @_step

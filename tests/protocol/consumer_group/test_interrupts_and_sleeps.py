@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import UsageError
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
@@ -120,6 +122,43 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
                 assert sorted(found) == every, place
                 place += 5
     assert place > 150, "poll was interrupted"
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
+@pytest.mark.parametrize("call", ["close", "commit_sync"])
+def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: bool, call: str) -> None:
+    """A program that exits in its signal handler must find these records in its next run."""
+
+    def handle(*_: object) -> None:
+        handled.append(refused := [])
+        try:
+            getattr(consumer, call)()
+        except UsageError as error:
+            refused.append(error)
+        if raises:
+            raise SystemExit
+
+    with SmallCluster() as kafka:
+        given = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "earliest"}
+        place, reached, refusals = 1, True, 0
+        while reached:
+            consumer = KafkaConsumer({**given, "group.id": f"etl-{place}", "enable.auto.commit": call == "close"})
+            consumer.assign(BOTH)
+            assert consumer.position(("orders", 0)) == 0
+            polled, handled = ConsumerRecords({}), list[list[UsageError]]()
+            where = ("protocol.consumer",)
+            with suppress(SystemExit, UsageError), interrupted_at(place, where, signal.SIGUSR1, handle) as was_reached:
+                polled = consumer.poll(1_000)
+            reached = was_reached()
+            refusals += len([refused for refused in handled if refused])
+            committed = kafka.committed_offsets(f"etl-{place}")
+            for partition in range(2):
+                until = max([-1, *(offset for number, offset in rows_of(polled) if number == partition)]) + 1
+                assert committed.get(("orders", partition), 0) <= until, place
+            consumer.close()
+            place += 7
+    assert place > 100, "poll was interrupted"
+    assert (refusals > 0) == (call == "commit_sync")
 
 
 def test_partitions_start_after_an_interrupted_start(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""Rebalance listeners that raise: the member continues, and the exception is raised once."""
+"""Rebalance listeners that raise or call the consumer: the member continues, and an exception is raised once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
@@ -11,13 +11,14 @@ from protocol.cluster.client import Client
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import CommitFailed
+from protocol.errors import CommitFailed, UsageError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read, remove_member
+from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -63,6 +64,26 @@ def client(fake: SmallCluster) -> Iterator[Client]:
 def consumer_of(client: Client, protocol: dict[str, object], **properties: object) -> KafkaConsumer:
     given = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
     return KafkaConsumer(client, parse_group_consumer({**given, **properties}))
+
+
+class CallingListener(ConsumerRebalanceListener):
+    """Calls a function when partitions are revoked or lost, once."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.function: Callable[[], object] | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        function, self.function = self.function, None
+        if function is not None:
+            function()
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._call("revoked")
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self._call("lost")
 
 
 def polled(consumer: KafkaConsumer, until: int) -> tuple[int, list[Exception]]:
@@ -147,4 +168,56 @@ def test_listener_raising_on_close_does_not_prevent_leaving(fake: SmallCluster, 
     with pytest.raises(ZeroDivisionError, match="revoked"):
         getattr(consumer, end)()
     assert not fake.groups.groups["etl"].members
+    consumer.close()
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("call", ["unsubscribe", "enforce_rebalance", "close"])
+def test_poll_returns_after_a_listener_has_left_the_group(
+    client: Client, protocol: dict[str, object], call: str
+) -> None:
+    listener = CallingListener()
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"], listener)
+        read(consumer, 2 * END)
+        remove_member(client, "etl", consumer.group_metadata().member)
+        listener.function = getattr(consumer, call)
+        wait_until(lambda: consumer.poll(20) or listener.function is None)
+        if call == "close":
+            with pytest.raises(UsageError, match="closed"):
+                consumer.poll(0)
+            return
+        if call == "unsubscribe":
+            assert consumer.assignment == frozenset()
+            consumer.subscribe(["orders"])
+        assert len(read(consumer, 2 * END)) == 2 * END
+
+
+@PROTOCOLS
+def test_listener_that_polls_is_refused_and_reading_continues(client: Client, protocol: dict[str, object]) -> None:
+    listener = CallingListener()
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"], listener)
+        read(consumer, 2 * END)
+        remove_member(client, "etl", consumer.group_metadata().member)
+        listener.function = lambda: consumer.poll(2_000)
+        with pytest.raises(UsageError, match="must not call poll"):
+            wait_until(lambda: consumer.poll(20) or False)
+        assert len(read(consumer, 2 * END)) == 2 * END
+        assert consumer.assignment == BOTH
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("end", ["close", "unsubscribe"])
+def test_leaving_after_a_removal_calls_on_partitions_lost(
+    client: Client, protocol: dict[str, object], end: str
+) -> None:
+    listener = CallingListener()
+    consumer = consumer_of(client, protocol)
+    consumer.subscribe(["orders"], listener)
+    read(consumer, 2 * END)
+    remove_member(client, "etl", consumer.group_metadata().member)
+    wait_until(lambda: membership_of(consumer).assignment_lost)
+    getattr(consumer, end)()
+    assert listener.calls == ["lost"]
     consumer.close()

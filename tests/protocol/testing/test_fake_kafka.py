@@ -97,6 +97,10 @@ class TestControls:
         with pytest.raises(UsageError, match="NOT_LEADER_OR_FOLOWER is no error code of Kafka; did you mean NOT_LEAD"):
             fake.refuse("Produce", "NOT_LEADER_OR_FOLOWER")
 
+    def test_rebalance_of_an_unknown_group_is_a_usage_error(self, fake: FakeKafka) -> None:
+        with pytest.raises(UsageError, match="group nobody is unknown; rebalance needs a classic group"):
+            fake.rebalance("nobody")
+
     def test_cleared_faults_do_not_happen(self, fake: FakeKafka) -> None:
         fake.refuse("Produce", "TOPIC_AUTHORIZATION_FAILED", 5)
         fake.clear_faults()
