@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import KafkaError, ProtocolError, UsageError
 from protocol.metrics.client_sensors import ClientSensors
 
 log = logging.getLogger(__name__)
@@ -184,13 +184,14 @@ class PartitionConsumer:
         except BaseException as error:
             with self._lock:
                 if not buffer.is_reading(batches):
-                    if isinstance(error, KafkaError):
+                    if isinstance(error, ProtocolError):
                         return None
-                elif isinstance(error, KafkaError):
+                elif isinstance(error, ProtocolError):
                     self._on_read(buffer)
                     buffer.stop_at_undecodable(error)
                 else:
-                    # For example Ctrl-C: the reader may continue, but a generator cannot after an exception.
+                    # Of a signal handler, such as Ctrl-C: the reader may continue, but a generator cannot after an
+                    # exception.
                     buffer.restart(before)
             raise
         return batch

@@ -22,7 +22,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
@@ -200,6 +200,11 @@ class AssignedPartitions:
         else:
             self[key].seek(offset)
             self._lost.pop(key, None)
+
+    def rewind(self, key: TopicPartition, offset: int) -> None:
+        """Seek back to a record that the user did not get, unless its topic was recreated: the new one has others."""
+        if not isinstance(self._lost.get(key), TopicRecreated):
+            self.seek(key, offset)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
         """Return positions to commit: of started partitions, unless in a recreated topic.

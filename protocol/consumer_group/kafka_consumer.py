@@ -386,7 +386,7 @@ class KafkaConsumer:
     def _rewind(self, batches: Batches) -> None:
         """Seek back to records that `poll` does not return: their offsets must not be committed."""
         for key, (first, *_) in batches.items():
-            self._partitions.seek(key, first.column("offset")[0].as_py())
+            self._partitions.rewind(key, first.column("offset")[0].as_py())
 
     def _still_owned(self) -> bool:
         """Return True if the partitions are surely this member's.

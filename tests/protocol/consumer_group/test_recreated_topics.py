@@ -15,6 +15,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import TopicRecreated
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.net.connection import Connection
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -22,6 +23,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.protocol.consumer_group.conftest import NewConsumer
+from tests.support.internals import partitions_of
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
 
@@ -233,3 +235,36 @@ def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one
                     fake.write("healthy", 0, records(0, 5))
                 reader.until_read(10)
                 wait_until(lambda: committed() == 5, lambda: str(committed()))
+
+
+def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The records of the deleted topic were fetched before, and `poll` does not return them."""
+
+    def interrupt(batches: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.produce("orders", *(f"old {number}" for number in range(5)))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10, "auto.offset.reset": "earliest"}
+        with KafkaConsumer(given) as consumer:
+            consumer.assign([("orders", 0)])
+            consumer.seek(("orders", 0), 3)
+            partitions = partitions_of(consumer)
+            assert consumer.position(("orders", 0)) == 3
+            buffer = partitions[("orders", 0)].buffer
+            wait_until(lambda: buffer.ahead)
+            fake.delete_topic("orders")
+            fake.create_topic("orders")
+            values = [f"new {number}".encode() for number in range(9)]
+            fake.produce("orders", *values)
+            wait_until(lambda: isinstance(buffer.error, TopicRecreated))
+            monkeypatch.setattr("protocol.consumer_group.kafka_consumer.ConsumerRecords", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(5_000)
+            reader = Reader(consumer)
+            reader.until_read(9)
+    assert reader.values == values
