@@ -6,7 +6,7 @@ Offered as `protocol.read` and `protocol.write`; for pandas, Polars, DuckDB and 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.progress import Progress, ProgressReporter
 from protocol.records.decode import SCHEMA
 from protocol.secret import hide_variables
 
@@ -56,6 +57,7 @@ def read(
     value_subject: str | None = None,
     value_fields: Collection[str] = (),
     protobuf: ProtobufSettings | None = None,
+    progress: Callable[[Progress], object] | bool = False,
 ) -> pa.RecordBatchReader:
     """Read all partitions of topics from `start` to `end`, in parallel and in bounded memory.
 
@@ -88,6 +90,9 @@ def read(
         The fields of a value to decode, by default all of them.
     protobuf : ProtobufSettings, optional
         The message of Protobuf values, and how it is read.
+    progress : bool or callable
+        Receives a `Progress` at most four times a second while the reader is read, and at its end. True: print its text
+        to standard error.
 
     Returns
     -------
@@ -138,7 +143,9 @@ def read(
     except BaseException:
         client.close()
         raise
-    batches = _read(client, config, ranges, schema, decoders)
+    total = sum(each.size for each in ranges)
+    reporter = ProgressReporter(progress, ", ".join(names), total, "offsets", client.clock)
+    batches = _read(client, config, ranges, schema, decoders, reporter)
     # A reader that is dropped before its first batch never enters the generator.
     weakref.finalize(batches, client.close)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -191,6 +198,7 @@ def _read(
     ranges: list[Range],
     schema: pa.Schema,
     decoders: Mapping[str, ColumnDecoder],
+    reporter: ProgressReporter,
 ) -> Iterator[Any]:
     if decoders:
         from protocol.schemas.values import decode_failed
@@ -217,6 +225,8 @@ def _read(
                     if invalid:
                         raise decode_failed(each.topic, each.partition, name, batch, invalid)
             yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+            reporter.add(batch.num_rows)
+    reporter.end()
 
 
 def _ranges(
@@ -320,7 +330,13 @@ def _reset(client: Client, config: GroupConsumerConfig, absent: list[TopicPartit
 
 
 @hide_variables
-def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[TopicPartition, ProducedRange]:
+def write(
+    properties: Mapping[str, object],
+    topic: str,
+    data: Any,
+    *,
+    progress: Callable[[Progress], object] | bool = False,
+) -> dict[TopicPartition, ProducedRange]:
     """Write Arrow data to a topic, and wait until brokers have acknowledged all of it.
 
     At most `buffer.memory` bytes of rows wait in memory. With `transactional.id` all rows are written in one
@@ -336,6 +352,9 @@ def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[Topic
         Such as a DataFrame of pandas or Polars, or a relation of DuckDB. Columns: `value` and optionally `key`
         (binary or string), `headers` (list<struct<key: string, value: binary>>), `timestamp_ms` (int64) and
         `partition` (integer; rows where it is null go to the partition that the partitioner chooses).
+    progress : bool or callable
+        Receives a `Progress` of the rows at most four times a second, and when all of them are acknowledged; its total
+        is that of a `pa.Table`, else None. True: print its text to standard error.
 
     Returns
     -------
@@ -357,22 +376,28 @@ def write(properties: Mapping[str, object], topic: str, data: Any) -> dict[Topic
         raise UsageError(f"{type(data).__name__} is no Arrow data; use a pyarrow.Table, for example")
     config = parse_producer(properties)
     rows = pa.RecordBatchReader.from_stream(data)
+    total = data.num_rows if isinstance(data, pa.Table) else None  # counting rows of DuckDB would run a query
     with Client(parse_client(properties)) as client:
+        reporter = ProgressReporter(progress, topic, total, "rows", client.clock)
         if config.transactional_id is None:
             with Producer(client, config) as producer:
-                return _write(producer, topic, rows)
+                return _write(producer, topic, rows, reporter)
         with TransactionalProducer(client, config) as producer:  # its end aborts a transaction that is still open
             producer.init_transactions()
             producer.begin_transaction()
-            written = _write(producer, topic, rows)
+            written = _write(producer, topic, rows, reporter)
             producer.commit_transaction()
             return written
 
 
-def _write(producer: Producer, topic: str, rows: pa.RecordBatchReader) -> dict[TopicPartition, ProducedRange]:
+def _write(
+    producer: Producer, topic: str, rows: pa.RecordBatchReader, reporter: ProgressReporter
+) -> dict[TopicPartition, ProducedRange]:
     for batch in rows:
         partitions = batch["partition"] if "partition" in batch.schema.names else None
         others = [name for name in batch.schema.names if name != "partition"]
         producer.send_columns(topic, batch.select(others), partitions)
+        reporter.add(batch.num_rows)
     producer.flush()
+    reporter.end()
     return producer.acknowledged

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from spark_kafka_source.watching.sample import Sample
 
+# The time left is computed from these samples.
+_NEWEST = 6
+
 
 def line(samples: Sequence[Sample], name: str) -> str:
     """Return the newest sample as text, such as for a terminal."""
@@ -24,8 +27,20 @@ def line(samples: Sequence[Sample], name: str) -> str:
     if last.lag is not None and last.lag.metrics():
         seconds = last.lag.seconds_behind
         parts.append(f"lag {last.lag.offsets_behind:,}" + ("" if seconds is None else f" ({seconds:.1f} s)"))
+        if (left_s := _left_s(samples)) is not None:
+            parts.append(f"{left_s:,.0f} s left")
     # Only the newest trigger of a poll asks for the group.
     group = next((each.group for each in reversed(samples) if each.group is not None), None)
     if group is not None:
         parts.append(f"group {group}")
     return ", ".join(parts)
+
+
+def _left_s(samples: Sequence[Sample]) -> float | None:
+    """Return the time until the lag is 0, by its mean change in the newest samples; None if it does not fall."""
+    newest = list(samples)[-_NEWEST:]
+    known = [(each.time, each.lag.offsets_behind) for each in newest if each.lag is not None]
+    (first, before), (last, now) = known[0], known[-1]
+    if not 0 < now < before:
+        return None
+    return now * (last - first).total_seconds() / (before - now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 
 import protocol
 from protocol.errors import ConfigurationError, KafkaError, NoOffset, UsageError
+from protocol.progress import Progress, ProgressReporter
 from protocol.tables import READ_SCHEMA
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -56,6 +59,36 @@ def test_read_returns_chosen_columns_in_the_order_of_the_schema() -> None:
         table = protocol.read(properties(fake), "orders", columns=["offset", "partition"]).read_all()
     assert table.column_names == ["partition", "offset"]
     assert table.num_rows == PARTITIONS * END
+
+
+def test_read_and_write_report_progress_up_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Progress] = []
+    with SmallCluster() as fake:
+        rows = protocol.read(properties(fake), "orders", columns=["value"], progress=seen.append).read_all()
+        total = PARTITIONS * END
+        assert (seen[0].total, seen[-1].done, seen[-1].unit) == (total, total, "offsets")
+        assert [each.done for each in seen] == sorted(each.done for each in seen)
+        seen.clear()
+        protocol.write(properties(fake), "orders", rows, progress=seen.append)
+        assert (seen[-1].done, seen[-1].total, seen[-1].unit) == (total, total, "rows")
+        seen.clear()
+        protocol.write(properties(fake), "orders", rows.to_reader(), progress=True)
+        assert re.fullmatch(r"(orders: \d+ rows, [\d,]+/s\n)+", capsys.readouterr().err)
+
+
+def test_progress_is_reported_four_times_a_second_with_rate_and_time_left() -> None:
+    seen: list[Progress] = []
+    clock = ManualClock()
+    reporter = ProgressReporter(seen.append, "orders", 1_000, "offsets", clock)
+    for _ in range(5):
+        clock.advance(0.1)
+        reporter.add(100)
+    assert [str(each) for each in seen] == [
+        "orders: 100 of 1,000 offsets (10 %), 1,000/s, 1 s left",
+        "orders: 400 of 1,000 offsets (40 %), 1,000/s, 1 s left",
+    ]
+    reporter.end()
+    assert str(seen[-1]) == "orders: 1,000 of 1,000 offsets (100 %), 2,000/s"
 
 
 def test_read_of_growing_topic_ends_at_end_offset_of_the_call() -> None:

@@ -102,6 +102,20 @@ def test_line_shows_newest_trigger() -> None:
     )
 
 
+def test_line_has_time_left_while_lag_falls() -> None:
+    falling = [
+        progress(0, ends=(10, 20)),
+        progress(2, ends=(20, 20), latest=(50, 20)),
+        progress(4, ends=(40, 20), latest=(50, 20)),
+    ]
+    query = Query(falling[:2], falling[2:])
+    history = QueryHistory(query)
+    history.poll()
+    assert "left" not in line(history.samples, history.name), "20, then 30 behind"
+    history.poll()
+    assert line(history.samples, history.name).endswith("lag 10, 4 s left"), "20 behind, and 10 after four seconds"
+
+
 def test_figure_has_rates_batch_time_and_lag_of_partitions() -> None:
     history = QueryHistory(Query([progress(0), progress(1)]))
     history.poll()
