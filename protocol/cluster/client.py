@@ -348,6 +348,8 @@ class Client:
             except (TransportError, ProtocolError, SecurityError, UnsupportedVersion) as error:
                 failures.append(error)
                 causes.append(str(error) if address in str(error) else f"{address}: {error}")
+        if all(isinstance(error, UnsupportedVersion) for error in failures):
+            raise UnsupportedVersion("; ".join(dict.fromkeys(map(str, failures)))) from failures[-1]
         transient = any(isinstance(error, TransportError) for error in failures)
         kind = ConnectFailed if transient else type(failures[-1])
         raise kind(

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import protocol
-from protocol.admin import AlterConfigOp, AlterConfigOpType, topic_resource
+from protocol.admin import AlterConfigOp, AlterConfigOpType, quota_entity, topic_resource
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.errors import AdminFailed
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
@@ -23,7 +25,17 @@ from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
 from tests.contract.members import ask_coordinator, commit, committed, new_group, stable, subscription
-from tests.contract.raw_requests import ask, ask_leader, batch, fetch, list_offset, produce, written
+from tests.contract.raw_requests import (
+    ask,
+    ask_leader,
+    batch,
+    fetch,
+    fetch_body,
+    list_offset,
+    produce,
+    values_in,
+    written,
+)
 from tests.contract.transactions import TransactionalProducer
 from tests.support.wait_until import wait_until
 
@@ -121,6 +133,93 @@ class TestGroups:
         assert found[full] == "Stable"
         assert empty not in found
         member.leave()
+
+
+class TestQuotas:
+    @pytest.fixture
+    def limited(self, admin: protocol.Admin, bootstrap_servers: str) -> Iterator[tuple[Client, Any]]:
+        """Yield a client, and a function that sets its quotas and returns when brokers apply them."""
+        client_id = f"limited-{uuid.uuid4().hex[:8]}"
+        entity = quota_entity(client_id=client_id)
+
+        def set_quotas(**quotas: float | None) -> None:
+            admin.alter_client_quotas({entity: quotas})
+            expected = {entity: {name: rate for name, rate in quotas.items() if rate is not None}}
+            wait_until(lambda: admin.describe_client_quotas(client_id=client_id) == expected)
+
+        with Client({"bootstrap.servers": bootstrap_servers, "client.id": client_id}) as client:
+            yield client, set_quotas
+        admin.alter_client_quotas({entity: {"producer_byte_rate": None, "consumer_byte_rate": None}})
+        wait_until(lambda: entity not in admin.describe_client_quotas())
+
+    def test_quotas_are_selected_by_their_entity(self, admin: protocol.Admin) -> None:
+        name = f"quota-{uuid.uuid4().hex[:8]}"
+        user, both, default = quota_entity(user=name), quota_entity(user=name, client_id="c"), quota_entity(user=None)
+        expected = {
+            user: {"producer_byte_rate": 1.5e6, "request_percentage": 200.0},
+            both: {"consumer_byte_rate": 1e6},
+            default: {"request_percentage": 300.0},
+        }
+        admin.alter_client_quotas({user: {"producer_byte_rate": 1.0}}, validate_only=True)
+        admin.alter_client_quotas(expected)
+        wait_until(lambda: admin.describe_client_quotas().items() >= expected.items(), admin.describe_client_quotas)
+        described = admin.describe_client_quotas
+        assert described(user=name) == {user: expected[user], both: expected[both]}
+        assert described(user=name, strict=True) == {user: expected[user]}
+        assert described(user="*", client_id="c") == {both: expected[both]}
+        assert described(user=None) == {default: expected[default]}
+        assert described(ip="*") == {}
+        for entity, quotas in expected.items():
+            admin.alter_client_quotas({entity: dict.fromkeys(quotas)})
+        wait_until(lambda: not admin.describe_client_quotas().keys() & expected.keys())
+
+    @pytest.mark.parametrize(
+        ("entity", "name", "value"),
+        [
+            ({"user": "a"}, "no_such_rate", 1.0),
+            ({"user": "a"}, "connection_creation_rate", 1.0),
+            ({"ip": "127.0.0.1"}, "producer_byte_rate", 1.0),
+            ({"user": "a", "ip": "127.0.0.1"}, "producer_byte_rate", 1.0),
+            ({"user": "a"}, "producer_byte_rate", 0.0),
+        ],
+    )
+    def test_invalid_quotas_are_refused(
+        self, admin: protocol.Admin, entity: dict[str, str], name: str, value: float
+    ) -> None:
+        with pytest.raises(AdminFailed, match="INVALID_REQUEST"):
+            admin.alter_client_quotas({quota_entity(**entity): {name: value}})
+
+    def test_records_beyond_the_rate_of_ten_seconds_throttle_a_producer(
+        self, limited: tuple[Client, Any], new_topic: Any
+    ) -> None:
+        client, set_quotas = limited
+        name, rate = new_topic(), 20_000
+        set_quotas(producer_byte_rate=rate)
+
+        def throttle_ms(size_bytes: int) -> int:
+            rows = [{"index": 0, "records": batch(bytes(size_bytes))}]
+            topics = [{"topic_id": client.topic(name).topic_id, "partition_data": rows}]
+            body = {"acks": -1, "timeout_ms": 5_000, "topic_data": topics}
+            return int(ask_leader(client, PRODUCE, body, name)["throttle_time_ms"])
+
+        assert throttle_ms(9 * rate) == 0
+        assert 0 < throttle_ms(2 * rate) < 3_000
+
+    def test_throttled_consumer_gets_no_records(self, limited: tuple[Client, Any], new_topic: Any) -> None:
+        client, set_quotas = limited
+        name, rate = new_topic(), 20_000
+        for _ in range(2):
+            written(client, name, bytes(8 * rate))
+        set_quotas(consumer_byte_rate=rate)
+
+        def read(offset: int) -> tuple[int, list[bytes | None]]:
+            reply = ask_leader(client, FETCH, fetch_body(client, name, {0: offset}, partition_max_bytes=1), name)
+            rows = [row for topic in reply["responses"] for row in topic["partitions"]]
+            return reply["throttle_time_ms"], [value for row in rows for value in values_in(row)]
+
+        assert read(0) == (0, [bytes(8 * rate)])
+        throttle_ms, values = read(1)
+        assert (3_000 < throttle_ms < 8_000, values) == (True, [])
 
 
 class TestTopicConfigs:

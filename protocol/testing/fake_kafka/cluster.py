@@ -25,6 +25,7 @@ from protocol.testing.fake_kafka.handlers import HANDLERS, refused
 from protocol.testing.fake_kafka.log import Log
 from protocol.testing.fake_kafka.log_cleaner import clean
 from protocol.testing.fake_kafka.offsets import Offsets
+from protocol.testing.fake_kafka.quotas import Quotas
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.testing.fake_kafka.sasl import Credentials
 from protocol.testing.fake_kafka.transactions import Transactions
@@ -91,6 +92,7 @@ class Cluster:
         self.faults = Faults()
         self.credentials = Credentials(users or {})
         self.authorizer = Authorizer(self.settings)
+        self.quotas = Quotas()
         self.cluster_id = "fake"
         self.group_configs: dict[str, dict[str, str]] = {}
         ids = range(1, brokers + 1)

@@ -7,6 +7,7 @@ from protocol.kafka_terms import NO_LEADER_EPOCH
 from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.fetch_sessions import FetchSession, Key
+from protocol.testing.fake_kafka.quotas import CONSUMED
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m01_fetch import FETCH
 
@@ -16,24 +17,28 @@ _REFUSED = {"high_watermark": -1, "log_start_offset": -1, "records": b"", "abort
 
 def fetch(broker: Broker, request: Request) -> Body | Pending:
     """Handle Fetch."""
-    body = request.body
+    body, quotas = request.body, broker.cluster.quotas
     session = broker.sessions.of(body)
     until_s = broker.cluster.clock.now_s() + body["max_wait_ms"] / 1000
 
     def when_due() -> Body | None:
-        rows = _read(broker, session, body)
-        size_bytes = sum(len(row["records"]) for row in rows.values())
+        rows = _read(broker, session, body, quotas.limit_bytes(CONSUMED, request))
+        size_bytes, now_s = sum(len(row["records"]) for row in rows.values()), broker.cluster.clock.now_s()
         at_once = not rows or any(row["error_code"] or "diverging_epoch" in row for row in rows.values())
-        if at_once or size_bytes >= body["min_bytes"] or broker.cluster.clock.now_s() >= until_s:
+        if at_once or size_bytes >= body["min_bytes"] or now_s >= until_s:
+            throttle_ms = quotas.throttle_ms(CONSUMED, broker.node_id, request, size_bytes, now_s)
+            if throttle_ms:  # such a reply has no records, and they are not counted
+                return {**_reply(broker, session, {}), "throttle_time_ms": throttle_ms}
+            quotas.count(CONSUMED, broker.node_id, request, size_bytes, now_s)
             return _reply(broker, session, rows)
         return None
 
     return when_due
 
 
-def _read(broker: Broker, session: FetchSession, body: Body) -> dict[Key, Body]:
+def _read(broker: Broker, session: FetchSession, body: Body, limit_bytes: float) -> dict[Key, Body]:
     """Read each partition up to the limits; the first with records returns a whole record batch of any size."""
-    rows, free_bytes, at_least_one = {}, body["max_bytes"], True
+    rows, free_bytes, at_least_one = {}, int(min(body["max_bytes"], limit_bytes)), True
     committed = body["isolation_level"] == _READ_COMMITTED
     for key, part in session.wanted.items():
         max_bytes = min(part["partition_max_bytes"], free_bytes)

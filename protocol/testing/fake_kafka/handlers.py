@@ -24,6 +24,7 @@ from protocol.testing.fake_kafka.broker import Broker, named
 from protocol.testing.fake_kafka.configs import alter_configs, describe_configs, incremental_alter_configs
 from protocol.testing.fake_kafka.fetch import fetch
 from protocol.testing.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
+from protocol.testing.fake_kafka.quotas import alter_client_quotas, describe_client_quotas
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, row_of
 from protocol.testing.fake_kafka.sasl import alter_scram_credentials, describe_scram_credentials
 from protocol.testing.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
@@ -66,6 +67,7 @@ from protocol.wire.messages.m45_partition_reassignments import (
     LIST_PARTITION_REASSIGNMENTS,
 )
 from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
+from protocol.wire.messages.m48_client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.wire.messages.m50_user_scram_credentials import (
     ALTER_USER_SCRAM_CREDENTIALS,
     DESCRIBE_USER_SCRAM_CREDENTIALS,
@@ -249,6 +251,8 @@ HANDLERS: dict[Api, Handler] = {
     ALTER_PARTITION_REASSIGNMENTS: alter_reassignments,
     LIST_PARTITION_REASSIGNMENTS: list_reassignments,
     OFFSET_DELETE: delete_offsets,
+    DESCRIBE_CLIENT_QUOTAS: describe_client_quotas,
+    ALTER_CLIENT_QUOTAS: alter_client_quotas,
     DESCRIBE_USER_SCRAM_CREDENTIALS: describe_scram_credentials,
     ALTER_USER_SCRAM_CREDENTIALS: alter_scram_credentials,
     DESCRIBE_CLUSTER: describe_cluster,

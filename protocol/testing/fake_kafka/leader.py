@@ -9,6 +9,7 @@ from protocol.testing.fake_kafka.broker import Broker, Hosted
 from protocol.testing.fake_kafka.configs import topic_config
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.log import batches_of
+from protocol.testing.fake_kafka.quotas import PRODUCED
 from protocol.testing.fake_kafka.record_batches import read_batch
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
@@ -41,7 +42,11 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
 
     shape = {"parts": "partition_data", "key": "index", "answers": "partition_responses"}
     topics = broker.rows(PRODUCE, body["topic_data"], append, **shape, refused={"base_offset": -1})
-    reply = {"responses": topics, "node_endpoints": broker.newer_leaders(topics, "partition_responses", "index")}
+    reply = {
+        "responses": topics,
+        "throttle_time_ms": _throttle_ms(broker, request),
+        "node_endpoints": broker.newer_leaders(topics, "partition_responses", "index"),
+    }
     until_s = broker.cluster.clock.now_s() + body["timeout_ms"] / 1000
 
     def when_replicated() -> Body | None:
@@ -50,6 +55,14 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
         return _timed_out(reply) if broker.cluster.clock.now_s() >= until_s else None
 
     return when_replicated if body["acks"] == -1 else reply
+
+
+def _throttle_ms(broker: Broker, request: Request) -> int:
+    topics, quotas, now_s = request.body["topic_data"], broker.cluster.quotas, broker.cluster.clock.now_s()
+    size_bytes = sum(len(part["records"] or b"") for topic in topics for part in topic["partition_data"])
+    throttle_ms = quotas.throttle_ms(PRODUCED, broker.node_id, request, size_bytes, now_s)
+    quotas.count(PRODUCED, broker.node_id, request, size_bytes, now_s)
+    return throttle_ms
 
 
 def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tuple[int, int, int | None]:

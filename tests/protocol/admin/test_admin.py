@@ -277,9 +277,11 @@ def test_features_and_quorum_agree_with_kafkas_tools(admin: Admin, kafka1: Local
 
 def test_operation_unsupported_by_the_broker_names_api_and_versions() -> None:
     with (
-        FakeKafka(1) as fake,
+        FakeKafka(3) as fake,
         Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin,
-        pytest.raises(UnsupportedVersion, match="DescribeQuorum"),
+        pytest.raises(
+            UnsupportedVersion, match=r"^the broker \(Kafka .*\) does not support DescribeQuorum \(API key 55\)"
+        ),
     ):
         admin.describe_metadata_quorum()
 

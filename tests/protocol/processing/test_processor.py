@@ -225,32 +225,37 @@ def test_refused_commit_is_repeated_without_further_records(
     committed: Committed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, ALWAYS)
     write(NUMBERS[:5])
     start(handler)
+    wait_until(lambda: 5 in requested_offsets(fake))
+    wait_until(lambda: "GROUP_AUTHORIZATION_FAILED" in caplog.text)
+    fake.clear_faults()
     wait_until(lambda: committed() == {0: 5}, committed, every_s=0.02)
-    assert "GROUP_AUTHORIZATION_FAILED" in caplog.text
 
 
-def test_commit_at_the_end_includes_offsets_of_a_failed_commit(
+def requested_offsets(fake: FakeKafka) -> list[int]:
+    """Return the offsets of partition 0 in all commits."""
+    topics = [topic for body in fake.request_bodies(OFFSET_COMMIT) for topic in body["topics"]]
+    return [row["committed_offset"] for topic in topics for row in topic["partitions"] if row["partition_index"] == 0]
+
+
+def test_commit_at_the_end_includes_offsets_whose_commit_still_fails(
     fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
 ) -> None:
-    answer = threading.Event()
-
-    def refused_later(reply: Any) -> Any:
-        answer.wait(30)
-        partitions = [{"partition_index": 0, "error_code": ErrorCode.UNKNOWN_SERVER_ERROR}]
-        return {"topics": [{"name": "orders", "partitions": partitions}]}
-
-    fake.edit_replies(OFFSET_COMMIT, refused_later, times=1)
-    write(NUMBERS[:5])
+    go_on = threading.Event()
+    fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(30)
+    write(NUMBERS[:1])
     running = start(handler)
-    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
+    wait_until(lambda: requested_offsets(fake) == [1])
+    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     closing = threading.Thread(target=running.close)
     closing.start()
-    answer.set()
+    (loop,) = running.processor._loops
+    wait_until(lambda: not loop._partitions)
+    go_on.set()
     closing.join(20)
-    assert committed() == {0: 5}
+    assert committed() == {0: 1}
 
 
 def test_commits_have_an_interval(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,12 @@ def test_examples_of_security_run(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ('{"alice": "alice-secret"}', "authorizer = {"):
         exec(block("testing.md", words).text, {})
     assert capsys.readouterr().out == "{}\n[]\n['orders']\n"
+
+
+def test_example_of_quotas_is_throttled(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block("testing.md", "producer_byte_rate").text, {})
+    (metric,) = re.findall("produce-throttle-time-max', .*value=([0-9.]+)", capsys.readouterr().out)
+    assert 0 < float(metric) < 10_000
 
 
 def test_table_names_methods_of_the_cluster() -> None:

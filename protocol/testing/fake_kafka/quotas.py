@@ -1,0 +1,142 @@
+"""Client quotas: throttle times of Produce and Fetch, DescribeClientQuotas and AlterClientQuotas (KIP-13, KIP-546).
+
+As in Kafka, a quota is a rate over the last ten seconds, so a client that was quiet may exceed it for that long. A
+reply names its throttle time at once (KIP-219); the model does not delay further requests of the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protocol.broker_errors import ErrorCode
+from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
+
+if TYPE_CHECKING:
+    from protocol.testing.fake_kafka.broker import Broker
+
+PRODUCED, CONSUMED = "producer_byte_rate", "consumer_byte_rate"
+
+# `quota.window.num` less the present window, times `quota.window.size.seconds`.
+_WINDOW_S = 10.0
+_USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
+_OF_CLIENTS = (PRODUCED, CONSUMED, "request_percentage", "controller_mutation_rate")
+_OF_ADDRESSES = ("connection_creation_rate",)
+_EXACT, _DEFAULT = 0, 1
+
+Entity = frozenset[tuple[str, str | None]]
+"""Types of entities with their names; None is the default entity."""
+
+
+class Quotas:
+    """All quotas of a cluster, and the time by which each throttled client is ahead of its rate."""
+
+    def __init__(self) -> None:
+        self.values: dict[Entity, dict[str, float]] = {}
+        self._paid_until_s: dict[tuple[int, str, Entity], float] = {}
+
+    def limit_bytes(self, quota: str, request: Request) -> float:
+        """Return the most bytes of one reply; infinite without a quota."""
+        _, rate = self._applying(quota, request)
+        return rate * _WINDOW_S
+
+    def throttle_ms(self, quota: str, broker_id: int, request: Request, size_bytes: int, now_s: float) -> int:
+        """Return the throttle time of a request whose bytes would be counted by `count`."""
+        sharers, rate = self._applying(quota, request)
+        paid_until_s = max(self._paid_until_s.get((broker_id, quota, sharers), 0.0), now_s)
+        return max(0, round((paid_until_s + size_bytes / rate - now_s - _WINDOW_S) * 1000))
+
+    def count(self, quota: str, broker_id: int, request: Request, size_bytes: int, now_s: float) -> None:
+        """Count the bytes of a request."""
+        sharers, rate = self._applying(quota, request)
+        if rate < float("inf"):
+            key = broker_id, quota, sharers
+            self._paid_until_s[key] = max(self._paid_until_s.get(key, 0.0), now_s) + size_bytes / rate
+
+    def _applying(self, quota: str, request: Request) -> tuple[Entity, float]:
+        """Return the user and client id that share the most specific quota, and its value."""
+        user, client_id = request.principal.removeprefix("User:"), request.client_id
+        for names in _levels(user, client_id):
+            values = self.values.get(frozenset(names.items()), {})
+            if quota in values:
+                actual = {_USER: user, _CLIENT_ID: client_id}
+                return frozenset((kind, actual[kind]) for kind in names), values[quota]
+        return frozenset(), float("inf")
+
+
+def _levels(user: str, client_id: str) -> Iterator[dict[str, str | None]]:
+    """Yield entities from the most to the least specific one, in Kafka's order."""
+    for name in (user, None):
+        yield {_USER: name, _CLIENT_ID: client_id}
+        yield {_USER: name, _CLIENT_ID: None}
+        yield {_USER: name}
+    yield {_CLIENT_ID: client_id}
+    yield {_CLIENT_ID: None}
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def describe_client_quotas(broker: Broker, request: Request) -> Body:
+    """Handle DescribeClientQuotas."""
+    broker.cluster.faults.refuse(request.api, broker.node_id)
+    broker.cluster.authorizer.require(request.api, "Cluster")
+    components, strict = request.body["components"], request.body["strict"]
+    entries = [
+        {
+            "entity": _rows(entity),
+            "values": [{"key": key, "value": value} for key, value in values.items()],
+        }
+        for entity, values in broker.cluster.quotas.values.items()
+        if all(_selects(each, dict(entity)) for each in components) and (not strict or len(entity) == len(components))
+    ]
+    return {"error_code": ErrorCode.NONE, "error_message": None, "entries": entries}
+
+
+def _rows(entity: Entity) -> list[Body]:
+    return [{"entity_type": kind, "entity_name": name} for kind, name in sorted(entity, key=lambda each: each[0])]
+
+
+def _selects(component: Body, names: Mapping[str, str | None]) -> bool:
+    kind, match_type = component["entity_type"], component["match_type"]
+    if kind not in names:
+        return False
+    name = names[kind]
+    return name == component["match"] if match_type == _EXACT else (name is None) == (match_type == _DEFAULT)
+
+
+def alter_client_quotas(broker: Broker, request: Request) -> Body:
+    """Handle AlterClientQuotas."""
+    quotas, validate_only = broker.cluster.quotas.values, request.body["validate_only"]
+
+    def alter(row: Body) -> Body:
+        broker.cluster.faults.refuse(request.api, broker.node_id)
+        broker.cluster.authorizer.require(request.api, "Cluster")
+        entity = frozenset((each["entity_type"], each["entity_name"]) for each in row["entity"])
+        for operation in row["ops"]:
+            _check(entity, operation)
+        values = dict(quotas.get(entity, {}))
+        for operation in row["ops"]:
+            if operation["remove"]:
+                values.pop(operation["key"], None)
+            else:
+                values[operation["key"]] = operation["value"]
+        if not validate_only:
+            quotas[entity] = values
+            if not values:
+                del quotas[entity]
+        return {"error_message": None}
+
+    rows = [row_of(partial(alter, row), entity=row["entity"]) for row in request.body["entries"]]
+    return {"entries": [{"error_message": None, **row} for row in rows]}
+
+
+def _check(entity: Entity, operation: Body) -> None:
+    kinds, key, value = {kind for kind, _ in entity}, operation["key"], operation["value"]
+    if not kinds or not (kinds <= {_USER, _CLIENT_ID} or kinds == {_IP}):
+        raise Refused(ErrorCode.INVALID_REQUEST, error_message="Invalid client quota entity")
+    if key not in (_OF_ADDRESSES if kinds == {_IP} else _OF_CLIENTS):
+        raise Refused(ErrorCode.INVALID_REQUEST, error_message=f"Invalid configuration key {key}")
+    if not operation["remove"] and value <= 0:
+        raise Refused(ErrorCode.INVALID_REQUEST, error_message=f"Quota {key} must be greater than 0")
