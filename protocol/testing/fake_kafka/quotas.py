@@ -103,7 +103,9 @@ def _selects(component: Body, names: Mapping[str, str | None]) -> bool:
     if kind not in names:
         return False
     name = names[kind]
-    return name == component["match"] if match_type == _EXACT else (name is None) == (match_type == _DEFAULT)
+    if match_type == _EXACT:
+        return bool(name == component["match"])
+    return bool((name is None) == (match_type == _DEFAULT))
 
 
 def alter_client_quotas(broker: Broker, request: Request) -> Body:
