@@ -151,7 +151,7 @@ def delete_records(broker: Broker, request: Request) -> Body:
         offset = led.replica.high_watermark if part["offset"] == -1 else part["offset"]
         if not 0 <= offset <= led.replica.high_watermark:
             raise Refused(ErrorCode.OFFSET_OUT_OF_RANGE)
-        led.log.delete_before(max(offset, led.log.start_offset))
+        led.log.delete_before(offset)
         return {"low_watermark": led.log.start_offset}
 
     topics = broker.rows(DELETE_RECORDS, request.body["topics"], delete, refused={"low_watermark": -1})

@@ -186,8 +186,11 @@ class Log:
         self.epochs = epochs
 
     def delete_before(self, offset: int) -> None:
-        """Remove records as retention and DeleteRecords do; a batch that reaches beyond the offset stays."""
-        self.start_offset = offset
+        """Remove records as retention and DeleteRecords do; a batch that reaches beyond the offset stays.
+
+        The log start offset never decreases.
+        """
+        self.start_offset = max(self.start_offset, offset)
         self.batches = [batch for batch in self.batches if batch.last_offset >= offset]
         self.end_offset = max(self.end_offset, offset)
 

@@ -147,6 +147,8 @@ class TestControls:
         fake.produce("orders", "a", "b", "c", partition=0)
         fake.shrink_log("orders", 0, 2)
         assert [each.offset for each in fake.records("orders", 0)] == [2]
+        fake.shrink_log("orders", 0, 1)
+        assert fake.log("orders", 0).start_offset == 2, "a log start offset never decreases"
 
     def test_closing_twice_is_harmless(self) -> None:
         fake = FakeKafka()
