@@ -192,9 +192,9 @@ class Cluster:
         ]
 
     def write_marker(self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool) -> bool:
-        """Return True if the marker is written, or is not needed because the topic is deleted."""
+        """Return True if the marker is written, or is not needed because the partition is deleted."""
         topic = self.controller.image.topics.get(partition[0])
-        if topic is None:
+        if topic is None or partition[1] >= len(topic.partitions):
             return True
         leader = self.brokers.get(topic.partitions[partition[1]].leader)
         if leader is None or not leader.running or leader.silent:

@@ -150,6 +150,17 @@ class TestControls:
         fake.shrink_log("orders", 0, 1)
         assert fake.log("orders", 0).start_offset == 2, "a log start offset never decreases"
 
+    def test_transaction_ends_after_its_topic_was_recreated_with_fewer_partitions(self, fake: FakeKafka) -> None:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "t"}
+        with protocol.TransactionalProducer(properties) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_and_wait("orders", b"a", partition=1)
+            fake.delete_topic("orders")
+            fake.create_topic("orders", 1)
+            producer.abort_transaction()
+        assert fake.produce("orders", b"b") == [0]
+
     def test_closing_twice_is_harmless(self) -> None:
         fake = FakeKafka()
         fake.close()
