@@ -1,6 +1,6 @@
 """A job: decoded values of a topic to Parquet files, with the latest version of the subject after each start.
 
-python -m tests.jobs.decode_to_parquet BROKERS TOPIC REGISTRY DEAD_LETTERS CHECKPOINT OUTPUT SECONDS
+python -m tests.jobs.decode_to_parquet FORMAT BROKERS TOPIC REGISTRY DEAD_LETTERS CHECKPOINT OUTPUT SECONDS
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import sys
 from pyspark.sql import SparkSession
 
 
-def main(brokers: str, topic: str, registry: str, dead: str, checkpoint: str, output: str, seconds: str) -> None:
+def main(
+    format: str, brokers: str, topic: str, registry: str, dead: str, checkpoint: str, output: str, seconds: str
+) -> None:
     spark = SparkSession.builder.appName("decode").getOrCreate()
     frame = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", brokers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .option("valueFormat", "confluent-avro")
+        .option("valueFormat", format)
         .option("schema.registry.url", registry)
         .option("schema.registry.reader.version", "latest")
         .option("onDecodeError", "dead-letter")

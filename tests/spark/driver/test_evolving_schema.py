@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import fastavro
 import pytest
@@ -39,31 +38,80 @@ KILLS = 5
 INCOMPATIBLE_EVERY = 97
 
 
-def schema(version: int) -> dict[str, Any]:
-    """Return a version: each adds the field `f<version>`, which is the id, or -1 for records of earlier versions."""
-    added = [{"name": f"f{number}", "type": "long", "default": -1} for number in range(1, version + 1)]
-    return {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, *added]}
+def fields_of(version: int, number: int) -> dict[str, int]:
+    return dict.fromkeys(("id", *(f"f{each}" for each in range(1, version + 1))), number)
+
+
+class Avro:
+    """Schemas and values of Avro: a field that the writer lacks is -1."""
+
+    format, kind, absent = "confluent-avro", "AVRO", -1
+    other = '{"type": "record", "name": "R", "fields": []}', b""
+
+    def schema(self, version: int) -> str:
+        """Return a version: each adds the field `f<version>`, which is the id."""
+        added = [{"name": f"f{number}", "type": "long", "default": -1} for number in range(1, version + 1)]
+        return json.dumps({"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, *added]})
+
+    def value(self, version: int, number: int) -> bytes:
+        out = io.BytesIO()
+        schema = fastavro.parse_schema(json.loads(self.schema(version)))
+        fastavro.schemaless_writer(out, schema, fields_of(version, number))
+        return out.getvalue()
+
+
+class Protobuf:
+    """The same in Protobuf, where a field that the writer lacks is null."""
+
+    format, kind, absent = "confluent-protobuf", "PROTOBUF", None
+    other = 'syntax = "proto3"; message R { string id = 1; }', b"\0\x0a\1x"
+
+    def schema(self, version: int) -> str:
+        added = "".join(f" optional int64 f{number} = {number + 1};" for number in range(1, version + 1))
+        return f'syntax = "proto3"; message R {{ optional int64 id = 1;{added} }}'
+
+    def value(self, version: int, number: int) -> bytes:
+        # Varints of five bytes: not the shortest, and valid.
+        digits = bytes((number >> 7 * place & 0x7F) | (0x80 if place < 4 else 0) for place in range(5))
+        return b"\0" + b"".join(bytes((each << 3,)) + digits for each in range(1, version + 2))
+
+
+class Json:
+    """The same in JSON."""
+
+    format, kind, absent = "confluent-json", "JSON", None
+    other = '{"type": "object", "properties": {"id": {"type": "string"}}}', b'{"id": "x"}'
+
+    def schema(self, version: int) -> str:
+        properties = {name: {"type": "integer"} for name in fields_of(version, 0)}
+        return json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
+
+    def value(self, version: int, number: int) -> bytes:
+        return json.dumps(fields_of(version, number)).encode()
+
+
+Language = Avro | Protobuf | Json
+of_each_language = pytest.mark.parametrize("language", [Avro(), Protobuf(), Json()], ids=["avro", "protobuf", "json"])
 
 
 class Writing:
     """Writes records until `stop`, with the newest version; notes the version of each."""
 
-    def __init__(self, kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry) -> None:
+    def __init__(self, language: Language, kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry) -> None:
         self.versions: list[int] = []
         self.incompatible: list[int] = []
-        self._kafka, self._topic, self._registry = kafka, topic, registry
+        self._language, self._kafka, self._topic, self._registry = language, kafka, topic, registry
         self._stop = threading.Event()
-        self._version = 0
-        self._other = registry.register("other", '{"type": "record", "name": "R", "fields": []}')
+        self._ids: list[int] = []
+        text, value = language.other
+        self._other = framed(registry.register("other", text, language.kind), value)
         self.evolve()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def evolve(self) -> None:
-        text = schema(self._version + 1)
-        self._schema = fastavro.parse_schema(text)
-        self._id = self._registry.register(f"{self._topic}-value", json.dumps(schema(self._version + 1)))
-        self._version += 1
+        text = self._language.schema(len(self._ids) + 1)
+        self._ids.append(self._registry.register(f"{self._topic}-value", text, self._language.kind))
 
     def stop(self) -> None:
         self._stop.set()
@@ -74,29 +122,31 @@ class Writing:
         while not self._stop.wait(0.05):
             producer.poll(0)  # frees the queue of what is acknowledged
             for _ in range(10):
-                number, version = len(self.versions), self._version
+                number, version = len(self.versions), len(self._ids)
                 self.versions.append(version)
+                value = self._other
                 if number % INCOMPATIBLE_EVERY == INCOMPATIBLE_EVERY - 1:
                     self.incompatible.append(number)
-                    producer.produce(self._topic, struct.pack(">bI", 0, self._other))
-                    continue
-                out = io.BytesIO(struct.pack(">bI", 0, self._id))
-                out.seek(5)
-                fields = {f"f{each}": number for each in range(1, version + 1)}
-                fastavro.schemaless_writer(out, self._schema, {"id": number, **fields})
-                producer.produce(self._topic, out.getvalue())
+                else:
+                    value = framed(self._ids[version - 1], self._language.value(version, number))
+                producer.produce(self._topic, value)
         assert producer.flush(60) == 0
 
 
+def framed(schema_id: int, value: bytes) -> bytes:
+    return struct.pack(">bI", 0, schema_id) + value
+
+
+@of_each_language
 def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_killed(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, language: Language
 ) -> None:
     topic, dead = topic1(), topic1()
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
     rng = random.Random(3)
     with FakeSchemaRegistry() as registry:
-        writing = Writing(kafka1, topic, registry)
-        arguments = [kafka1.bootstrap_servers, topic, registry.url, dead, str(checkpoint), str(output)]
+        writing = Writing(language, kafka1, topic, registry)
+        arguments = [language.format, kafka1.bootstrap_servers, topic, registry.url, dead, str(checkpoint), str(output)]
         # (share of the time, what happens)
         events = [
             *(((number + 1) / (VERSIONS + 1), "evolve") for number in range(VERSIONS)),
@@ -135,9 +185,9 @@ def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_kil
     assert len(rows) == len(by_offset)
     assert sorted(by_offset) == [each for each in range(len(writing.versions)) if each not in writing.incompatible]
     for number, row in by_offset.items():
-        assert row["id"] == number
+        assert row["id"] == row["f1"] == number
         for each in range(1, VERSIONS + 1):
-            written = number if writing.versions[number] >= each else -1
+            written = number if writing.versions[number] >= each else language.absent
             # None: the query that read the record had taken an earlier version.
             assert row.get(f"f{each}") in (None, written), (number, each, row)
     letters = spark.read.format("pykafka-group").options(**{
@@ -156,30 +206,24 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+@of_each_language
 def test_dead_letters_are_read_after_the_registry_has_their_schema(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, language: Language
 ) -> None:
     topic, dead = topic1(), topic1()
     with FakeSchemaRegistry() as registry:
-        registry.register(f"{topic}-value", json.dumps(schema(1)))
+        registry.register(f"{topic}-value", language.schema(1), language.kind)
         producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
-        producer.produce(topic, struct.pack(">bI", 0, 2) + b"\x02\x04")
+        producer.produce(topic, framed(2, language.value(2, 7)))
         assert producer.flush(30) == 0
-        arguments = [
-            kafka1.bootstrap_servers,
-            topic,
-            registry.url,
-            dead,
-            str(tmp_path / "c"),
-            str(tmp_path / "o"),
-            "all",
-        ]
+        folders = (str(tmp_path / "checkpoint"), str(tmp_path / "output"))
+        arguments = [language.format, kafka1.bootstrap_servers, topic, registry.url, dead, *folders, "all"]
         job = [sys.executable, "-m", "tests.jobs.decode_to_parquet", *arguments]
         assert subprocess.run(job).returncode == 0
-        assert registry.register("another", json.dumps({**schema(1), "doc": "mended"})) == 2
+        assert registry.register("another", language.schema(2), language.kind) == 2
         replay = ["replay", dead, "--bootstrap-server", kafka1.bootstrap_servers, "--execute"]
         replayed = CliRunner().invoke(pykafka, replay)
         assert replayed.exit_code == 0, replayed.output
         assert subprocess.run(job).returncode == 0
-    rows = spark.read.parquet(str(tmp_path / "o")).select("offset", "id", "f1").collect()
-    assert [tuple(row) for row in rows] == [(1, 1, 2)]
+    rows = spark.read.parquet(folders[1]).select("offset", "id", "f1").collect()
+    assert [tuple(row) for row in rows] == [(1, 7, 7)]
