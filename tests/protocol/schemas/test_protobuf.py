@@ -20,7 +20,7 @@ from tests.support.soak import scaled
 pytestmark = pytest.mark.soak
 
 SCHEMAS = scaled("PROTOBUF_SCHEMAS", 40, 10_000)
-MUTATIONS = scaled("PROTOBUF_MUTATIONS", 1_000, 100_000)
+MUTATIONS = scaled("PROTOBUF_MUTATIONS", 280, 100_000)
 
 
 def decode(decoder: ColumnDecoder, values: list[bytes]) -> tuple[pa.Array, list[InvalidValue]]:
