@@ -110,6 +110,10 @@ class ProtobufSchema:
     main: FileNode
     messages: Mapping[str, MessageType]
 
+    def own_messages(self) -> list[MessageType]:
+        """Return the messages of the main file, in its order, without the entries of maps."""
+        return [self.messages[full] for full, _ in _declared(self.main)]
+
     def message(self, name: str | None = None) -> MessageType:
         """Return a message of the main file by its name, with or without the package; by default the first one.
 
@@ -118,16 +122,17 @@ class ProtobufSchema:
         ConfigurationError
             There is none.
         """
-        own = [full for full, _ in _declared(self.main)]
+        own = self.own_messages()
         if not own:
             raise ConfigurationError("the Protobuf schema has no message")
         if name is None:
-            return self.messages[own[0]]
+            return own[0]
         name = name.lstrip(".")
         for full in (name, f"{self.main.package}.{name}"):
             if full in self.messages:
                 return self.messages[full]
-        raise ConfigurationError(f"the Protobuf schema has no message {name}; it has {', '.join(own)}")
+        names = ", ".join(each.name for each in own)
+        raise ConfigurationError(f"the Protobuf schema has no message {name}; it has {names}")
 
     def indexes(self, message: MessageType) -> list[int]:
         """Return the numbers of a message of the main file, as `at` takes them, without the entries of maps.

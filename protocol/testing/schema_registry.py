@@ -1,6 +1,6 @@
 """A schema registry in this process, for tests and trials: the REST interface of Confluent's registry over HTTP.
 
-It keeps schemas in memory, checks the compatibility of Avro schemas, and can be stopped, or refuse requests, on demand.
+It keeps schemas in memory, checks their compatibility, and can be stopped, or refuse requests, on demand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from protocol.errors import ConfigurationError
-from protocol.schemas.avro_resolution import AvroDecoder
-from protocol.schemas.avro_schema import AvroType, parse_avro
+from protocol.testing.schema_compatibility import KINDS, Texts, check_valid, differences
 
 _SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND = 40401, 40402, 40403
 _INVALID_SCHEMA, _INCOMPATIBLE = 42201, 409
@@ -48,6 +47,8 @@ class _Refused(Exception):
 
 class FakeSchemaRegistry:
     """A schema registry on the loopback address.
+
+    New versions are checked by the rules of Confluent's registry, except what docs/testing.md lists.
 
     Parameters
     ----------
@@ -263,30 +264,35 @@ class FakeSchemaRegistry:
         return {"compatibility": level}
 
     def _valid(self, body: dict[str, Any]) -> None:
-        if _kind(body) == "AVRO":
-            self._parse(body)
+        if _kind(body) not in KINDS:
+            raise _Refused(422, _INVALID_SCHEMA, f"Invalid schema type {_kind(body)}")
+        try:
+            check_valid(_kind(body), self._texts(body))
+        except (ConfigurationError, KeyError) as error:
+            raise _Refused(422, _INVALID_SCHEMA, f"Invalid schema: {error}") from None
 
     def _compatible(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         level, subject = self._level(name), self._subjects.get(name)
         self._valid(body)
-        if level == "NONE" or subject is None or not subject.versions or _kind(body) != "AVRO":
+        if level == "NONE" or subject is None or not subject.versions:
             return {"is_compatible": True, "messages": []}
         checked = (
             subject.versions.values() if level.endswith("TRANSITIVE") else [subject.versions[max(subject.versions)]]
         )
         messages: list[str] = []
-        new = self._parse(body)
+        new = self._texts(body)
         for stored in checked:
-            old = self._parse(stored.body)
+            if _kind(stored.body) != _kind(body):
+                messages.append(f"the type of the schema changes from {_kind(stored.body)} to {_kind(body)}")
+                continue
+            old = self._texts(stored.body)
             pairs = {"B": [(old, new)], "F": [(new, old)] if level.startswith("FO") else [(old, new), (new, old)]}
             for writer, reader in pairs[level[0]]:
-                try:
-                    AvroDecoder(writer, reader)
-                except ConfigurationError as error:
-                    messages.append(str(error))
+                messages += differences(_kind(body), writer, reader)
         return {"is_compatible": not messages, "messages": messages}
 
-    def _parse(self, body: dict[str, Any]) -> AvroType:
+    def _texts(self, body: dict[str, Any]) -> Texts:
+        """Return the text of a schema, and the schemas that it refers to."""
         texts: dict[str, str] = {}
 
         def add(references: list[dict[str, Any]]) -> None:
@@ -296,10 +302,7 @@ class FakeSchemaRegistry:
                 texts.setdefault(each["name"], other["schema"])
 
         add(body.get("references") or [])
-        try:
-            return parse_avro(body["schema"], texts)
-        except (ConfigurationError, KeyError) as error:
-            raise _Refused(422, _INVALID_SCHEMA, f"Invalid schema: {error}") from None
+        return str(body["schema"]), texts
 
 
 def _kind(body: dict[str, Any]) -> str:

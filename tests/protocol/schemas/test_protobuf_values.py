@@ -35,7 +35,7 @@ Serialize = Callable[..., bytes]
 
 @pytest.fixture
 def server() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as registry:
+    with FakeSchemaRegistry("NONE") as registry:
         yield registry
 
 

@@ -85,3 +85,8 @@ def test_table_names_methods_of_the_cluster() -> None:
     assert len(names) > 20
     with FakeKafka() as kafka:
         assert [name for name in names if not hasattr(kafka, name)] == ["FakeKafka"]
+
+
+def test_example_of_the_registry_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block("testing.md", "FakeSchemaRegistry(").text, {})
+    assert "http://127.0.0.1:" in capsys.readouterr().out
