@@ -50,6 +50,8 @@ PYTHON = {
     ): "tests/spark/driver/test_membership.py::test_example_of_docs_reads_as_group_member",
     ("schemas.md", "orders = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "written = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
+    ("schemas.md", "shipments = "): "tests/spark/driver/test_decoded_protobuf.py::"
+    "test_example_of_the_page_writes_and_reads_messages",
     ("schemas.md", "from_registry("): "tests/spark/test_functions.py::"
     "test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch",
     ("migrating.md", 'mode("append")'): HERE + "test_migrating_examples_write_batches_and_updates",
@@ -102,6 +104,7 @@ PYTHON = {
             ("kafka.refuse(", "test_example_of_controls_runs"),
             ('{"alice": "alice-secret"}', "test_examples_of_security_run"),
             ("authorizer = {", "test_examples_of_security_run"),
+            ("FakeSchemaRegistry(", "test_example_of_the_registry_runs"),
             ("def test_orders_are_copied", "test_examples_of_expectations_pass"),
         )
     },

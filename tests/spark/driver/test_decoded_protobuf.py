@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.documents import block
 from tests.support.protobuf_messages import Field, message_type
 
 FIRST = message_type({"id": (1, Field.TYPE_INT64), "country": (2, Field.TYPE_STRING)})
@@ -119,6 +120,20 @@ def test_stream_leaves_other_messages_to_the_dead_letter_topic(
         "value: schema id 1: its message is shop.First, not shop.Refund",
         "value: it does not begin with a zero byte and a schema id",
     ]
+
+
+def test_example_of_the_page_writes_and_reads_messages(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: Any,
+    registry: FakeSchemaRegistry,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    topic = topic1()
+    places = {"broker-1:9092": kafka1.bootstrap_servers, '"shipments"': f'"{topic}"'}
+    places["http://registry:8081"] = registry.url
+    exec(block("schemas.md", "shipments = ").with_names(places), {"spark": spark})
+    assert "|  7|     DE|[new]|" in capsys.readouterr().out
 
 
 def test_fixed_schema_needs_no_registry(topic1: Any, write: Write, load: Any, tmp_path: Path) -> None:

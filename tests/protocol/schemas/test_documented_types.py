@@ -1,0 +1,98 @@
+"""The tables of types in docs/schemas.md are those of the code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import ConfigurationError
+from protocol.schemas.formats import written_language_of
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.spark_schema import parse_spark
+from tests.support.documents import ROOT
+
+LOGICAL = {"date": "int", "decimal": "bytes"}
+# Types of Spark that a schema of Spark cannot have, or that need more words.
+OTHERS = {
+    "interval day to second": pa.duration("us"),
+    "decimal": pa.decimal128(9, 2),
+    "struct": pa.struct([pa.field("x", pa.int32())]),
+    "array": pa.list_(pa.int32()),
+    "map with string keys": pa.map_(pa.string(), pa.int32()),
+    "map with boolean or integer keys": pa.map_(pa.int32(), pa.int32()),
+}
+
+
+def rows(head: str) -> list[list[str]]:
+    lines = (ROOT / "docs" / "schemas.md").read_text().split(f"\n{head}\n")[1].splitlines()
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table][1:]
+
+
+def spark(name: str) -> pa.DataType:
+    return OTHERS.get(name) or parse_spark(name)
+
+
+def avro(name: str) -> str:
+    if "-" in name or name in LOGICAL:
+        return json.dumps({"type": LOGICAL.get(name, "long"), "logicalType": name})
+    return json.dumps(name)
+
+
+def protobuf(name: str) -> str:
+    kind = f"google.protobuf.{name}" if name[0].isupper() else name
+    imports = "".join(f'import "google/protobuf/{each}.proto";' for each in ("timestamp", "duration"))
+    return f'syntax = "proto3"; {imports} message M {{ optional {kind} f = 1; }}'
+
+
+@pytest.mark.parametrize(
+    ("head", "format", "text", "scalars"),
+    [
+        ("| Avro | Spark |", "avro", avro, 13),
+        ("| Protobuf | Spark |", "protobuf", protobuf, 17),
+        ("| JSON Schema | Spark |", "json", lambda name: json.dumps({"type": name}), 5),
+    ],
+)
+def test_scalar_types_are_read_as_the_tables_say(
+    head: str, format: str, text: Callable[[str], str], scalars: int
+) -> None:
+    seen = 0
+    for left, right in rows(head):
+        names = re.findall("`([^`]+)`", left.split(" of ")[0])
+        types = right.split(", ")
+        if re.sub(r"`[^`]+`|, | of `google.protobuf`", "", left) or len(types) not in (1, len(names)):
+            continue
+        for name, kind in zip(names, types if len(types) > 1 else types * len(names), strict=True):
+            if name in ("enum", "fixed", "record", "array", "map", "repeated", "$ref", "allOf", "const", "Any"):
+                continue
+            column = ReaderSchema(format, text(name)).type  # type: ignore[arg-type]
+            assert (column.field(0).type if format == "protobuf" else column) == spark(kind), name
+            seen += 1
+    assert seen == scalars
+
+
+def test_registered_schemas_have_the_types_of_the_table() -> None:
+    checked = 0
+    for left, *cells in rows("| Spark | Avro | Protobuf | JSON Schema |"):
+        names = left.split(", ") if left not in OTHERS else [left]
+        for format, cell in zip(("avro", "protobuf", "json"), cells, strict=True):
+            for number, name in enumerate(names):
+                column = pa.struct([pa.field("f", spark(name))])
+                if cell == "refused":
+                    with pytest.raises(ConfigurationError):
+                        written_language_of(format).text_of(column)
+                    continue
+                words = re.findall("`([^`]+)`", cell)
+                text = written_language_of(format).text_of(column)
+                # One word for each type, or words that all of them have.
+                wanted = [words[number]] if len(names) == len(words) and len(words) > 1 else words
+                for word in wanted:
+                    if word != "connect.type" or name != "double":
+                        assert re.search(rf"\b{word}\b", text), (name, format, text)
+                checked += 1
+    assert checked > 40
