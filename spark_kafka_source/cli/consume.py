@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 import pyarrow as pa
 
 from protocol.consumer.log_offsets import Range
+from protocol.errors import ConfigurationError
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
@@ -27,10 +29,14 @@ from spark_kafka_source.cli.stop_signals import stop_request
 from spark_kafka_source.cli.values import NUMBERS, Parsed
 
 if TYPE_CHECKING:
+    from protocol.schemas.formats import Format
     from protocol.schemas.reader_schema import Part
+    from protocol.schemas.values import ColumnDecoder
     from spark_kafka_source.cli.decoded_records import RecordDecoder
 
 _JSON = "json"
+# Formats whose values have no id of a schema.
+_FORMATS = ("avro", "protobuf", "json")
 # Bytes that control a terminal become question marks there; \t, \n and \r stay.
 _ON_TERMINAL = bytes(63 if (byte < 32 and byte not in b"\t\n\r") or byte == 127 else byte for byte in range(256))
 
@@ -123,6 +129,16 @@ class _Output:
 @click.option("--decode", is_flag=True, help="Decode values by the schema registry, and print them as JSON.")
 @click.option("--decode-key", is_flag=True, help="Decode keys, too.")
 @click.option("--subject", metavar="NAME", help="The subject with the schema of values.  [default: TOPIC-value]")
+@click.option(
+    "--value-schema",
+    "schema",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    help="With --decode: the schema of all values, which have no ids: of Avro, JSON Schema, a .proto file or a file of "
+    "protoc --descriptor_set_out. No registry is needed.",
+)
+@click.option("--value-format", type=click.Choice(_FORMATS), help="The format of these values.")
+@click.option("--value-message", metavar="NAME", help="The message of a Protobuf schema.  [default: its first one]")
 @schema_registry_option
 @click.option("--key", help="Only records with this key.")
 @click.option("--grep", "pattern", metavar="REGEX", help="Only records whose value contains a match.")
@@ -161,6 +177,9 @@ def consume(
     decode: bool,
     decode_key: bool,
     subject: str | None,
+    schema: str | None,
+    value_format: Format | None,
+    value_message: str | None,
     schema_registry: str | None,
     key: str | None,
     pattern: str | None,
@@ -173,8 +192,9 @@ def consume(
     Without a group no offsets are committed. -n counts records of all partitions; +N and -N in a position count
     offsets of each partition. --timeout limits the time until the first request for records.
 
-    With --decode, values become the latest version of their subject: JSON in lines, objects with -o json, columns in a
-    file; --key and --grep look at the JSON. A value that does not decode is null, and the exit code 1.
+    With --decode, values become the latest version of their subject, or of --value-schema: JSON in lines, objects with
+    -o json, columns in a file; --key and --grep look at the JSON. A value that does not decode is null, and the exit
+    code 1.
 
     \b
     Examples:
@@ -182,6 +202,7 @@ def consume(
       pykafka consume orders -o @-1h:latest --grep refused -o json
       pykafka consume orders -p 0,1 --to orders.parquet
       pykafka consume orders-avro -e --decode --schema-registry http://registry:8081
+      pykafka consume orders-proto -e --decode --value-schema order.proto --value-format protobuf
     """
     spans = [each for each in offsets if isinstance(each, Span)]
     as_json = as_json or len(spans) < len(offsets)
@@ -193,7 +214,8 @@ def consume(
     follows = (path is None) if follows is None else follows
     default = FROM_LATEST if follows else FROM_EARLIEST
     span = spans[0] if spans else Span(default)
-    output.decoder = _decoder(cluster, topic, schema_registry, subject, decode=decode, decode_key=decode_key)
+    fixed = _FixedSchema(schema, value_format, value_message)
+    output.decoder = _decoder(cluster, topic, schema_registry, subject, fixed, decode=decode, decode_key=decode_key)
     if path is None:
         decoded = () if output.decoder is None else output.decoder.types
         output.format = json_format(decoded) if as_json else text or text_format(r"%v\n")
@@ -222,22 +244,68 @@ def consume(
         raise click.ClickException(f"{output.decoder.invalid} records did not decode")
 
 
-def _decoder(
-    cluster: Cluster, topic: str, url: str | None, subject: str | None, *, decode: bool, decode_key: bool
-) -> RecordDecoder | None:
-    subjects: dict[Part, str] = {}
-    if decode or decode_key:
-        subjects["value"] = subject or f"{topic}-value"
-    if decode_key:
-        subjects["key"] = f"{topic}-key"
-    if not subjects:
-        if subject is not None or url is not None:
-            raise click.UsageError("--subject and --schema-registry need --decode.")
-        return None
-    # Only this option imports the decoders.
-    from spark_kafka_source.cli.decoded_records import RecordDecoder
+@dataclass(frozen=True)
+class _FixedSchema:
+    """The options for values that all have one schema.
 
-    return RecordDecoder(open_registry(cluster.registry, url), subjects)
+    Raises
+    ------
+    click.UsageError
+        One of them is missing.
+    """
+
+    path: str | None
+    format: Format | None
+    message: str | None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) != (self.format is None):
+            raise click.UsageError("--value-schema and --value-format need each other.")
+        if self.message is not None and self.format != "protobuf":
+            raise click.UsageError("--value-message needs --value-format protobuf.")
+
+    def decoder(self) -> ColumnDecoder | None:
+        """Return what decodes values, if there is a schema. Raises `ConfigurationError`."""
+        if self.path is None or self.format is None:
+            return None
+        from spark_kafka_source.cli.decoded_records import fixed_decoder
+        from spark_kafka_source.options.selection import schema_text
+
+        try:
+            return fixed_decoder(self.format, schema_text(f"file:{self.path}"), self.message)
+        except (ConfigurationError, ValueError) as error:
+            raise click.UsageError(f"--value-schema: {error}") from error
+
+
+def _decoder(
+    cluster: Cluster,
+    topic: str,
+    url: str | None,
+    subject: str | None,
+    fixed: _FixedSchema,
+    *,
+    decode: bool,
+    decode_key: bool,
+) -> RecordDecoder | None:
+    if not decode and not decode_key:
+        if subject is not None or url is not None or fixed.path is not None:
+            raise click.UsageError("--subject, --schema-registry and --value-schema need --decode.")
+        return None
+    if subject is not None and fixed.path is not None:
+        raise click.UsageError("--subject has no effect with --value-schema; give one of them.")
+    # Only these options import the decoders.
+    from spark_kafka_source.cli.decoded_records import RecordDecoder, registered_decoder
+
+    decoders: dict[Part, ColumnDecoder] = {}
+    if (by_file := fixed.decoder()) is not None:
+        decoders["value"] = by_file
+    if by_file is None or decode_key:
+        registry = open_registry(cluster.registry, url)
+        if by_file is None:
+            decoders["value"] = registered_decoder(registry, subject or f"{topic}-value", "value")
+        if decode_key:
+            decoders["key"] = registered_decoder(registry, f"{topic}-key", "key")
+    return RecordDecoder(decoders)
 
 
 def _check_usage(

@@ -1,4 +1,4 @@
-"""Decode keys and values of `pykafka consume` by the schemas of a registry."""
+"""Decode keys and values of `pykafka consume` by the schemas of a registry, or by one of a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import valid
-from protocol.schemas.formats import FORMATS
+from protocol.schemas.formats import FORMATS, Format
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import Part
 from protocol.schemas.registry import SchemaRegistry
@@ -24,13 +24,12 @@ _RECURSIVE_DEPTH = 3
 
 
 class RecordDecoder:
-    """Decodes keys and values to the latest versions of their subjects.
+    """Decodes keys and values.
 
     Parameters
     ----------
-    registry : SchemaRegistry
-    subjects : mapping of {"key", "value"} to str
-        The subjects of the columns to decode.
+    decoders : mapping of {"key", "value"} to ColumnDecoder
+        The columns to decode.
 
     Attributes
     ----------
@@ -38,17 +37,10 @@ class RecordDecoder:
         Types of the decoded columns.
     invalid : int
         Number of reported records that do not decode.
-
-    Raises
-    ------
-    RegistryFailed
-        The registry does not have a subject, refuses, or does not respond.
-    ConfigurationError
-        A schema is not supported.
     """
 
-    def __init__(self, registry: SchemaRegistry, subjects: Mapping[Part, str]) -> None:
-        self._decoders = {part: _decoder(registry, subject, part) for part, subject in subjects.items()}
+    def __init__(self, decoders: Mapping[Part, ColumnDecoder]) -> None:
+        self._decoders = dict(decoders)
         self.types = {str(part): _nullable(decoder.type) for part, decoder in self._decoders.items()}
         self.columns = frozenset(("headers", *self.types))
         self.invalid = 0
@@ -83,14 +75,31 @@ class RecordDecoder:
         click.echo(f"{key[0]}-{key[1]}, offset {offset}: does not decode: {reason}{more}", err=True)
 
 
-def _decoder(registry: SchemaRegistry, subject: str, part: Part) -> ColumnDecoder:
+def registered_decoder(registry: SchemaRegistry, subject: str, part: Part) -> ColumnDecoder:
+    """Return what decodes keys or values to the latest version of a subject.
+
+    Raises
+    ------
+    RegistryFailed
+        The registry does not have the subject, refuses, or does not respond.
+    ConfigurationError
+        The schema is not supported.
+    """
     latest = registry.version(subject)
     for name, spec in FORMATS.items():
         if spec.registered and spec.language == latest.kind:
-            settings = ProtobufSettings(recursive_fields_max_depth=_RECURSIVE_DEPTH)
-            schema = choose_schema(name, registry, subject, version=latest.version, protobuf=settings)  # type: ignore[arg-type]
+            schema = choose_schema(name, registry, subject, version=latest.version, protobuf=_settings())  # type: ignore[arg-type]
             return ColumnDecoder(schema, registry, part)
     raise ConfigurationError(f"the subject {subject} has a schema of the type {latest.kind}, which is not supported")
+
+
+def fixed_decoder(format: Format, text: str, message: str | None) -> ColumnDecoder:
+    """Return what decodes values that all have one schema. Raises `ConfigurationError` if it is invalid."""
+    return ColumnDecoder(choose_schema(format, None, "", text=text, protobuf=_settings(message)))
+
+
+def _settings(message: str | None = None) -> ProtobufSettings:
+    return ProtobufSettings(message, recursive_fields_max_depth=_RECURSIVE_DEPTH)
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:

@@ -83,7 +83,7 @@ def schema_text(text: str) -> str:
     # Descriptors have the tags of their fields among control characters.
     if not any(byte < ord(" ") and byte not in b"\t\n\r\f\v" for byte in raw):
         try:
-            return raw.decode()
+            return raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             pass
     return base64.b64encode(raw).decode()

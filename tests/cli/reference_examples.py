@@ -273,6 +273,11 @@ def _schemas(run: Run) -> None:
     with Producer(run.properties) as producer:
         producer.send("orders-avro", b"\0\0\0\0\1\x0e\4DE", key=b"customer-7")
     run.example("pykafka consume orders-avro -e --decode --schema-registry http://registry:8081")
+    (run.folder / "order.proto").write_text('syntax = "proto3"; message Order { int64 id = 1; string country = 2; }')
+    run.kafka.create_topic("orders-proto")
+    with Producer(run.properties) as producer:
+        producer.send("orders-proto", b"\x08\x07\x12\x02DE")
+    run.example("pykafka consume orders-proto -e --decode --value-schema order.proto --value-format protobuf")
     run.example("pykafka registry subjects --schema-registry http://registry:8081", shown=True)
     run.example("pykafka registry subjects orders-avro-value --versions -o csv")
     run.example("pykafka registry schema orders-avro-value")

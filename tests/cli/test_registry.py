@@ -178,13 +178,79 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
         assert kind == "JSON" or found["next"]["id"] == 8
 
 
+@pytest.mark.parametrize(
+    ("format", "schema", "value"),
+    [
+        ("avro", json.dumps(NEWER), value(1, NEWER, 7, note="x")[5:]),
+        (
+            "protobuf",
+            'syntax = "proto3"; message First { } message Order { int64 id = 1; string note = 2; Order next = 3; }',
+            b"\x08\x07\x12\x01x",
+        ),
+        ("json", "id BIGINT, note STRING", b'{"id": 7, "note": "x", "more": 1}'),
+        ("json", '{"properties": {"id": {"type": "integer"}, "note": {}}}', b'{"id": 7, "note": "x"}'),
+    ],
+)
+def test_values_are_decoded_by_the_schema_of_a_file(
+    registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
+) -> None:
+    file, table = tmp_path / "schema", tmp_path / "t.parquet"
+    file.write_text(schema, encoding="utf-8-sig")
+    key_id = registry.register("t-key", '"long"')
+    with FakeKafka() as fake:
+        fake.create_topic("t", 1)
+        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
+            for each in (value, None, b"\xff"):
+                producer.send("t", each, key=b"\0" + key_id.to_bytes(4, "big") + b"\x0e")
+        message = ("--value-message", "Order") if format == "protobuf" else ()
+        given = ("--bootstrap-server", fake.bootstrap_servers, "--value-schema", str(file), "--value-format", format)
+        found = run("consume", "t", "-e", "--decode", *given, *message, code=1)
+        first, tombstone, invalid = found.stdout.splitlines()
+        assert (json.loads(first)["id"], json.loads(first)["note"], tombstone, invalid) == (7, "x", "", "")
+        assert "t-0, offset 2: does not decode: value: " in found.stderr
+        keys = ("--decode-key", "--schema-registry", registry.url, "-n", "1", "-f", r"%k\n")
+        assert run("consume", "t", "-e", *given, *message, *keys).stdout == "7\n"
+        run("consume", "t", "-e", "--decode", *given, *message, "--to", str(table), code=1)
+    assert pq.read_table(table).column("value").to_pylist()[0]["id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--value-format avro", "--value-schema and --value-format need each other"),
+        ("--value-schema {file}", "--value-schema and --value-format need each other"),
+        (
+            "--value-schema {file} --value-format json --value-message A",
+            "--value-message needs --value-format protobuf",
+        ),
+        ("--value-schema {file} --value-format avro", "--value-schema: the Avro schema is not JSON"),
+        (
+            "--value-schema {file} --value-format protobuf --value-message B",
+            "--value-schema: the Protobuf schema has no",
+        ),
+        ("--value-schema {file} --value-format protobuf --subject s", "--subject has no effect with --value-schema"),
+        ("--value-schema missing --value-format protobuf", "File 'missing' does not exist"),
+    ],
+)
+def test_wrong_options_of_a_fixed_schema_are_named(
+    fake: FakeKafka, tmp_path: Path, arguments: str, message: str
+) -> None:
+    file = tmp_path / "order.proto"
+    file.write_text("message A { optional int32 a = 1; }")
+    where = ("--bootstrap-server", fake.bootstrap_servers)
+    failed = run("consume", "valid", "-e", "--decode", *where, *arguments.format(file=file).split(), code=2)
+    assert message in failed.stderr
+    given = ("--value-schema", str(file), "--value-format", "protobuf")
+    assert "--value-schema need --decode" in run("consume", "valid", "-e", *where, *given, code=2).stderr
+
+
 def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
     where = ("--bootstrap-server", fake.bootstrap_servers)
     missing = run("consume", "valid", "-e", "--decode", *where, "--schema-registry", registry.url, code=1)
     assert "valid-value with the status 404" in missing.stderr
     assert "Give --schema-registry URL" in run("consume", "valid", "-e", "--decode", *where, code=2).stderr
     idle = run("consume", "valid", "-e", *where, "--subject", "x", code=2)
-    assert "--subject and --schema-registry need --decode" in idle.stderr
+    assert "--subject, --schema-registry and --value-schema need --decode" in idle.stderr
 
 
 def test_values_of_all_types_are_json() -> None:
@@ -305,6 +371,8 @@ def test_registry_and_decode_commands_of_docs_succeed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "order.avsc").write_text(json.dumps(NEWER))
+    (tmp_path / "order.proto").write_text('syntax = "proto3"; message Order { bytes any = 1; }')
+    fake.create_topic("orders-proto", 1)
     examples = [each for each in sorted(commands()) if each.startswith("pykafka registry") or "--decode" in each]
     assert len(examples) >= 8
     env = {"KAFKA_BOOTSTRAP_SERVERS": fake.bootstrap_servers, "SCHEMA_REGISTRY_URL": registry.url}
@@ -314,4 +382,4 @@ def test_registry_and_decode_commands_of_docs_succeed(
         ]
         words = [word if word != "orders" else "valid" for word in words]
         more = ("--subject", SUBJECT, *(() if "--to" in words else ("-e",))) if words[0] == "consume" else ()
-        run(*words, *(more if "--subject" not in words else more[2:]), **env)
+        run(*words, *(more[2:] if {"--subject", "--value-schema"} & set(words) else more), **env)
