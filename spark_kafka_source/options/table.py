@@ -571,6 +571,13 @@ _WITHOUT_EFFECT = (
         "no group name is generated; set `kafka.group.id` to have offsets committed",
         effect=Effect.NO_EFFECT,
     ),
+    Option(
+        "convert.any.fields.to.json",
+        READ,
+        one_of("false", otherwise="a field of google.protobuf.Any is a struct of type_url and value; leave this out"),
+        "a field of `google.protobuf.Any` is a struct of `type_url` and `value`; true is refused",
+        effect=Effect.NO_EFFECT,
+    ),
 )
 
 
