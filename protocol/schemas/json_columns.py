@@ -19,7 +19,7 @@ from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, binary_column, nullable_binaries, take_rows, to_arrow
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue
-from protocol.schemas.json_objects import ObjectColumns, column_of, has_type, object_scanner
+from protocol.schemas.json_objects import ObjectColumns, cast_texts, column_of, has_type, object_scanner
 from protocol.schemas.json_values import (
     MAX_DEPTH,
     InvalidJson,
@@ -43,8 +43,6 @@ _VALUE = "v"
 _SPACE = np.isin(np.arange(256), np.frombuffer(b" \t\n\r", np.uint8))
 # Arrow takes these bytes for the end of a value; in JSON they are space, and no part of strings.
 _ONE_LINE = bytes.maketrans(b"\n\r", b"\t\t")
-# The texts of a timestamp with a zone, of one without, and of one with nanoseconds.
-_ZONED, _LOCAL, _NANOS = pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.timestamp("ns", "UTC")
 
 
 class _Refused(Exception):
@@ -177,9 +175,9 @@ class JsonDecoder:
         values: list[Any] = []
         read: list[int] = []
         exactly: list[int] = []
-        for row in rows.tolist():
+        for row, raw in zip(rows.tolist(), take_rows(texts, rows).to_pylist(), strict=True):
             try:
-                text = texts[row].as_py().decode().strip(" \t\n\r")
+                text = raw.decode().strip(" \t\n\r")
                 value, after = self._scan(text, 0)
             except (ArithmeticError, ValueError, RecursionError, StopIteration):
                 exactly.append(row)
@@ -286,9 +284,9 @@ def _finished(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_string(kind):
         return column
     if pa.types.is_timestamp(kind):
-        return _timestamps(column, kind)
+        return _converted(column, kind, parse_timestamp if kind.tz else parse_local_timestamp)
     if kind == pa.date32():
-        return _converted(column, kind, (kind,), parse_date)
+        return _converted(column, kind, parse_date)
     if kind == pa.binary():
         texts = column.to_pylist()
         values = [None if each is None else parse_base64(each) for each in texts]
@@ -304,22 +302,11 @@ def _finished(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column
 
 
-def _timestamps(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if kind.tz is None:
-        return _converted(column, kind, (_LOCAL,), parse_local_timestamp)
-    return _converted(column, kind, (_ZONED, _LOCAL), parse_timestamp)
-
-
-def _converted(
-    column: pa.Array, kind: pa.DataType, forms: Sequence[pa.DataType], parse: Callable[[str], int | None]
-) -> pa.Array:
-    """Return texts as numbers: by Arrow if all have the form of one of these types, else one by one."""
-    for form in forms:
-        try:
-            found = column.cast(form)
-        except pa.ArrowInvalid:
-            continue
-        return pa.Array.from_buffers(kind, len(found), found.buffers(), offset=found.offset)
+def _converted(column: pa.Array, kind: pa.DataType, parse: Callable[[str], int | None]) -> pa.Array:
+    """Return texts as numbers: by Arrow if it knows all of them, else one by one."""
+    found = cast_texts(column, kind)
+    if found is not None:
+        return found
     values = [None if each is None else parse(each) for each in column.to_pylist()]
     if sum(each is None for each in values) > column.null_count:
         raise _Refused

@@ -32,6 +32,9 @@ _FIXED = {
     pa.date32(): "i4",
 }  # fmt: skip
 _DECIMAL_BYTES = 16
+_ZONED, _LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
+# The types whose texts in Arrow are those of a type here.
+_FORMS = {_ZONED: (_ZONED, _LOCAL), _LOCAL: (_LOCAL,), pa.date32(): (pa.date32(),)}
 
 
 def object_scanner(kind: pa.DataType) -> Callable[[str, int], tuple[Any, int]]:
@@ -96,10 +99,8 @@ class ObjectColumns:
             return self._parsed(values, rows, kind, (str, int, Decimal), _decimal_parser(kind))
         if kind == pa.binary():
             return self._parsed(values, rows, kind, (str,), parse_base64)
-        if kind == pa.date32():
-            return self._parsed(values, rows, kind, (str,), parse_date)
-        if pa.types.is_timestamp(kind):
-            return self._parsed(values, rows, kind, (str, int) if kind.tz else (str,), _time_parser(kind))
+        if kind == pa.date32() or pa.types.is_timestamp(kind):
+            return self._times(values, rows, kind)
         return self._integers(values, rows, kind)
 
     def _only(self, values: Sequence[Any], rows: Positions, types: tuple[type, ...]) -> Sequence[Any]:
@@ -145,6 +146,15 @@ class ObjectColumns:
             self.refused.update(int(row) for row, each in zip(rows, values, strict=True) if type(each) is not float)
             return column_of([each if type(each) is float else None for each in values], kind)
 
+    def _times(self, values: Sequence[Any], rows: Positions, kind: pa.DataType) -> pa.Array:
+        if set(map(type, values)) <= {str, NoneType}:
+            found = cast_texts(_text_column(values), kind)
+            if found is not None:
+                return found
+        if kind == pa.date32():
+            return self._parsed(values, rows, kind, (str,), parse_date)
+        return self._parsed(values, rows, kind, (str, int) if kind.tz else (str,), _time_parser(kind))
+
     def _parsed(
         self,
         values: Sequence[Any],
@@ -184,6 +194,17 @@ def _time_parser(kind: pa.DataType) -> Callable[[Any], int | None]:
 
 
 # -- columns ----------------------------------------------------------------------------------
+
+
+def cast_texts(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Return texts as a column of dates or timestamps; None if Arrow does not know the form of one of them."""
+    for form in _FORMS[kind]:
+        try:
+            found = column.cast(form)
+        except pa.ArrowInvalid:
+            continue
+        return pa.Array.from_buffers(kind, len(found), found.buffers(), offset=found.offset)
+    return None
 
 
 def _validity(values: Sequence[Any]) -> pa.Buffer | None:
