@@ -6,8 +6,9 @@ so that importing this module is quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
@@ -44,6 +45,22 @@ NAME = "pykafka-group"
 _TABLE_OPTION = "provider"
 
 
+Returned = TypeVar("Returned")
+
+
+def _without_traceback(method: Callable[..., Returned]) -> Callable[..., Returned]:
+    """Raise errors of this package without traceback and causes: Spark shows both, and the message says it all."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Returned:
+        try:
+            return method(*arguments, **named)
+        except KafkaError as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
 class KafkaGroupDataSource(PickledForExecutors, DataSource):
     """Kafka as a source and a sink of Spark, streaming and batch: `format("pykafka-group")`.
 
@@ -55,6 +72,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         """Return the name of the format."""
         return NAME
 
+    @_without_traceback
     def schema(self) -> StructType:
         """Return the schema of rows, as `task.row_schema.spark_schema`.
 
@@ -70,6 +88,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
             options = with_schemas(options)
         return spark_schema(options.row_columns, options.schemas)
 
+    @_without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query.
 
@@ -94,12 +113,14 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
             return RefusedStreamReader(error)
         return KafkaStreamReader(options, warnings)
 
+    @_without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of a batch write. Raises `ConfigurationError` if an option is wrong."""
         from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 
         return KafkaBatchWriter(parse_sink_options(self.options), schema, overwrite)
 
+    @_without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer of a streaming query. Raises `ConfigurationError` if an option is wrong."""
         from spark_kafka_source.sink.stream_writer import KafkaStreamWriter

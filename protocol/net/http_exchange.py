@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from protocol.clock import Deadline
 from protocol.errors import ConfigurationError, ConnectFailed
 from protocol.net.connect import connect
+from protocol.net.tls_refusal import NO_TLS
 from protocol.property_kinds import URL_PORTS
 
 _MAX_BYTES = 1 << 20
@@ -66,9 +67,17 @@ def exchange(
     except (ssl.SSLCertVerificationError, ConfigurationError):
         raise
     except OSError as error:
-        raise ConnectFailed(str(error) or type(error).__name__) from error
+        raise ConnectFailed(_why(error)) from error
     except http.client.HTTPException as error:
         raise ConnectFailed(f"the response is not HTTP ({type(error).__name__})") from error
+
+
+def _why(error: OSError) -> str:
+    if getattr(error, "reason", None) in NO_TLS:
+        return "the server did not respond with TLS; an address without TLS begins with http://"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "the server closed the connection without a response; one with TLS needs https://"
+    return str(error) or type(error).__name__
 
 
 @contextmanager

@@ -25,7 +25,8 @@ _OF_OUR_CERTIFICATE = frozenset(
 )
 _OF_VERSIONS = frozenset(("TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"))
 _OF_CIPHERS = frozenset(("SSLV3_ALERT_HANDSHAKE_FAILURE", "TLSV1_ALERT_INSUFFICIENT_SECURITY"))
-_NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"))
+# OpenSSL's reasons for an answer without TLS.
+NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"))
 
 NO_TLS_THERE = (
     "the server did not respond with TLS. Use the port of a TLS listener in bootstrap.servers, or for a listener "
@@ -97,7 +98,7 @@ def _alert(reason: str, config: TLSConfig) -> str:
         return f"the broker does not support {spoken} ({reason_text}): check ssl.enabled.protocols of client and broker"
     if reason in _OF_CIPHERS:
         return f"client and broker have no cipher suite in common ({reason_text}): check ssl.cipher.suites of both"
-    if reason in _NO_TLS:
+    if reason in NO_TLS:
         return f"{NO_TLS_THERE} ({reason_text})"
     return f"the TLS handshake failed ({reason_text})"
 

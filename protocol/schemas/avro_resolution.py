@@ -28,7 +28,7 @@ from protocol.schemas.avro_columns import (
 )
 from protocol.schemas.avro_default import encode_default
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, arrow_type, widened_kind
-from protocol.schemas.decoding import InvalidValue, read_valid, refuse
+from protocol.schemas.decoding import InvalidValue, check_fields, read_valid, refuse
 
 # The reader's types that may take the writer's values.
 _PROMOTIONS = {
@@ -224,11 +224,9 @@ def select_fields(avro: AvroType, fields: Collection[str]) -> AvroType:
 
     Raises
     ------
-    ConfigurationError
+    UnknownName
         It is no record, or has no such field.
     """
-    known = [each.name for each in avro.fields]
-    if missing := [each for each in fields if each not in known]:
-        raise ConfigurationError(f"the schema has no field {', '.join(missing)}; it has {', '.join(known) or 'none'}")
+    check_fields([each.name for each in avro.fields], fields)
     kept = tuple(each for each in avro.fields if each.name in fields)
     return AvroType("record", avro.name, avro.aliases, fields=kept)

@@ -321,21 +321,27 @@ def schema_of(kind: pa.DataType, name: str = "Record") -> dict[str, Any]:
     ConfigurationError
         There is none for the type.
     """
-    made = _schema_of(kind, name)
+    made = _schema_of(kind, name, "", set())
     return made if isinstance(made, dict) else {"type": made}
 
 
-def _schema_of(kind: pa.DataType, name: str) -> Any:
+def _schema_of(kind: pa.DataType, name: str, path: str, taken: set[str]) -> Any:
     if pa.types.is_struct(kind):
-        fields = [
-            {"name": each.name, "type": ["null", _schema_of(each.type, f"{name}_{each.name}")], "default": None}
-            for each in kind
-        ]
+        while name in taken:  # that of another path, such as a.b_c and a_b.c
+            name += "_"
+        taken.add(name)
+        fields = []
+        for each in kind:
+            below = f"{path}.{each.name}" if path else each.name
+            if not _NAME.fullmatch(each.name) or "." in each.name:
+                raise ConfigurationError(f"{below} is no name of an Avro field: it may have letters, digits and _")
+            inner = _schema_of(each.type, f"{name}_{each.name}", below, taken)
+            fields.append({"name": each.name, "type": ["null", inner], "default": None})
         return {"type": "record", "name": name, "fields": fields}
     if pa.types.is_list(kind):
-        return {"type": "array", "items": ["null", _schema_of(kind.value_type, f"{name}_item")]}
+        return {"type": "array", "items": ["null", _schema_of(kind.value_type, f"{name}_item", f"{path}[]", taken)]}
     if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
-        return {"type": "map", "values": ["null", _schema_of(kind.item_type, f"{name}_value")]}
+        return {"type": "map", "values": ["null", _schema_of(kind.item_type, f"{name}_value", f"{path}[]", taken)]}
     if pa.types.is_decimal128(kind):
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if pa.types.is_timestamp(kind):
@@ -346,7 +352,7 @@ def _schema_of(kind: pa.DataType, name: str) -> Any:
     plain = {each: avro for avro, each in _ARROW.items() if avro not in ("fixed", "enum", "null")}
     found = (simple | plain).get(kind)
     if found is None:
-        raise ConfigurationError(f"there is no Avro type for a column of the type {kind}")
+        raise ConfigurationError(f"{path or 'the column'} is {kind}, which Avro does not have; cast it to another type")
     return found
 
 

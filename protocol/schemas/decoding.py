@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.protobuf_settings import ProtobufSettings
 
@@ -36,6 +37,20 @@ class InvalidRows(Exception):
         """Return the error as seen from the enclosing type, whose numbers of the read rows are `rows`."""
         path = f"{name}{'.' if name and self.path and self.path[0] != '[' else ''}{self.path}"
         return InvalidRows(self.rows if rows is None else rows[self.rows], self.reason, path)
+
+
+class UnknownName(ConfigurationError):
+    """The reader asks for fields or a message that the schema does not have.
+
+    The context has `of`: "Fields" or "MessageName".
+    """
+
+
+def check_fields(known: Sequence[str], fields: Collection[str]) -> None:
+    """Raise `UnknownName` if some of `fields` are not among the `known` ones of a schema."""
+    if missing := [each for each in fields if each not in known]:
+        names = ", ".join(known) or "none"
+        raise UnknownName(f"the schema has no field {', '.join(missing)}; it has {names}", of="Fields")
 
 
 def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:

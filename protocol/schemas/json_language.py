@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
-from protocol.schemas.decoding import SchemaText, ValueDecoder
+from protocol.schemas.decoding import SchemaText, ValueDecoder, check_fields
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.json_columns import JsonDecoder
 from protocol.schemas.json_encode import json_writer, schema_of
@@ -75,8 +75,6 @@ def is_json_schema(text: str) -> bool:
 
 
 def select_fields(kind: pa.DataType, fields: tuple[str, ...]) -> pa.DataType:
-    """Return a struct type with these fields only, in its own order. Raises `ConfigurationError`."""
-    known = [each.name for each in kind] if pa.types.is_struct(kind) else []
-    if missing := [each for each in fields if each not in known]:
-        raise ConfigurationError(f"the schema has no field {', '.join(missing)}; it has {', '.join(known) or 'none'}")
+    """Return a struct type with these fields only, in its own order. Raises `UnknownName`."""
+    check_fields([each.name for each in kind] if pa.types.is_struct(kind) else [], fields)
     return pa.struct([each for each in kind if each.name in fields])

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from protocol.errors import ConfigurationError
 
 _MAX_DEPTH = 64
+MAP_KEYS = frozenset(
+    ("int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",
+     "string")
+)  # fmt: skip
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
     |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
@@ -115,7 +119,7 @@ class _Parser:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self._error("a character that is not allowed here", at)
+                raise self._error(f"the character {text[at]!r}, which is not allowed there,", at)
             if match.lastgroup != "space":
                 self._tokens.append((str(match.lastgroup), match.group(), at))
             at = match.end()
@@ -315,6 +319,8 @@ class _Parser:
         self._advance()
         self._expect("<")
         key = self._name()
+        if key not in MAP_KEYS:
+            raise self._error(f"a map with keys of the type {key}, which is not allowed,")
         self._expect(",")
         value = self._name()
         self._expect(">")

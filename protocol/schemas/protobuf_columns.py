@@ -18,7 +18,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binary_column, take_rows, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions
-from protocol.schemas.decoding import InvalidRows, refuse
+from protocol.schemas.decoding import InvalidRows, check_fields, refuse
 from protocol.schemas.protobuf_scan import (
     BYTES,
     END,
@@ -41,6 +41,7 @@ _FIXED = {"double": "<f8", "float": "<f4", "fixed64": "<i8", "sfixed64": "<i8", 
 _LONGS = ("int64", "uint64", "sint64")
 _MAX_DEPTH = 10
 _MAX_FIELDS = 20_000
+_MAX_NESTING = 64
 _MICROS = 1_000_000
 WRAPPERS = tuple(
     f"google.protobuf.{each}Value"
@@ -699,9 +700,7 @@ def message_reader(
     ConfigurationError
         The message contains itself, and `settings` do not allow that; or it has no such field, or too many fields.
     """
-    known = [each.name for each in message.fields]
-    if missing := [each for each in fields if each not in known]:
-        raise ConfigurationError(f"the schema has no field {', '.join(missing)}; it has {', '.join(known) or 'none'}")
+    check_fields([each.name for each in message.fields], fields)
     builder = _Builder(settings)
     chosen = [each for each in message.fields if not fields or each.name in fields]
     made = builder.fields(message, chosen, {message.name: 1}, "")
@@ -718,6 +717,8 @@ class _Builder:
     def fields(
         self, message: MessageType, chosen: Collection[FieldType], depths: dict[str, int], path: str
     ) -> list[FieldReader]:
+        if path.count(".") >= _MAX_NESTING:
+            raise ConfigurationError(f"the Protobuf schema is nested deeper than {_MAX_NESTING} messages")
         rules = _Rules(message.is_map_entry, self._settings.emit_default_values)
         found = []
         for each in chosen:

@@ -30,6 +30,7 @@ from protocol.schemas.encoding import (
     unsigned_varints,
     write_some,
 )
+from protocol.schemas.proto_text import MAP_KEYS
 from protocol.schemas.protobuf_columns import WRAPPERS, time_type
 from protocol.schemas.protobuf_scan import BYTES, FIXED32, FIXED64, GROUP, GROUP_END, VARINT
 from protocol.schemas.protobuf_schema import EnumType, FieldType, MessageType
@@ -462,6 +463,7 @@ def schema_of(kind: pa.DataType, name: str = "Value") -> str:
 
 def _body(kind: pa.StructType, path: str, indent: str, imports: set[str]) -> list[str]:
     lines: list[str] = []
+    taken = {each.name for each in kind}  # a message may not have the name of a field
     for number in range(kind.num_fields):
         field = kind.field(number)
         below = f"{path}.{field.name}" if path else field.name
@@ -469,18 +471,22 @@ def _body(kind: pa.StructType, path: str, indent: str, imports: set[str]) -> lis
             raise ConfigurationError(f"{below} is no name of a Protobuf field: it may have letters, digits and _")
         nested: list[str] = []
         if pa.types.is_map(field.type):
-            key = _type_name(field.type.key_type, below, field.name, indent, imports, nested)
-            value = _type_name(field.type.item_type, below, field.name, indent, imports, nested)
+            key = _SCALARS.get(field.type.key_type, "")
+            if key not in MAP_KEYS:
+                raise ConfigurationError(f"{below} is {field.type}; keys of a map are texts, integers or booleans")
+            value = _type_name(field.type.item_type, below, field.name, indent, imports, nested, taken)
             text = f"map<{key}, {value}>"
         elif pa.types.is_list(field.type):
-            text = f"repeated {_type_name(field.type.value_type, below, field.name, indent, imports, nested)}"
+            text = f"repeated {_type_name(field.type.value_type, below, field.name, indent, imports, nested, taken)}"
         else:
-            text = f"optional {_type_name(field.type, below, field.name, indent, imports, nested)}"
+            text = f"optional {_type_name(field.type, below, field.name, indent, imports, nested, taken)}"
         lines += [*nested, f"{indent}{text} {field.name} = {number + 1};"]
     return lines
 
 
-def _type_name(kind: pa.DataType, path: str, name: str, indent: str, imports: set[str], nested: list[str]) -> str:
+def _type_name(
+    kind: pa.DataType, path: str, name: str, indent: str, imports: set[str], nested: list[str], taken: set[str]
+) -> str:
     if kind in _SCALARS:
         return _SCALARS[kind]
     if pa.types.is_duration(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None):
@@ -489,6 +495,9 @@ def _type_name(kind: pa.DataType, path: str, name: str, indent: str, imports: se
         return f"google.protobuf.{time}"
     if pa.types.is_struct(kind):
         made = "".join(part[:1].upper() + part[1:] for part in name.split("_")) + "Value"
+        while made in taken:
+            made += "_"
+        taken.add(made)
         nested += [f"{indent}message {made} {{", *_body(kind, path, f"{indent}  ", imports), f"{indent}}}"]
         return made
     raise ConfigurationError(f"{path} has the type {kind}, which Protobuf does not have; cast it to another one")

@@ -209,7 +209,7 @@ def _why_incompatible(writer: MessageType, reader: MessageType) -> str:
 
 
 def _alike(old: FieldType, new: FieldType) -> bool:
-    if old.repeated != new.repeated and "message" not in (old.kind, new.kind) and "string" not in (old.kind, new.kind):
+    if old.repeated != new.repeated and not {"message", "string", "bytes"} & {old.kind, new.kind}:
         return False
     return old.kind == new.kind or any(old.kind in each and new.kind in each for each in _ALIKE)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.decoding import UnknownName
 from protocol.schemas.proto_text import EnumNode, FieldNode, FileNode, MessageNode
 
 SCALARS = frozenset(
@@ -119,7 +120,7 @@ class ProtobufSchema:
 
         Raises
         ------
-        ConfigurationError
+        UnknownName
             There is none.
         """
         own = self.own_messages()
@@ -132,7 +133,7 @@ class ProtobufSchema:
             if full in self.messages:
                 return self.messages[full]
         names = ", ".join(each.name for each in own)
-        raise ConfigurationError(f"the Protobuf schema has no message {name}; it has {names}")
+        raise UnknownName(f"the Protobuf schema has no message {name}; it has {names}", of="MessageName")
 
     def indexes(self, message: MessageType) -> list[int]:
         """Return the numbers of a message of the main file, as `at` takes them, without the entries of maps.

@@ -221,14 +221,19 @@ class SchemaRegistry:
                 try:
                     status, received = self._exchange(url, method, text)
                 except ConnectFailed as error:
-                    failure = f"{shown_url(url)}: {error}"
+                    text = str(error)
+                    failure = text if text.startswith(url.netloc) else f"{shown_url(url)}: {text}"
                     continue
                 if status not in TRANSIENT_STATUS:
                     return self._parse_response(url, status, received, what)
                 failure = f"{shown_url(url)}: status {status}"
-            log.debug("no response from the schema registry: %s", failure)
+            if attempt < self.config.max_retries:
+                log.warning("the schema registry does not respond, the request will be repeated: %s", failure)
+        names = f"{PREFIX}url", f"{PREFIX}request.timeout.ms"
         raise RegistryFailed(
-            f"the schema registry does not respond to the request for {what}: {failure}", settings=(f"{PREFIX}url",)
+            f"the schema registry does not respond to the request for {what}: {failure}. Check {names[0]}; a registry "
+            f"that is slow may need a higher {names[1]}, which is {self.config.request_timeout_ms}",
+            settings=names,
         )
 
     @hide_variables
@@ -256,8 +261,11 @@ class SchemaRegistry:
         if status in (200, 201) and body is not None:
             return body
         code, message = (body.get("error_code"), body.get("message")) if isinstance(body, dict) else (None, None)
-        detail = f": {str(message)[:500]}" if message else ""
+        detail = f": {str(message)[:500].rstrip('.')}" if message else ""
         hint = f"; check {PREFIX}basic.auth.user.info or the token" if status in (401, 403) else ""
+        if code in (None, status) and not hint:
+            # An error of HTTP, not of a registry.
+            hint = f"; check the address in {PREFIX}url"
         raise RegistryFailed(
             f"the schema registry {shown_url(url)} refuses the request for {what} with the status {status}"
             f"{f' (error code {code})' if code not in (None, status) else ''}{detail}{hint}",
@@ -269,7 +277,7 @@ class SchemaRegistry:
     def _authorization(self, deadline: Deadline) -> dict[str, str]:
         config = self.config
         if config.basic_auth_user_info is not None:
-            pair = resolve_references(config.basic_auth_user_info.reveal()).encode()
+            pair = _resolved("basic.auth.user.info", config.basic_auth_user_info).encode()
             return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
         more = {
             name: value
@@ -282,7 +290,7 @@ class SchemaRegistry:
         if config.bearer_auth_source == "OAUTHBEARER":
             return {"Authorization": f"Bearer {self._oauth_token(deadline).reveal()}", **more}
         if config.bearer_auth_token is not None:
-            return {"Authorization": f"Bearer {resolve_references(config.bearer_auth_token.reveal())}", **more}
+            return {"Authorization": f"Bearer {_resolved('bearer.auth.token', config.bearer_auth_token)}", **more}
         return more
 
     @hide_variables
@@ -297,12 +305,20 @@ class SchemaRegistry:
             source = TokenEndpoint(
                 resolve_references(config.bearer_auth_issuer_endpoint_url),
                 Secret(resolve_references(config.bearer_auth_client_id)),
-                Secret(resolve_references(config.bearer_auth_client_secret.reveal())),
+                Secret(_resolved("bearer.auth.client.secret", config.bearer_auth_client_secret)),
                 config.bearer_auth_scope,
             )
             text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
             token = self._token = _Token(Secret(text), now_s + _TOKEN_SHARE * (lifetime_s or _TOKEN_S))
         return token.text
+
+
+@hide_variables
+def _resolved(name: str, secret: Secret) -> str:
+    try:
+        return resolve_references(secret.reveal())
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{PREFIX}{name}: {error}", settings=(f"{PREFIX}{name}",)) from None
 
 
 def _quoted(subject: str) -> str:

@@ -33,8 +33,10 @@ _NOT_FOUND = 404
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
     """Return a registered schema as reader's schema. Raises `RegistryFailed` and `ConfigurationError`."""
     if schema.kind != FORMATS[format].language:
+        fitting = [name for name, spec in FORMATS.items() if spec.registered and spec.language == schema.kind]
         raise ConfigurationError(
             f"the subject {schema.subject} has a schema of the type {schema.kind}, which {format} cannot read"
+            f"{f'; use {fitting[0]}' if fitting else ''}"
         )
     references = tuple((name, each.text) for name, each in registry.references(schema).items())
     return ReaderSchema(
@@ -74,7 +76,7 @@ def choose_schema(
         schema.type  # noqa: B018 - raises what no column can have
     except ConfigurationError as error:
         where = f"the subject {schema.subject}: " if schema.subject else ""
-        raise ConfigurationError(f"{where}{error}") from None
+        raise type(error)(f"{where}{error}", **error.context) from None
     return schema
 
 
@@ -192,7 +194,8 @@ class ColumnDecoder:
         try:
             schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid(key))
             if schema.kind != FORMATS[self.schema.format].language:
-                raise ConfigurationError(f"it is a schema of the type {schema.kind}")
+                wanted = FORMATS[self.schema.format].language
+                raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {wanted}")
             references = {name: each.text for name, each in self._registry.references(schema).items()}
             message = None if isinstance(key, int) else key[_GUID_BYTES:]
             language = language_of(self.schema.format)

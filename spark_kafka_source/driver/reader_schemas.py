@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protocol.errors import ConfigurationError
+from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.schemas.decoding import UnknownName
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.values import choose_schema
 from spark_kafka_source.error_messages import with_remedies
@@ -20,6 +21,9 @@ from spark_kafka_source.task.row_schema import declared_versions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+# Error codes of Confluent's registry.
+_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND = 40401, 40402
 
 
 @with_remedies()
@@ -61,9 +65,16 @@ def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] 
     try:
         protobuf = options.protobuf(part)
         return choose_schema(format, registry, subject, text=text, version=version, fields=fields, protobuf=protobuf)
+    except RegistryFailed as error:
+        if error.context.get("error_code") == _SUBJECT_NOT_FOUND:
+            error.message += f"; set {part}Subject if its name is another one"
+        elif error.context.get("error_code") == _VERSION_NOT_FOUND:
+            error.message += "; set schema.registry.reader.version to one that the subject has"
+        raise
     except ConfigurationError as error:
-        name = "" if text is None else f"{part}Schema: "
-        raise ConfigurationError(f"{name}{error}", name=f"{part}Schema") from None
+        of = error.context["of"] if isinstance(error, UnknownName) else None if text is None else "Schema"
+        prefix = "" if of is None else f"{part}{of}: "
+        raise ConfigurationError(f"{prefix}{error}", name=f"{part}{of or 'Schema'}") from None
 
 
 def _topic(options: SourceOptions) -> str:

@@ -80,6 +80,7 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
         raise ConfigurationError(
             "onDecodeError is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
         )
+    _check_dead_letter_topic(options)
     if options.dead_letter_topic is not None and options.on_decode_error != "dead-letter":
         warn_once("deadLetterTopic has no effect: onDecodeError is not dead-letter")
     if "ondecodeerror" in texts and all(FORMATS[each].language is None for each in formats.values()):
@@ -87,6 +88,19 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
     _warn_protobuf(formats, texts)
     if "schemaidlocation" in texts and not any(FORMATS[each].registered for each in formats.values()):
         warn_once("schemaIdLocation has no effect: neither keyFormat nor valueFormat uses a registry")
+
+
+def _check_dead_letter_topic(options: SourceOptions) -> None:
+    """Refuse a dead letter topic that the query reads: each dead letter would become another one."""
+    topic, pattern = options.dead_letter_topic, options.subscribe_pattern
+    if topic is None or options.on_decode_error != "dead-letter":
+        return
+    if topic in (options.subscribe or options.assign or ()) or (pattern is not None and pattern.search(topic)):
+        raise ConfigurationError(
+            f"deadLetterTopic is {topic}, which this query reads: each dead letter would become another one. Name "
+            "another topic, or exclude it from subscribePattern.",
+            name="deadLetterTopic",
+        )
 
 
 def _warn_protobuf(formats: Mapping[str, str], texts: Mapping[str, str]) -> None:

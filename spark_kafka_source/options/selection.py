@@ -14,6 +14,7 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 HEADERS = "headers"
 # With `onDecodeError=null`: the bytes of a value that does not decode, and why.
 RAW, ERROR = "_raw", "_error"
+_PATH = re.compile(r"[^\s{}\"]+\.(avsc|json|proto|desc|pb)")
 
 # Topic -> partitions, sorted.
 Assignment = Mapping[str, tuple[int, ...]]
@@ -74,6 +75,8 @@ def fields(text: str) -> tuple[str, ...]:
 def schema_text(text: str) -> str:
     """Return a schema as it is given, or from the file of `file:PATH` on the driver; of a binary file the base64."""
     if not text.startswith("file:"):
+        if _PATH.fullmatch(text):
+            raise ValueError(f"a file is given as file:{text}")
         return text
     try:
         with open(text.removeprefix("file:"), "rb") as file:

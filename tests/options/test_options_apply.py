@@ -349,7 +349,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     **PROTOBUF,
     "schemaIdLocation": (fetched, {"prefix": ["value", "offset"], "header": ["value", "offset", "headers"]}),
     "onDecodeError": (reads_invalid_values, {"fail": "DecodeFailed", "null": "done"}),
-    "deadLetterTopic": (dead_letters, {"bills": ["bills"], "orders": ["orders"]}),
+    "deadLetterTopic": (dead_letters, {"bills": ["bills"], "letters": ["letters"]}),
     "kafkaConsumer.pollTimeoutMs": (times_out_late, {"100": False, LONG: True}),
     "topic": (written_topic, {"orders": ["orders"], "bills": ["bills"]}),
     "deliveryGuarantee": (
@@ -373,7 +373,7 @@ def test_option_has_an_observable_effect(name: str) -> None:
     observe, expected = OBSERVERS[name]
     observed = {}
     for value in expected:
-        with SmallCluster("orders", "bills") as cluster:
+        with SmallCluster("orders", "bills", "letters") as cluster:
             observed[value] = observe(cluster, {name: value})
     assert observed == expected
     assert all(one != other for one, other in itertools.combinations(observed.values(), 2))

@@ -1,4 +1,4 @@
-"""The tables of types in docs/schemas.md are those of the code."""
+"""Types of columns and of registered schemas: those of the tables in docs/schemas.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 
+import fastavro
 import pyarrow as pa
 import pytest
 
@@ -96,3 +97,49 @@ def test_registered_schemas_have_the_types_of_the_table() -> None:
                         assert re.search(rf"\b{word}\b", text), (name, format, text)
                 checked += 1
     assert checked > 40
+
+
+NESTED = pa.struct([pa.field("x", pa.int32())])
+OTHER = pa.struct([pa.field("y", pa.string())])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("a", pa.struct([("b_c", NESTED)])), ("a_b", pa.struct([("c", OTHER)]))],
+        [("a_b", NESTED), ("aB", OTHER)],
+        [("f", NESTED), ("FValue", pa.int32())],
+    ],
+)
+def test_types_of_a_registered_schema_have_different_names(fields: list[tuple[str, pa.DataType]]) -> None:
+    column = pa.struct(fields)
+    fastavro.parse_schema(json.loads(written_language_of("avro").text_of(column)))
+    for format in ("avro", "protobuf"):
+        text = written_language_of(format).text_of(column)
+        read = ReaderSchema(format, text).type  # type: ignore[arg-type]
+        assert str(read).replace("list<element", "list<item") == str(column), text
+        # A message may not have the name of a field beside it.
+        names = re.findall(r"message (\w+)|\w+ (\w+) =", text)
+        assert not {message for message, _ in names if message} & {field for _, field in names}
+
+
+@pytest.mark.parametrize(
+    ("format", "field", "kind", "message"),
+    [
+        ("avro", "größe", pa.int32(), "größe is no name of an Avro field"),
+        (
+            "avro",
+            "a",
+            pa.struct([("b", pa.list_(pa.duration("us")))]),
+            r"a\.b\[\] is duration\[us\], which Avro does not",
+        ),
+        ("protobuf", "a b", pa.int32(), "a b is no name of a Protobuf field"),
+        ("protobuf", "m", pa.map_(pa.float64(), pa.int32()), "m is map<double, int32>; keys of a map are texts"),
+        ("json", "m", pa.map_(pa.int32(), pa.int32()), "m is map<int32, int32>, for which there is no JSON"),
+    ],
+)
+def test_column_without_a_schema_is_refused_with_its_path(
+    format: str, field: str, kind: pa.DataType, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        written_language_of(format).text_of(pa.struct([(field, kind)]))

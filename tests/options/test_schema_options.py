@@ -1,0 +1,121 @@
+"""Wrong options of values with a schema: one line of the package with the option's name and the remedy."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import traceback
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.errors import ConfigurationError, KafkaError
+from protocol.testing import FakeSchemaRegistry
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.source import KafkaGroupDataSource
+
+LONG = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
+MESSAGE = 'syntax = "proto3"; message M { int64 id = 1; }'
+OBJECT = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+DEEP = 'syntax = "proto3"; ' + " ".join(f"message M{n} {{ M{n + 1} x = 1; }}" for n in range(300)) + " message M300 { }"
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry() as running:
+        for subject, text, kind in (("a", LONG, "AVRO"), ("p", MESSAGE, "PROTOBUF"), ("j", OBJECT, "JSON")):
+            running.register(subject, text, kind)
+        yield running
+
+
+def refusal(url: str, **more: str) -> str:
+    """Return the message of `load()`, which is one line without traceback and causes."""
+    given = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueFormat": "confluent-avro"}
+    given |= {"schema.registry.url": url, "schema.registry.max.retries": "0"}
+    given |= {name.replace("__", "."): text for name, text in more.items()}
+    if not given["valueFormat"].startswith("confluent-"):
+        given = {name: text for name, text in given.items() if not name.startswith("schema.registry.")}
+    with pytest.raises(KafkaError) as refused:
+        KafkaGroupDataSource(given).schema()
+    assert refused.value.__suppress_context__
+    assert len(traceback.extract_tb(refused.tb)) < 4
+    message = str(refused.value)
+    assert len(message.splitlines()) == 1
+    assert "hunter2" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "subject orders-value with the status 404 .*not found; set valueSubject if its name is another one"),
+        ({"schema__registry__reader__version": "9", "valueSubject": "a"}, "set schema.registry.reader.version to one"),
+        ({"valueSubject": "p"}, "subject p has a schema of the type PROTOBUF, which confluent-avro cannot read; use "),
+        ({"valueSubject": "a", "valueFormat": "confluent-json"}, "type AVRO, .* use confluent-avro"),
+        ({"valueSubject": "a", "valueFields": "id, nope"}, "valueFields: the subject a: the schema has no field nope;"),
+        ({"valueSubject": "j", "valueFormat": "confluent-json", "valueFields": "x"}, "valueFields: the subject j: "),
+        (
+            {"valueSubject": "p", "valueFormat": "confluent-protobuf", "valueMessageName": "N"},
+            "valueMessageName: the subject p: the Protobuf schema has no message N; it has M",
+        ),
+        ({"valueFormat": "protobuf", "valueSchema": MESSAGE, "valueFields": "x"}, "valueFields: the schema has no "),
+        ({"valueFormat": "protobuf", "valueSchema": DEEP}, "valueSchema: the Protobuf schema is nested deeper than 64"),
+        (
+            {"valueFormat": "protobuf", "valueSchema": "message Größe { }"},
+            "valueSchema: .* the character 'ö', .*line 1",
+        ),
+        ({"valueFormat": "protobuf", "valueSchema": "message M { map<double, M> m = 1; }"}, "keys of the type double"),
+        ({"valueFormat": "avro", "valueSchema": "schemas/order.avsc"}, "a file is given as file:schemas/order.avsc"),
+        (
+            {"valueSubject": "a", "schema__registry__basic__auth__user__info": "${env:NOT_THERE}"},
+            r"schema\.registry\.basic\.auth\.user\.info: \$\{env:NOT_THERE\} cannot be resolved",
+        ),
+        (
+            {"valueFormat": "protobuf", "valueSchema": MESSAGE, "convert__any__fields__to__json": "true"},
+            r"convert\.any\.fields\.to\.json is 'true' \(a field of google\.protobuf\.Any is a struct .*leave this out",
+        ),
+    ],
+)
+def test_wrong_option_is_one_line_with_its_name_and_remedy(
+    registry: FakeSchemaRegistry, more: dict[str, str], message: str
+) -> None:
+    found = refusal(registry.url, **more)
+    assert re.search(message, found), found
+
+
+def test_registry_that_cannot_be_reached_is_one_line_with_the_option(registry: FakeSchemaRegistry) -> None:
+    check = "Check schema.registry.url; a registry that is slow may need a higher schema.registry.request.timeout.ms"
+    secret = {"schema__registry__basic__auth__user__info": "me:hunter2"}
+    found = refusal("http://127.0.0.1:1", **secret)
+    assert "subject orders-value: 127.0.0.1:1: cannot connect" in found
+    assert check in found
+    found = refusal(registry.url.replace("http:", "https:"))
+    assert "the server did not respond with TLS; an address without TLS begins with http://" in found
+    assert "check the address in schema.registry.url" in refusal(f"{registry.url}/api")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        found = refusal(url, schema__registry__request__timeout__ms="100", **secret)
+    assert "no complete response in time" in found
+    assert "which is 100" in found
+
+
+def test_registry_that_is_asked_again_is_a_warning(
+    registry: FakeSchemaRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.fail_next(503)
+    given = {"schema__registry__max__retries": "1", "schema__registry__retries__wait__ms": "0"}
+    with caplog.at_level(logging.WARNING):
+        refusal(registry.url, **given)
+    assert "the schema registry does not respond, the request will be repeated: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "topics", [{"subscribe": "orders,dead"}, {"assign": '{"dead": [0]}'}, {"subscribePattern": "d.*"}]
+)
+def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str]) -> None:
+    given = {"kafka.bootstrap.servers": "unused:9092", "valueFormat": "json", "valueSchema": "id INT"}
+    given |= {"onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+    with pytest.raises(ConfigurationError, match="deadLetterTopic is dead, which this query reads: each dead letter"):
+        parse_source_options({**given, **topics}, streaming=True)
+    assert parse_source_options({**given, "subscribe": "orders"}, streaming=True).dead_letter_topic == "dead"
