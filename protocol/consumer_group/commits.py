@@ -31,6 +31,7 @@ class _PendingCommit:
     offsets: Offsets
     on_commit: OnCommit
     deadline: Deadline
+    failure: CommitFailed | None
 
 
 class Commits:
@@ -97,11 +98,14 @@ class Commits:
             if (failure := self._required_manager().failure(offsets)) is not None:
                 raise self._commit_failed(failure)
 
-    def add_callback(self, offsets: Offsets, on_commit: OnCommit) -> None:
-        """Register a callback, which `run_callbacks` calls after the commit or after `request.timeout.ms`."""
+    def add_callback(self, offsets: Offsets, on_commit: OnCommit, failure: CommitFailed | None = None) -> None:
+        """Register a callback, which `run_callbacks` calls after the commit or after `request.timeout.ms`.
+
+        With `failure` the commit was refused already.
+        """
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
-        self.pending.append(_PendingCommit(offsets, on_commit, deadline))
-        if not offsets:  # no response will come
+        self.pending.append(_PendingCommit(offsets, on_commit, deadline, failure))
+        if failure is not None or not offsets:  # no response will come
             self._seen_changes = -1
 
     def await_pending(self, deadline: Deadline) -> None:
@@ -111,44 +115,44 @@ class Commits:
             self.run_callbacks()
 
     def run_callbacks(self) -> None:
-        """Call the callbacks of commits that are complete, or older than `request.timeout.ms`.
+        """Call the callbacks of commits that are complete, or older than `request.timeout.ms`, in their order.
 
         Raises
         ------
         Exception
             The first exception of a callback, after all others were called; further exceptions are logged.
         """
-        count = self._completed_count()
-        waiting, self.pending = deque(self.pending[:count]), self.pending[count:]
-        pending: list[_PendingCommit] = []
+        if not self._has_news():
+            return
+        waiting, self.pending = deque(self.pending), []
         raised: list[Exception] = []
         try:
             while waiting:
+                failure = self._failure_of(waiting[0])
+                if isinstance(failure, DeadlineExceeded) and not waiting[0].deadline.passed:
+                    break
                 commit = waiting.popleft()
-                failure = self._required_manager().failure(commit.offsets)
-                if isinstance(failure, DeadlineExceeded) and not commit.deadline.passed:
-                    pending.append(commit)
-                    continue
                 try:
-                    commit.on_commit(commit.offsets, None if failure is None else self._commit_failed(failure))
+                    commit.on_commit(commit.offsets, commit.failure or (failure and self._commit_failed(failure)))
                 except Exception as error:
                     raised.append(error)
         finally:  # also after Ctrl-C; callbacks may have added commits
-            self.pending = [*pending, *waiting, *self.pending]
+            self.pending = [*waiting, *self.pending]
         for other in raised[1:]:
             log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
         if raised:
             raise raised[0]
 
-    def _completed_count(self) -> int:
-        """Return the number of the oldest commits that may be complete or are out of time."""
+    def _failure_of(self, commit: _PendingCommit) -> KafkaError | None:
+        """Return the reason why a commit is not complete, `DeadlineExceeded` if it is in flight."""
+        return commit.failure or self._required_manager().failure(commit.offsets)
+
+    def _has_news(self) -> bool:
+        """Return True if the oldest commit may be complete or is out of time."""
         if not self.pending:
-            return 0
+            return False
         before, self._seen_changes = self._seen_changes, self._required_manager().changes
-        if before != self._seen_changes:
-            return len(self.pending)
-        in_time = (index for index, commit in enumerate(self.pending) if not commit.deadline.passed)
-        return next(in_time, len(self.pending))
+        return before != self._seen_changes or self.pending[0].deadline.passed
 
     def take_auto_commit_due(self) -> bool:
         """Return True if an automatic commit is due, and start the next interval."""

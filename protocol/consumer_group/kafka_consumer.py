@@ -663,9 +663,9 @@ class KafkaConsumer:
         offsets : mapping of (str, int) to CommittedOffset, optional
             `CommittedOffset` by partition; None: the positions of all partitions.
         callback : callable, optional
-            `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`. `error` is None or
-            `CommitFailed`, also if the coordinator has not responded within `request.timeout.ms`; the commit is retried
-            nevertheless, until a later commit replaces it.
+            `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`, in the order of these
+            calls. `error` is None or `CommitFailed`, also if the coordinator has not responded within
+            `request.timeout.ms`; the commit is retried nevertheless, until a later commit replaces it.
 
         Raises
         ------
@@ -673,14 +673,13 @@ class KafkaConsumer:
             `group.id` is not set.
         """
         offsets = self._partitions.positions() if offsets is None else offsets
+        failure = None
         try:
             self._commit_async(offsets)
         except CommitFailed as error:
-            if callback is not None:
-                callback(offsets, error)
-        else:
-            if callback is not None:
-                self._commits.add_callback(offsets, callback)
+            failure = error
+        if callback is not None:
+            self._commits.add_callback(offsets, callback, failure)
 
     def _commit_in_background(self) -> None:
         """Commit the changed positions of a member, or all positions without membership.

@@ -27,8 +27,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
-from tests.protocol.consumer_group.members import read
-from tests.support.internals import commits_of, fetcher_of, partitions_of
+from tests.protocol.consumer_group.members import read, remove_member
+from tests.support.internals import commits_of, fetcher_of, membership_of, partitions_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
@@ -238,6 +238,32 @@ def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCa
         assert called_with == [1, 2, 3]
         assert "in callback 2" in caplog.text
         ours.close()
+
+
+def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
+    """Also after a commit that fails alone at first, and of a commit that is refused at once."""
+    called_with: list[tuple[int, bool]] = []
+
+    def note(offsets: Offsets, error: CommitFailed | None) -> None:
+        called_with.extend((to.offset, error is None) for to in offsets.values())
+
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        given = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **EAGER}
+        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+            ours.subscribe(["orders"])
+            read(ours, 2 * END)
+            fake.refuse("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 2, partition=("orders", 0))
+            ours.commit_async({("orders", 0): CommittedOffset(1)}, note)
+            ours.commit_async({("orders", 1): CommittedOffset(2)}, note)
+            wait_until(lambda: ours.poll(20) or len(called_with) == 2)
+            fake.refuse("OffsetCommit", "COORDINATOR_LOAD_IN_PROGRESS", 1_000)
+            ours.commit_async({("orders", 0): CommittedOffset(3)}, note)
+            remove_member(client, "etl", ours.group_metadata().member)
+            wait_until(lambda: membership_of(ours).assignment_lost)
+            ours.commit_async({("orders", 1): CommittedOffset(4)}, note)
+            assert len(called_with) == 2, "callbacks are called by later calls"
+            wait_until(lambda: ours.poll(20) or len(called_with) == 4)
+    assert called_with == [(1, True), (2, True), (3, False), (4, False)]
 
 
 def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
