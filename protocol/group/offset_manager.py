@@ -11,25 +11,28 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from protocol.broker_errors import ErrorCode, GroupEffect, error_row
+from protocol.broker_errors import ErrorCode, GroupEffect, broker_error, error_row
 from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker
-from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
+from protocol.cluster.metadata import Broker, is_another_topic
+from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS, is_unknown_topic
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.metrics import definitions
 
 log = logging.getLogger(__name__)
 
 _COMMIT_TIMEOUT_MS = 5_000
+# Limit of the Metadata request before a retry; other commits wait for it.
+_TOPIC_CHECK_MS = 1_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
 # Retry a commit that was refused for a stale generation after this time, if no new generation has followed.
@@ -57,11 +60,13 @@ class _Mark:
     """The staged offset of one partition. A response completes the mark that was sent, not one staged after it."""
 
     offset: CommittedOffset
+    # The topic to which the offset belongs; zeros if unknown.
+    topic_id: bytes = NO_TOPIC_ID
     completed_at_s: float | None = None
     refused: BrokerError | None = None
     # The member whose commit was refused for a stale generation; the next member sends the mark at once.
     stale_generation: GroupMember | None = None
-    # The last error of this partition alone, and the time of the first one, also of earlier marks.
+    # The last error of this partition alone, and the time of the first one; both also of earlier marks.
     last_error: BrokerError | None = None
     failing_since_s: float | None = None
     retry_at_s: float = -math.inf
@@ -149,6 +154,8 @@ class OffsetManager:
         self._changed = Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, _Mark] = {}
+        # The id of each topic when it was last known: a commit may be staged after the topic was deleted.
+        self._topic_ids: dict[str, bytes] = {}
         self.counts = CommitCounts()
         self.healthy = True
         self.changes = 0
@@ -204,13 +211,20 @@ class OffsetManager:
         """Stage offsets as `reset` does, and send also those that were committed or refused before."""
         with self._changed:
             if accepted := member.keeps_assignment_of(self._member):
+                self._update_topic_ids({key[0] for key in offsets})
                 for key, to in offsets.items():
-                    before = self._marks.get(key)
-                    self._marks[key] = _Mark(to, failing_since_s=before.failing_since_s if before else None)
+                    mark = _Mark(to, self._topic_ids.get(key[0], NO_TOPIC_ID))
+                    if (before := self._marks.get(key)) is not None:
+                        mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
+                    self._marks[key] = mark
             if self._thread is None and not self._closed:
                 self._start()
             self._changed.notify_all()
             return accepted
+
+    def _update_topic_ids(self, topics: Collection[str]) -> None:
+        known = {name: self._client.remembered_topic(name) for name in topics}
+        self._topic_ids.update((name, topic.topic_id) for name, topic in known.items() if topic is not None)
 
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Return the reason why some of these offsets are not committed; None if all are.
@@ -361,10 +375,13 @@ class OffsetManager:
             replies.final[key] = error
             return None
 
-        offsets = {key: mark.offset for key, mark in due.items()}
+        self._exclude_deleted_topics(due, replies)
+        excluded = replies.final.keys() | replies.partition_errors.keys()
+        offsets = {key: mark.offset for key, mark in due.items() if key not in excluded}
         deadline = Deadline.after_ms(_COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
-            commit_offsets(self._client, self.group, offsets, deadline, member, handle)
+            if offsets:
+                commit_offsets(self._client, self.group, offsets, deadline, member, handle)
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
         if len(replies.too_large) == 1:  # cannot be split further
@@ -374,6 +391,29 @@ class OffsetManager:
             else:
                 replies.failure = replies.failure or largest
         return replies
+
+    def _exclude_deleted_topics(self, due: Mapping[TopicPartition, _Mark], replies: _Replies) -> None:
+        """Add the results of marks that are not sent, since OffsetCommit names the topic, not its id.
+
+        A retry after UNKNOWN_TOPIC_OR_PARTITION could commit the offset of a deleted topic to a new topic of the same
+        name, whose records before it would then be skipped.
+        """
+        names = {key[0] for key in due}
+        unknown = {key[0] for key, mark in due.items() if mark.last_error and is_unknown_topic(mark.last_error)}
+        # A topic that the client has known before.
+        unknown |= {name for name in names & self._topic_ids.keys() if self._client.remembered_topic(name) is None}
+        if unknown:
+            with suppress(KafkaError):
+                self._client.metadata(unknown, Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock))
+        known = {name: self._client.remembered_topic(name) for name in names}
+        for key, mark in due.items():
+            topic, about = known[key[0]], {"topic": key[0], "partition": key[1]}
+            what = f"commit of offset {mark.offset.offset} of {key[0]}-{key[1]}"
+            if topic is not None and is_another_topic(topic.topic_id, mark.topic_id):
+                what += ", which belongs to a deleted topic of that name"
+                replies.final[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what, **about)
+            elif topic is None and key[0] in unknown:
+                replies.partition_errors[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, **about)
 
     def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
         """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""

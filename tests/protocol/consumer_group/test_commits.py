@@ -159,9 +159,10 @@ def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
     fake: SmallCluster, client: Client, consumer: KafkaConsumer
 ) -> None:
     fake.delete_topic("returns")
-    errors: list[str] = []
-    consumer.commit_async({("returns", 0): CommittedOffset(5)}, lambda offsets, error: errors.append(str(error)))
-    wait_until(lambda: commits(fake) >= 2)
+    consumer.commit_async(of_deleted := {("returns", 0): CommittedOffset(5)})
+    manager = commits_of(consumer).manager
+    assert manager is not None
+    wait_until(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in str(manager.failure(of_deleted)))
     for offset in (5, 6):
         since_s = time.monotonic()
         consumer.commit_sync({FIRST: CommittedOffset(offset)})

@@ -202,6 +202,32 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
     assert committed_partitions(fake) == [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
 
 
+@pytest.mark.parametrize("when", ["before", "after", "later"])
+def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
+    fake: FakeKafka, client: Client, manager: OffsetManager, when: str
+) -> None:
+    """OffsetCommit names the topic. `when`: the offset is staged before or after the client knows of the deletion."""
+    client.metadata(["orders"])
+    manager.commit({("orders", 0): CommittedOffset(4)})
+    assert flushed(client, manager)
+    fake.delete_topic("orders")
+    if when != "before":
+        client.metadata(["orders"])
+    if when == "later":
+        fake.create_topic("orders", 2)
+    manager.commit(MARKS)
+    if when != "later":
+        wait_until(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in str(manager.failure(MARKS)))
+        fake.create_topic("orders", 2)
+    assert not flushed(client, manager)
+    failure = manager.failure(MARKS)
+    assert isinstance(failure, BrokerError)
+    assert failure.code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert fake.committed_offsets(GROUP) == {}
+    manager.commit({("orders", 0): CommittedOffset(1)})
+    assert flushed(client, manager), "of the new topic"
+
+
 @pytest.mark.parametrize(
     "answer", [ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR]
 )
