@@ -132,8 +132,9 @@ class Commits:
                 if isinstance(failure, DeadlineExceeded) and not waiting[0].deadline.passed:
                     break
                 commit = waiting.popleft()
+                failed = None if failure is None else self._commit_failed(failure)
                 try:
-                    commit.on_commit(commit.offsets, commit.failure or (failure and self._commit_failed(failure)))
+                    commit.on_commit(commit.offsets, commit.failure or failed)
                 except Exception as error:
                     raised.append(error)
         finally:  # also after Ctrl-C; callbacks may have added commits
