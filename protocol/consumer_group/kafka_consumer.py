@@ -278,7 +278,9 @@ class KafkaConsumer:
 
         Notes
         -----
-        A partition without a leader starts in a later call, and does not delay other partitions.
+        A partition without a leader starts in a later call, and does not delay other partitions. While the coordinator
+        does not respond to the request for committed offsets, also a short poll waits, at most
+        `default.api.timeout.ms`, and `wakeup` takes effect afterwards.
         """
         batches: Batches = {}
         try:
