@@ -91,6 +91,12 @@ class AclBinding:
     pattern_type: PatternType = PatternType.LITERAL
     host: str = "*"
 
+    def __str__(self) -> str:
+        permission, operation, kind, pattern = (
+            each.name.lower() for each in (self.permission, self.operation, self.resource_type, self.pattern_type)
+        )
+        return f"{permission} {self.principal} {operation} on {kind} {self.resource_name} ({pattern}) from {self.host}"
+
 
 @dataclass(frozen=True)
 class AclFilter:

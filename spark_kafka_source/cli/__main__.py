@@ -9,7 +9,9 @@ def main() -> None:
     """Run the command, or exit with the name of a missing package."""
     try:
         from spark_kafka_source.cli.pykafka import pykafka
+        from spark_kafka_source.cli.stop_signals import open_standard_streams
 
+        open_standard_streams()
         pykafka(prog_name="pykafka")
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]

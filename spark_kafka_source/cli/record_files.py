@@ -44,8 +44,8 @@ class RecordFile:
     def __init__(self, path: Path, topic: str, types: Mapping[str, pa.DataType] | None = None) -> None:
         decoded = types or {}
         self._schema = pa.schema([each.with_type(decoded.get(each.name, each.type)) for each in READ_SCHEMA])
-        self._path = path
-        self._partial = path.with_name(f".{path.name}.partial")
+        self._path = path.resolve()  # a link stays one
+        self._partial = self._path.with_name(f".{path.name}.partial")
         self._topics = pa.array([topic])
         self._batches: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0

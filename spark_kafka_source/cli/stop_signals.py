@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import click
+
 # Longest wait of a command between two checks of the request.
 CHECK_MS = 200
+
+_STDERR = 2
 
 
 class StopRequest:
@@ -58,10 +62,33 @@ def stop_request(prints: bool = False) -> Iterator[StopRequest]:
 
 @contextmanager
 def ends_with_reader() -> Iterator[None]:
-    """Exit with 0, as Kafka's console consumer does, if the reader of standard output is gone."""
+    """Exit with 0, as Kafka's console consumer does, if the reader of standard output is gone.
+
+    Other errors of files end the command with one line and exit code 1.
+    """
     try:
         yield
     except BrokenPipeError:
-        # What Python flushes at its end goes nowhere, instead of failing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(0)
+    except OSError as error:  # of a file, or of a disk that is full; errors of brokers are no OSError
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
+        raise click.ClickException(" ".join(str(error).split())) from error
+
+
+def _discard_output() -> None:
+    """Send what Python flushes at its end nowhere, instead of failing again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def open_standard_streams() -> None:
+    """Connect standard streams that the caller has closed to /dev/null; a socket would get their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", closefd=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import warnings
@@ -178,3 +179,34 @@ def test_closed_reader_ends_command_quietly_with_success(records: FakeKafka, com
         assert process.stdout.read(1)
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("topics list > /dev/full", 1, "Error: [Errno 28] No space left on device\n"),
+        ("consume orders -e > /dev/full", 1, "Error: [Errno 28] No space left on device\n"),
+        ("consume orders -e --to /no/such/orders.parquet", 1, "No such file or directory\n"),
+        ("groups reset g --topic orders --to-earliest --to-file /no/such/offsets.csv", 1, "No such file or directory"),
+        ("topics list >&-", 0, ""),
+        ("consume orders -e >&-", 0, ""),
+        ("produce orders <&- >&-", 0, ""),
+    ],
+)
+def test_files_and_streams_that_cannot_be_used_are_no_traceback(
+    records: FakeKafka, line: str, code: int, says: str
+) -> None:
+    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": records.bootstrap_servers}
+    command = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m spark_kafka_source.cli {line}"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, says in ended.stderr, ended.stderr.count("\n")) == (code, True, code), ended.stderr
+
+
+def test_link_to_a_file_stays_one(records: FakeKafka, tmp_path: Path) -> None:
+    file, link = tmp_path / "file.parquet", tmp_path / "link.parquet"
+    file.write_text("old")
+    link.symlink_to(file)
+    arguments = ["consume", "orders", "-e", "--to", str(link), "--bootstrap-server", records.bootstrap_servers]
+    result = CliRunner().invoke(pykafka, arguments)
+    assert (result.exit_code, link.is_symlink(), file.read_bytes()[:4]) == (0, True, b"PAR1"), result.output
+    assert {each.name for each in tmp_path.iterdir()} == {"file.parquet", "link.parquet"}
