@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DecodeFailed
-from protocol.records.arrow_numpy import binaries, take_rows, to_arrow
+from protocol.records.arrow_numpy import binaries, take_rows, to_arrow, to_numpy
 from spark_kafka_source.options.selection import ERROR, RAW
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _CONSEQUENCES = {"null": "null in the rows", "dead-letter": "sent to the dead letter topic"}
 
 
@@ -123,7 +124,13 @@ class DeadLetters:
         self._producer: Producer | None = None
 
     def send(self, batch: pa.RecordBatch, source_range: Range, errors: Mapping[int, str]) -> None:
-        """Send the records of these rows; returns before they are acknowledged."""
+        """Send the records of these rows; returns before they are acknowledged.
+
+        Raises
+        ------
+        KafkaError
+            An earlier dead letter was not acknowledged.
+        """
         from protocol.consumer.partition_consumer import messages_of
         from protocol.processing.failures import dead_letter_headers
         from protocol.producer.producer import Producer
@@ -134,15 +141,20 @@ class DeadLetters:
         assert topic is not None
         rows = sorted(errors)
         letters = batch.take(to_arrow(np.array(rows, np.int64)))
-        for row, message in zip(rows, messages_of(source_range.topic, source_range.partition, letters), strict=True):
-            time_ms = message.timestamp_ms
-            self._producer.send(
-                topic,
-                message.value,
-                key=message.key,
-                headers=dead_letter_headers(message, DecodeFailed(errors[row])),
-                timestamp_ms=None if time_ms is None or time_ms < 0 else time_ms,
-            )
+        messages = messages_of(source_range.topic, source_range.partition, letters)
+        headers = [
+            [{"key": key, "value": value} for key, value in dead_letter_headers(message, DecodeFailed(errors[row]))]
+            for row, message in zip(rows, messages, strict=True)
+        ]
+        times_ms = to_numpy(letters.column("timestamp_ms"))
+        # `flush` reports failures of columns; those of single messages are reported by their futures alone.
+        columns = {
+            "key": letters.column("key"),
+            "value": letters.column("value"),
+            "headers": pa.array(headers, _HEADERS),
+            "timestamp_ms": pa.array(times_ms, pa.int64(), mask=times_ms < 0),
+        }
+        self._producer.send_columns(topic, pa.record_batch(columns))
 
     def abort(self) -> None:
         """Drop what is not sent."""

@@ -1,13 +1,21 @@
-"""Columns that a task adds to the records of a range."""
+"""Columns that a task adds to the records of a range, and its dead letters."""
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from protocol.consumer.log_offsets import Range
+from protocol.errors import BrokerError
+from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task import range_reader
 
 
@@ -35,3 +43,52 @@ def test_cached_columns_of_long_topic_names_need_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert held < 20 << 20
+
+
+# -- dead letters -------------------------------------------------------------------------------------
+
+NUMBER = json.dumps("long")
+VALID, INVALID = b"\x02", b"\xff"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as running:
+        running.create_topic("orders")
+        running.create_topic("dead")
+        yield running
+    PROCESS.reset()
+
+
+def with_dead_letters(fake: FakeKafka) -> SourceOptions:
+    from spark_kafka_source.driver.reader_schemas import with_schemas
+
+    given = {"valueFormat": "avro", "valueSchema": NUMBER, "onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+    given |= {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders"}
+    return with_schemas(parse_source_options(given, streaming=True))
+
+
+def values(fake: FakeKafka, end: int) -> list[int]:
+    rows = range_reader.read_range(with_dead_letters(fake), [Range("orders", 0, from_offset=0, until_offset=end)])
+    return [value for batch in rows for value in batch["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("code", ["TOPIC_AUTHORIZATION_FAILED", "MESSAGE_TOO_LARGE"])
+def test_refused_dead_letter_fails_the_task(fake: FakeKafka, code: str) -> None:
+    fake.produce("orders", VALID, INVALID)
+    fake.refuse("Produce", code)
+    with pytest.raises(BrokerError, match=code):
+        values(fake, 2)
+    assert values(fake, 2) == [1]
+    assert [each.value for each in fake.records("dead")] == [INVALID]
+
+
+def test_dead_letter_keeps_key_headers_and_timestamp(fake: FakeKafka) -> None:
+    fake.produce("orders", INVALID, key="k", headers=[("h", b"1"), ("null", None)], timestamp_ms=5)
+    fake.write("orders", 0, write_batch(Batch([Record(INVALID)], 1, first_timestamp=-1, max_timestamp=-1)))
+    began_ms = fake.clock.wall_ms()
+    assert values(fake, 2) == []
+    first, second = fake.records("dead")
+    assert (first.key, first.timestamp_ms, first.headers[:2]) == (b"k", 5, [("h", b"1"), ("null", None)])
+    assert second.key is None
+    assert second.timestamp_ms >= began_ms, "a record without a timestamp gets the present time"
