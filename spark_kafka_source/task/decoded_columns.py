@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# The topic's max.message.bytes decides: the record is in a topic already, and may exceed a producer's default of 1 MiB.
+_PRODUCER = {"max.request.size": 64 << 20}
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _CONSEQUENCES = {"null": "null in the rows", "dead-letter": "sent to the dead letter topic"}
 
@@ -136,7 +138,7 @@ class DeadLetters:
         from protocol.producer.producer import Producer
 
         if self._producer is None:
-            self._producer = Producer(PROCESS.client(self._options.client), {})
+            self._producer = Producer(PROCESS.client(self._options.client), _PRODUCER)
         topic = self._options.dead_letter_topic
         assert topic is not None
         rows = sorted(errors)

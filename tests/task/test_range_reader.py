@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -81,6 +82,16 @@ def test_refused_dead_letter_fails_the_task(fake: FakeKafka, code: str) -> None:
         values(fake, 2)
     assert values(fake, 2) == [1]
     assert [each.value for each in fake.records("dead")] == [INVALID]
+
+
+def test_dead_letter_larger_than_a_mebibyte_is_written(fake: FakeKafka) -> None:
+    for topic in ("wide", "dead-wide"):
+        fake.create_topic(topic, config={"max.message.bytes": "4000000"})
+    fake.produce("wide", INVALID * (3 << 20))
+    options = replace(with_dead_letters(fake), dead_letter_topic="dead-wide")
+    rows = range_reader.read_range(options, [Range("wide", 0, from_offset=0, until_offset=1)])
+    assert sum(batch.num_rows for batch in rows) == 0
+    assert [len(each.value or b"") for each in fake.records("dead-wide")] == [3 << 20]
 
 
 def test_dead_letter_keeps_key_headers_and_timestamp(fake: FakeKafka) -> None:
