@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,12 @@ FORMATS: Mapping[str, FormatSpec] = {
     "confluent-protobuf": FormatSpec("PROTOBUF", registered=True),
 }
 WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.written)
+
+
+def registered_format(language: str) -> Format | None:
+    """Return the format whose values have the ids of schemas of a language; None: there is none."""
+    found = [name for name, spec in FORMATS.items() if spec.registered and spec.language == language]
+    return cast("Format", found[0]) if found else None
 
 
 class Language(Protocol):

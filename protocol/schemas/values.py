@@ -19,7 +19,7 @@ from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
 from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue, ValueDecoder
-from protocol.schemas.formats import FORMATS, Format, language_of
+from protocol.schemas.formats import FORMATS, Format, language_of, registered_format
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
@@ -33,10 +33,10 @@ _NOT_FOUND = 404
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
     """Return a registered schema as reader's schema. Raises `RegistryFailed` and `ConfigurationError`."""
     if schema.kind != FORMATS[format].language:
-        fitting = [name for name, spec in FORMATS.items() if spec.registered and spec.language == schema.kind]
+        fitting = registered_format(schema.kind)
         raise ConfigurationError(
             f"the subject {schema.subject} has a schema of the type {schema.kind}, which {format} cannot read"
-            f"{f'; use {fitting[0]}' if fitting else ''}"
+            f"{f'; use {fitting}' if fitting else ''}"
         )
     references = tuple((name, each.text) for name, each in registry.references(schema).items())
     return ReaderSchema(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import valid
-from protocol.schemas.formats import FORMATS, Format
+from protocol.schemas.formats import Format, registered_format
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import Part
 from protocol.schemas.registry import SchemaRegistry
@@ -86,11 +86,11 @@ def registered_decoder(registry: SchemaRegistry, subject: str, part: Part) -> Co
         The schema is not supported.
     """
     latest = registry.version(subject)
-    for name, spec in FORMATS.items():
-        if spec.registered and spec.language == latest.kind:
-            schema = choose_schema(name, registry, subject, version=latest.version, protobuf=_settings())  # type: ignore[arg-type]
-            return ColumnDecoder(schema, registry, part)
-    raise ConfigurationError(f"the subject {subject} has a schema of the type {latest.kind}, which is not supported")
+    format = registered_format(latest.kind)
+    if format is None:
+        raise ConfigurationError(f"the subject {subject} has a schema of the unsupported type {latest.kind}")
+    schema = choose_schema(format, registry, subject, version=latest.version, protobuf=_settings())
+    return ColumnDecoder(schema, registry, part)
 
 
 def fixed_decoder(format: Format, text: str, message: str | None) -> ColumnDecoder:

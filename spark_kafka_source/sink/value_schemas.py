@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
-from protocol.schemas.formats import FORMATS, written_language_of
+from protocol.schemas.formats import FORMATS, registered_format, written_language_of
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from protocol.schemas.encoding import ColumnWriter
     from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
 
-_NOT_FOUND = 404
+# Error codes of Confluent's registry: no such subject, no such schema in it.
+_NOT_REGISTERED = (40401, 40403)
 _MAX_ENCODERS = 64
 
 
@@ -99,7 +100,11 @@ def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa
     registry = PROCESS.registry(options.registry)
     found = _registered(registry, options, subject, format, text, kind)
     if found.kind != spec.language:
-        raise ConfigurationError(f"the subject {subject} has a schema of the type {found.kind}, not {spec.language}")
+        fitting = registered_format(found.kind)
+        raise ConfigurationError(
+            f"the subject {subject} has a schema of the type {found.kind}, not {spec.language}"
+            f"{f'; set {part}Format to {fitting}' if fitting else ''}"
+        )
     assert found.schema_id is not None
     references = tuple((name, each.text) for name, each in registry.references(found).items())
     return WriterSchema(part, format, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"), message)
@@ -116,24 +121,28 @@ def _registered(
     """Return the version of the subject to write with. Registers the schema first if options allow that."""
     from protocol.schemas.registry import RegisteredSchema
 
-    if text is None and not options.auto_register_schemas:
+    normalize = options.normalize_schemas
+    if not options.auto_register_schemas:
         try:
-            return registry.version(subject)
+            if text is None:
+                return registry.version(subject)
+            return registry.lookup(subject, RegisteredSchema(text, _language(format)), normalize=normalize)
         except RegistryFailed as error:
-            if error.context.get("status") == _NOT_FOUND:
-                error.message += (
-                    "; to register the schema of the column, set schema.registry.auto.register.schemas=true"
-                )
+            if error.context.get("error_code") in _NOT_REGISTERED:
+                which = "the schema of the column" if text is None else "it"
+                error.message += f"; to register {which}, set schema.registry.auto.register.schemas=true"
             raise
     if text is None and kind is None:
         raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
+    schema = RegisteredSchema(written_language_of(format).text_of(kind) if text is None else text, _language(format))
+    registry.register(subject, schema, normalize=normalize)
+    return registry.lookup(subject, schema, normalize=normalize)
+
+
+def _language(format: str) -> str:
     language = FORMATS[format].language
     assert language is not None
-    schema = RegisteredSchema(written_language_of(format).text_of(kind) if text is None else text, language)
-    normalize = options.normalize_schemas
-    if options.auto_register_schemas:
-        registry.register(subject, schema, normalize=normalize)
-    return registry.lookup(subject, schema, normalize=normalize)
+    return language
 
 
 # -- in the executors -------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError, KafkaError
 from protocol.testing import FakeSchemaRegistry
-from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
+from spark_kafka_source.sink.value_schemas import writer_schemas
 from spark_kafka_source.source import KafkaGroupDataSource
 
 LONG = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
@@ -119,3 +121,26 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
     with pytest.raises(ConfigurationError, match="deadLetterTopic is dead, which this query reads: each dead letter"):
         parse_source_options({**given, **topics}, streaming=True)
     assert parse_source_options({**given, "subscribe": "orders"}, streaming=True).dead_letter_topic == "dead"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "subject orders-value .* not found; to register the schema of the column, set schema.registry.auto.reg"),
+        ({"valueSchema": LONG}, "subject orders-value .* not found; to register it, set schema.registry.auto.register"),
+        (
+            {"valueSubject": "p"},
+            "subject p has a schema of the type PROTOBUF, not AVRO; set valueFormat to confluent-p",
+        ),
+        ({"valueSubject": "a"}, "the column value cannot be written: the schema has no field name; it has id"),
+        ({"valueFormat": "string"}, "valueFormat is 'string'; allowed: binary, json, "),
+    ],
+)
+def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
+    registry: FakeSchemaRegistry, more: dict[str, str], message: str
+) -> None:
+    given = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
+    column = StructType().add("value", StructType().add("name", "string"))
+    with pytest.raises(KafkaError) as refused:
+        writer_schemas(parse_sink_options({**given, "schema.registry.url": registry.url, **more}), column)
+    assert re.search(message, str(refused.value)), refused.value

@@ -146,3 +146,14 @@ def test_schema_that_makes_too_many_fields_is_refused() -> None:
     messages = "".join(f"message A{n} {{ A{n + 1} a = 1; A{n + 1} b = 2; }} " for n in range(40))
     with pytest.raises(ConfigurationError, match="one of more than 20000"):
         decode(f'syntax = "proto3"; {messages} message A40 {{ int32 a = 1; }}', [b""])
+
+
+def test_extensions_are_unknown_fields() -> None:
+    text = """
+        syntax = "proto2";
+        message Order { optional int32 id = 1; extensions 100 to 199; }
+        extend Order { optional string note = 100; repeated group Part = 101 { optional int32 x = 1; } }
+        message Other { extend Order { optional Other other = 102; } optional int32 y = 1; }
+    """
+    value = b"\x08\x07" + b"\xa2\x06\x01n" + b"\xab\x06\x08\x01\xac\x06" + b"\xb2\x06\x02\x08\x05"
+    assert decode(text, [value]) == [{"id": 7}]
