@@ -18,7 +18,7 @@ from protocol.broker_errors import ErrorCode, GroupEffect, broker_error, error_r
 from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker, is_another_topic
+from protocol.cluster.metadata import Broker, Topic, is_another_topic
 from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS, is_unknown_topic
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
@@ -402,17 +402,18 @@ class OffsetManager:
         unknown = {key[0] for key, mark in due.items() if mark.last_error and is_unknown_topic(mark.last_error)}
         # A topic that the client has known before.
         unknown |= {name for name in names & self._topic_ids.keys() if self._client.remembered_topic(name) is None}
+        found: Mapping[str, Topic] = {}
         if unknown:
             with suppress(KafkaError):
-                self._client.metadata(unknown, Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock))
-        known = {name: self._client.remembered_topic(name) for name in names}
+                found = self._client.metadata(unknown, Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)).topics
+        known = {name: found.get(name) or self._client.remembered_topic(name) for name in names}
         for key, mark in due.items():
             topic, about = known[key[0]], {"topic": key[0], "partition": key[1]}
             what = f"commit of offset {mark.offset.offset} of {key[0]}-{key[1]}"
             if topic is not None and is_another_topic(topic.topic_id, mark.topic_id):
                 what += ", which belongs to a deleted topic of that name"
                 replies.final[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what, **about)
-            elif topic is None and key[0] in unknown:
+            elif key[0] in unknown and (topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 replies.partition_errors[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, **about)
 
     def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
