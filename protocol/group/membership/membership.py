@@ -191,7 +191,8 @@ class Membership:
             reports the result.
         before_revoke : callable
             Called in this thread with the partitions to release. If it raises an exception, that is raised here, and
-            the partitions are not released. It may close this object; then no partitions are returned.
+            the partitions are not released. It may close this object, as a signal handler may; then no partitions are
+            returned.
 
         Returns
         -------
@@ -204,10 +205,14 @@ class Membership:
             The member has failed for good: missing ACLs, no common strategy, another member with its instance id, or
             brokers without support of the protocol. Or `join_retries` retries have failed; the next call may succeed.
         """
+        with self.changed:
+            self._raise_if_ended()
         self._start()
         added = NO_PARTITIONS
         while True:
             with self.changed:
+                if self._has_left and self.machine.error is None:  # closed by `before_revoke` or a signal handler
+                    return Assignment(self.machine.member, NO_PARTITIONS, NO_PARTITIONS)
                 now_s = self._now_s()
                 self.machine.progress(now_s)
                 self._raise_if_ended()
@@ -227,8 +232,6 @@ class Membership:
             before_revoke(revocation)
             added -= revocation.partitions
             with self.changed:
-                if self._has_left:  # closed by `before_revoke`
-                    return Assignment(self.machine.member, NO_PARTITIONS, NO_PARTITIONS)
                 self.machine.complete_revocation(revocation, self._clock.now_s())
                 self._notify()
 
@@ -255,7 +258,7 @@ class Membership:
             while asked is not None and self._in_flight is asked and not deadline.passed:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join(deadline.remaining_s())
         with self.changed:
             self.machine.leave(for_good=False)  # without waiting for a response
@@ -322,8 +325,9 @@ class Membership:
     def _start(self) -> None:
         if self._thread is None:
             name = f"{self._purpose} of {self.machine.group}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        if self._thread.ident is None:  # also after an exception of a signal handler before the start
             with DeferredInterrupts():
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:

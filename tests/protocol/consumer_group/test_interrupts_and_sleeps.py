@@ -161,6 +161,32 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
     assert (refusals > 0) == (call == "commit_sync")
 
 
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "closes"])
+def test_signal_handler_before_the_start_of_the_member_thread(
+    client: Client, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.endswith("of etl"):
+            monkeypatch.undo()
+            if raises:
+                raise InterruptedError
+            consumer.close()
+        start(thread)
+
+    with consumer_of(client, EAGER) as consumer:
+        consumer.subscribe(["orders"])
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        if raises:
+            with pytest.raises(InterruptedError):
+                consumer.poll(1_000)
+            assert sorted(read(consumer, 2 * END)) == ALL
+        else:
+            assert not consumer.poll(1_000)
+    wait_until(lambda: not any(each.name.endswith("of etl") for each in threading.enumerate()))
+
+
 def test_partitions_start_after_an_interrupted_start(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     consume_partitions = Consumer.consume_partitions
 
