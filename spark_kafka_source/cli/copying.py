@@ -16,6 +16,7 @@ from protocol.errors import ConfigurationError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
+from protocol.producer.topics import topic_to_write
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -91,6 +92,7 @@ def copy(
     with stop_request() as stop, ExitStack() as opened:
         client = opened.enter_context(_client(given)) if other else cluster.client
         ranges, starts = _ranges(cluster, source, partitions, span)
+        topic_to_write(client, target, None, cluster.deadline)
         producer = opened.enter_context(Producer(client, given))
         copied = Copy(producer, target, keep_partitions, limit)
         try:

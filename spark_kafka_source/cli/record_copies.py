@@ -43,8 +43,10 @@ class TopicHeaders:
         rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
         for name in reversed(self.names):
             mask = pc.and_(pc.equal(pairs.field("key"), name), pc.is_valid(pairs.field("value")))
-            texts = pairs.field("value").filter(mask).cast(pa.string())
-            found[rows.filter(mask).to_numpy()] = texts.to_numpy(zero_copy_only=False)
+            values = pairs.field("value").filter(mask).dictionary_encode()
+            # Another encoding than UTF-8 is no topic's name; the brokers say so.
+            topics = [each.decode(errors="replace") for each in values.dictionary.to_pylist()]
+            found[rows.filter(mask).to_numpy()] = np.array(topics, np.object_)[values.indices.to_numpy()]
         return found
 
     def without_removed(self, headers: pa.Array) -> pa.Array:

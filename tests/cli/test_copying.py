@@ -6,9 +6,12 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
 from protocol import Admin
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
@@ -167,6 +171,42 @@ def test_replay_to_missing_topic_fails_and_commits_nothing(run: Any, kafka1: Loc
         .invoke(pykafka, ["groups", "describe", f"g-{dead}", "--bootstrap-server", kafka1.bootstrap_servers])
         .stderr
     )
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        for topic in ("orders", "orders-copy"):
+            kafka.create_topic(topic, 1)
+        kafka.produce("orders", "1", headers=[("__connect.errors.topic", b"\xff")])
+        yield kafka
+
+
+def on_fake(fake: FakeKafka, *arguments: str) -> Result:
+    return CliRunner().invoke(pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": fake.bootstrap_servers})
+
+
+def test_header_that_is_no_text_is_an_error_of_its_topic(fake: FakeKafka) -> None:
+    result = on_fake(fake, "replay", "orders")
+    assert (result.exit_code, "\ufffd" in result.stdout) == (0, True), result.output
+    result = on_fake(fake, "replay", "orders", "--execute")
+    assert (result.exit_code, "INVALID_TOPIC_EXCEPTION" in result.stderr) == (1, True), result.output
+
+
+def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
+    began_s = time.monotonic()
+    with listening() as address:
+        other = ("--to-bootstrap-server", address, "--timeout", "2s")
+        result = on_fake(fake, "copy", "orders", "orders-copy", *other)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+    assert time.monotonic() - began_s < 20
+
+
+@contextmanager
+def listening() -> Iterator[str]:
+    """Yield an address that accepts connections and never replies."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_copy_and_replay_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:

@@ -20,6 +20,11 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 NO_LEADER = -1
 
 
+def is_legal_name(name: str) -> bool:
+    """Return True if a topic may have this name."""
+    return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 @dataclass(frozen=True)
 class PartitionImage:
     """State of a partition; `leader` is `NO_LEADER` if there is none."""
@@ -93,7 +98,7 @@ class Controller:
         """Return the numbers of partitions and replicas of a new topic; raise `Refused` if it cannot be created."""
         count = int(self._settings["num.partitions"]) if partitions == -1 else partitions
         copies = int(self._settings["default.replication.factor"]) if replication_factor == -1 else replication_factor
-        if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
+        if not is_legal_name(name):
             raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if name in self.image.topics:
             raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, error_message=f"Topic '{name}' already exists.")

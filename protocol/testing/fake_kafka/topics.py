@@ -8,7 +8,7 @@ from functools import partial
 from protocol.broker_errors import ErrorCode
 from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.configs import check_topic_config
-from protocol.testing.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage
+from protocol.testing.fake_kafka.controller import NO_LEADER, PartitionImage, TopicImage, is_legal_name
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import NO_UUID
@@ -41,7 +41,9 @@ def _wanted(broker: Broker, asked: Body, *, create: bool) -> Body:
     except Refused as refusal:
         code = refusal.code
     unknown = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if create and unknown and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
+    if unknown and asked["name"] and not is_legal_name(asked["name"]):
+        code = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif create and unknown and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
         # The topic exists at the next request.
         code = row_of(lambda: _create(broker, asked["name"]))["error_code"] or code
     return {"error_code": code, "name": asked["name"], "topic_id": asked["topic_id"], "partitions": []}
