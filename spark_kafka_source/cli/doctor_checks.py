@@ -119,34 +119,37 @@ def _import_path() -> Finding:
 def _check_worker() -> Findings:
     """Import the packages in the Python that Spark's workers run on this machine."""
     chosen = os.environ.get("PYSPARK_PYTHON")
-    if chosen is None:
-        yield Finding("spark worker", "PYSPARK_PYTHON", SKIPPED, "not set; Spark's workers run the driver's Python")
-        return
-    executable = shutil.which(chosen)
+    program = chosen or "python3"  # as PySpark
+    # Without Spark, the `python3` of PATH does not matter.
+    bad, subject = (FAILED, program) if chosen else (WARNING, "python3 of PATH")
+    remedy = f"set PYSPARK_PYTHON to {sys.executable}"
+    executable = shutil.which(program)
     if executable is None:
-        yield Finding("spark worker", chosen, FAILED, "there is no such program", "set PYSPARK_PYTHON to a Python")
+        yield Finding("spark worker", subject, bad, "there is no such program", remedy)
         return
     # Outside this folder, which Python would put on the path.
     ended = subprocess.run([executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, cwd=os.sep)
     try:
         found = json.loads(ended.stdout)
     except ValueError:
-        yield Finding("spark worker", chosen, FAILED, ended.stderr.strip()[-200:] or "no answer", "check this program")
+        yield Finding("spark worker", subject, bad, ended.stderr.strip()[-200:] or "no answer", remedy)
         return
+    python, running = found["python"], platform.python_version()
     errors = [text for name, text in found.items() if name.endswith("_error")]
+    if errors and "another package" in errors[0]:
+        remedy = "remove that package from the worker's Python"
+    elif errors:
+        remedy += f", or install the wheel of this package: {executable} -m pip install WHEEL"
     if errors:
-        remedy = f"{executable} -m pip install spark-kafka-source, or set PYSPARK_PYTHON to {sys.executable}"
-        if "another package" in errors[0]:
-            remedy = "remove that package from the worker's Python"
-        yield Finding("spark worker", chosen, FAILED, f"Python {found['python']}: {errors[0]}", remedy)
+        yield Finding("spark worker", subject, bad, f"Python {python}: {errors[0]}", remedy)
     elif Path(found["protocol"]).parent.parent != Path(found["spark_kafka_source"]).parent.parent:
         detail = f"protocol is {found['protocol']}, another package"
-        yield Finding("spark worker", chosen, FAILED, detail, "remove that package from the worker's Python")
-    elif found["python"].split(".")[:2] != platform.python_version().split(".")[:2]:
-        detail = f"Python {found['python']}, but the driver has {platform.python_version()}"
-        yield Finding("spark worker", chosen, FAILED, detail, "Spark needs the same minor version on both sides")
+        yield Finding("spark worker", subject, bad, detail, "remove that package from the worker's Python")
+    elif python.split(".")[:2] != running.split(".")[:2]:
+        detail = f"Python {python}, but the driver has {running}; Spark needs the same minor version on both sides"
+        yield Finding("spark worker", subject, bad, detail, remedy)
     else:
-        yield Finding("spark worker", chosen, OK, f"Python {found['python']}, protocol is {found['protocol']}")
+        yield Finding("spark worker", subject, OK, f"Python {python}, protocol is {found['protocol']}")
 
 
 # -- network --------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copyreg
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from pyspark import cloudpickle
+
+LOG_LEVEL = "SPARK_KAFKA_SOURCE_LOG_LEVEL"
 
 
 class PickledForExecutors:
@@ -37,10 +40,19 @@ class PickledForExecutors:
 
 
 def _show_log_levels() -> None:
-    """Name level and logger in warnings where no handler is configured, as in Spark's Python processes."""
+    """Name level and logger in messages where no handler is configured, as in Spark's Python processes.
+
+    Nothing else can configure logging there, so the level comes from `SPARK_KAFKA_SOURCE_LOG_LEVEL`.
+    """
     handler = logging.lastResort
-    if handler is not None and handler.formatter is None:
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    if handler is None or handler.formatter is not None:
+        return
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    level = os.environ.get(LOG_LEVEL, "").upper()
+    if level in ("DEBUG", "INFO"):
+        handler.setLevel(level)
+        for name in ("spark_kafka_source", "protocol"):
+            logging.getLogger(name).setLevel(level)
 
 
 def _restore_function() -> Callable[[str, str, bytes], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -137,6 +138,18 @@ def test_worker_without_packages_and_other_pykafka_are_found(
     row = found["spark worker", str(bare)]
     assert (row["status"], "pip install" in row["remedy"]) == ("failed", True)
     assert found["python", "pykafka"]["status"] == "warning"
+
+
+def test_python3_of_path_is_the_worker_without_pyspark_python(
+    kafka1: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python3 = tmp_path / "python3"
+    python3.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S -E "$@"\n')
+    python3.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    row = findings({"bootstrap.servers": kafka1.bootstrap_servers})["spark worker", "python3 of PATH"]
+    assert row["status"] == "warning"
+    assert row["remedy"].startswith(f"set PYSPARK_PYTHON to {sys.executable}, or install the wheel")
 
 
 def test_other_protocol_package_is_found(kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

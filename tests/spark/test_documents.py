@@ -144,7 +144,7 @@ COMMANDS: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3",
+            "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3 --topic orders-upper:3",
             "python -m spark_kafka_source.local_kafka --port 9092 --topic orders:3 --registry-port 8081",
         ),
         "tests/spark/local_kafka/test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
@@ -152,7 +152,7 @@ COMMANDS: dict[str, str] = {
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     **dict.fromkeys(  # tested by the next command
         (
-            "python -m venv env && env/bin/pip install '.[spark,notebook,cli,tls]' jupyterlab",
+            "python -m venv env && env/bin/pip install '.[spark,cli,notebook,tls]' jupyterlab",
             "env/bin/jupyter lab",
             "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz",
         ),
@@ -166,6 +166,14 @@ COMMANDS: dict[str, str] = {
         "tests/spark/test_standalone_cluster.py::test_executors_import_package_from_archive",
     ),
     "python -m tests.cli.reference_page": "tests/cli/test_reference_page.py::test_reference_equals_the_commands",
+    **dict.fromkeys(
+        (
+            "export PYSPARK_PYTHON=$(which python) KAFKA_BOOTSTRAP_SERVERS=localhost:9092",
+            "python examples/upper.py localhost:9092 orders orders-upper orders-etl /tmp/orders-upper",
+        ),
+        "tests/spark/test_examples.py::test_upper_writes_values_until_it_is_stopped",
+    ),
+    "PYSPARK_PYTHON=env/bin/python env/bin/python job.py localhost:9092 checkpoints/totals": "",  # test_tutorial.py
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
     "pip install": "",  # downloads packages; README describes it
@@ -185,6 +193,7 @@ COMMANDS: dict[str, str] = {
     "test_docs_page_of_metrics_is_current",
     "pip install .": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[spark]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "pip install '.[spark,cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[tls]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[prometheus]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[opentelemetry]'": HERE + "test_wheel_contains_package_extras_and_entry_points",

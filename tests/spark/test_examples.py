@@ -65,6 +65,30 @@ def test_exactly_once_copies_each_record(
     ]
 
 
+def test_upper_writes_values_until_it_is_stopped(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    source, target = topic1(2), topic1()
+    with protocol.Producer(bootstrap_servers=kafka1.bootstrap_servers) as producer:
+        for value in (b"paid", b"sent"):
+            producer.send(source, value)
+    before = {query.id for query in spark.streams.active}
+
+    def stop_when_written() -> None:
+        try:
+            wait_until(lambda: values(kafka1, target) == [b"PAID", b"SENT"], timeout_s=240, every_s=0.1)
+        finally:
+            for query in spark.streams.active:
+                if query.id not in before:
+                    query.stop()
+
+    stopping = threading.Thread(target=stop_when_written)
+    stopping.start()
+    run("upper", kafka1.bootstrap_servers, source, target, f"g-{source}", tmp_path)
+    stopping.join(60)
+    assert values(kafka1, target) == [b"PAID", b"SENT"]
+
+
 def test_counts_by_key_are_the_newest_records(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from spark_kafka_source.source import KafkaGroupDataSource
+from spark_kafka_source.task.pickling import LOG_LEVEL
 
 SOURCE = KafkaGroupDataSource(
     {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "kafka.sasl.mechanism": "PLAIN"}
@@ -70,6 +72,19 @@ def test_class_of_a_function_is_restored_in_another_process(tmp_path: Path) -> N
     code = f"import pickle; print(pickle.load(open({str(sent)!r}, 'rb')).options['subscribe'])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("orders\n", "")
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", True), ("", False)])
+def test_level_of_messages_in_spark_processes_comes_from_the_environment(level: str, shown: bool) -> None:
+    code = (
+        "import logging; from spark_kafka_source.source import KafkaGroupDataSource as S; S({}); "
+        "logging.getLogger('spark_kafka_source.driver').info('starts'); logging.getLogger('other').info('silent')"
+    )
+    env = {**os.environ, LOG_LEVEL: level}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=env
+    )
+    assert ended.stderr == ("INFO spark_kafka_source.driver: starts\n" if shown else "")
 
 
 def test_warning_in_spark_process_names_level_and_logger(tmp_path: Path) -> None:
