@@ -106,6 +106,7 @@ PYTHON = {
             ("authorizer = {", "test_examples_of_security_run"),
             ("FakeSchemaRegistry(", "test_example_of_the_registry_runs"),
             ("def test_orders_are_copied", "test_examples_of_expectations_pass"),
+            ("quota_entity", "test_example_of_quotas_is_throttled"),
         )
     },
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
