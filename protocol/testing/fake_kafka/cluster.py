@@ -227,6 +227,7 @@ class Cluster:
     @_step
     def move_coordinator(self, key: str, broker_id: int, kind: int = GROUP) -> None:
         """Move a coordinator; pending requests get NOT_COORDINATOR, and the new coordinator loads the stored state."""
+        self.require_broker(broker_id)
         self.coordinators[kind, key] = broker_id
         if kind == GROUP and key in self.groups.groups:
             self.groups.groups[key].load(self.clock.now_s())
@@ -395,15 +396,22 @@ class Cluster:
 
     # -- brokers ------------------------------------------------------------------------------
 
+    def require_broker(self, broker_id: int) -> None:
+        """Raise `UsageError` if the cluster has no broker with this id."""
+        if broker_id not in self.brokers:
+            raise UsageError(f"broker {broker_id} does not exist; the brokers are {', '.join(map(str, self.brokers))}")
+
     @_step
     def stop(self, broker_id: int) -> None:
         """Stop accepting connections at a broker; other brokers become leaders of its partitions."""
+        self.require_broker(broker_id)
         self.brokers[broker_id].running = False
         self.controller.fence(broker_id)
 
     @_step
     def start(self, broker_id: int) -> None:
         """Start the broker again, with its logs."""
+        self.require_broker(broker_id)
         self.brokers[broker_id].running = True
         self.controller.unfence(broker_id)
 
@@ -416,6 +424,7 @@ class Cluster:
     @_step
     def silence(self, broker_id: int, silent: bool = True) -> None:
         """Make a host silent, or not. The cluster notices silence after `broker.session.timeout.ms`."""
+        self.require_broker(broker_id)
         self.brokers[broker_id].silent_since_s = self.clock.now_s() if silent else None
         if not silent:
             self.controller.unfence(broker_id)
@@ -423,11 +432,13 @@ class Cluster:
     @_step
     def fence(self, broker_id: int) -> None:
         """Fence a broker, as if it had stopped."""
+        self.require_broker(broker_id)
         self.controller.fence(broker_id)
 
     @_step
     def isolate(self, broker_id: int, isolated: bool = True) -> None:
         """Isolate a broker from the controller's decisions: it serves clients with the state that it has."""
+        self.require_broker(broker_id)
         self.brokers[broker_id].isolated = isolated
 
     # -- faults -------------------------------------------------------------------------------

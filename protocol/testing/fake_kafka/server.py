@@ -136,6 +136,7 @@ class FakeKafka(Cluster):
 
     def address(self, broker_id: int = 1) -> str:
         """Return `host:port` of one broker."""
+        self.require_broker(broker_id)
         host, port = self.addresses[broker_id]
         return f"{host}:{port}"
 
@@ -306,18 +307,23 @@ class FakeKafka(Cluster):
 
     def stop(self, broker_id: int) -> None:
         """Stop a broker: it refuses connections, and other in-sync replicas lead its partitions."""
+        self.require_broker(broker_id)
         self.listeners[broker_id].close()
         self._kept[broker_id] = kept_port(self.addresses[broker_id][1])
         super().stop(broker_id)
 
     def start(self, broker_id: int) -> None:
         """Start a stopped broker again, at the same address and with its logs."""
+        self.require_broker(broker_id)
+        if broker_id not in self._kept:
+            raise UsageError(f"broker {broker_id} is running")
         self._kept.pop(broker_id).close()
         self.listeners[broker_id] = _BrokerListener(self, broker_id, self.addresses[broker_id][1])
         super().start(broker_id)
 
     def move(self, broker_id: int) -> None:
         """Stop the broker, and start it at another address."""
+        self.require_broker(broker_id)
         self.listeners[broker_id].close()
         super().stop(broker_id)
         moved = self.listeners[broker_id] = _BrokerListener(self, broker_id)

@@ -101,6 +101,13 @@ class TestControls:
         with pytest.raises(UsageError, match="group nobody is unknown; rebalance needs a classic group"):
             fake.rebalance("nobody")
 
+    def test_unknown_or_running_broker_is_a_usage_error(self, fake: FakeKafka) -> None:
+        for call in (fake.stop, fake.start, fake.silence, fake.fence, fake.isolate, fake.move, fake.address):
+            with pytest.raises(UsageError, match="broker 99 does not exist"):
+                call(99)
+        with pytest.raises(UsageError, match="broker 1 is running"):
+            fake.start(1)
+
     def test_cleared_faults_do_not_happen(self, fake: FakeKafka) -> None:
         fake.refuse("Produce", "TOPIC_AUTHORIZATION_FAILED", 5)
         fake.clear_faults()
