@@ -114,7 +114,7 @@ def test_entry_point_names_the_plugin() -> None:
 class TestRealKafka:
     def test_shared_methods_give_the_same_on_both(self, kafka1: LocalKafka) -> None:
         def use(kafka: FakeKafka | RealKafka) -> list[object]:
-            kafka.create_topic("shared-methods", 3)
+            kafka.create_topic("shared-methods", 3, config={"retention.ms": "-1"})
             offsets = kafka.produce("shared-methods", "1", None, key="k", headers=[("h", None)], timestamp_ms=10**12)
             properties = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "shared-methods-group"}
             with protocol.KafkaConsumer(properties) as consumer:
