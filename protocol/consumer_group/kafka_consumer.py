@@ -61,7 +61,7 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
         with consumer._acquire():
             if consumer._closed:
                 raise UsageError("this consumer is closed")
-            if consumer._reading:  # a commit would include records that `poll` has not returned
+            if consumer._reading is not None:  # a commit would include records that `poll` has not returned
                 raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
             return method(consumer, *given, **named)
 
@@ -122,8 +122,8 @@ class KafkaConsumer:
         # The first exception of the user's listener or callbacks that no call has raised yet.
         self._user_error: Exception | None = None
         self._closing = self._closed = False
-        # True while `poll` has records that it has not returned; and the `close` of a signal handler meanwhile.
-        self._reading = False
+        # The records that `poll` has read and not returned; and the `close` of a signal handler meanwhile.
+        self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
         self._client.sensors.use(CONSUMER_GROUPS)
@@ -290,9 +290,10 @@ class KafkaConsumer:
                 self._rewind(batches)
             raise
         finally:
-            self._reading = False
-            if self._pending_close is not None:
-                self._pending_close()
+            if self._reading is batches:  # not so if another thread is in `poll`
+                self._reading = None
+                if self._pending_close is not None:
+                    self._pending_close()
 
     @_single_threaded
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
@@ -308,7 +309,7 @@ class KafkaConsumer:
                 raise WakeUp("this consumer was woken up")
             self._partitions.start_added(self._client.deadline())
             with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
-                self._reading = True
+                self._reading = batches
                 if self._still_owned():
                     self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
             # The process may have been suspended, and the partitions assigned to another member.
@@ -317,9 +318,9 @@ class KafkaConsumer:
                 return ConsumerRecords(batches)
             self._rewind(batches)
             batches.clear()
-            self._reading = False
             if deadline.passed or closes:
                 return ConsumerRecords({})
+            self._reading = None
 
     def _record_poll(self) -> None:
         before_s, self._polled_s = self._polled_s, self._client.clock.now_s()
@@ -721,7 +722,7 @@ class KafkaConsumer:
         In a signal handler that interrupts `poll`, this call may return at once; `poll` then closes before it returns
         or raises, and the records it has read are not committed.
         """
-        if self._reading and self._is_in_use_here:
+        if self._reading is not None and self._is_in_use_here:
             self._pending_close = partial(self.close, timeout_ms)
             return
         if self._closing:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -159,6 +160,29 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
             place += 7
     assert place > 100, "poll was interrupted"
     assert (refusals > 0) == (call == "commit_sync")
+
+
+def test_refused_poll_of_another_thread_keeps_the_refusals_of_signal_handlers(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_one, refusals = AssignedPartitions.poll, list[BaseException | None]()
+
+    def interrupted(partitions: AssignedPartitions, *given: Any) -> Read:
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as other:
+            refusals.append(other.submit(consumer.poll, 0).exception())
+        with pytest.raises(UsageError, match="a signal handler"):
+            consumer.commit_sync()
+        consumer.close()
+        return read_one(partitions, *given)
+
+    with consumer_of(client, {}) as consumer:
+        consumer.assign(BOTH)
+        monkeypatch.setattr(AssignedPartitions, "poll", interrupted)
+        assert not consumer.poll(20_000)
+        assert isinstance(refusals[0], UsageError)
+        with pytest.raises(UsageError, match="closed"):
+            consumer.poll(0)
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "closes"])
