@@ -11,9 +11,10 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from protocol.admin.resources import Operations, Row, RowsByResource, ask_each, results_or_raise
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.metadata import Broker
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m33_alter_configs import ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from protocol.wire.messages.m74_list_config_resources import LIST_CONFIG_RESOURCES
@@ -316,7 +317,7 @@ class ConfigOperations(Operations):
                 error_context=_error_context,
             )
             results.update({key: result(key, row) for key, row in done.items()})
-            errors.update(done.errors)
+            errors.update((key, _with_version(key, error)) for key, error in done.errors.items())
         return results_or_raise(api.name, results, errors)
 
     def _node(self, node_id: int, deadline: Deadline) -> Broker:
@@ -333,6 +334,14 @@ def _resource_of(row: Row) -> ConfigResource:
 
 def _error_context(resource: ConfigResource) -> dict[str, Any]:
     return {"topic" if resource.type is ConfigResourceType.TOPIC else "resource": resource.name}
+
+
+def _with_version(resource: ConfigResource, error: KafkaError) -> KafkaError:
+    """Name the first version with settings of this type: older brokers call the request malformed."""
+    since = _SINCE.get(resource.type)
+    if since is None or not isinstance(error, BrokerError) or error.code != ErrorCode.INVALID_REQUEST:
+        return error
+    return type(error)(f"{error}. Kafka has settings of this type of resource since {since}", **error.context)
 
 
 def _operation(change: AlterConfigOp) -> dict[str, Any]:
@@ -355,4 +364,5 @@ def _entries(resource: ConfigResource, row: Row) -> dict[str, ConfigEntry]:
     }
 
 
+_SINCE = {ConfigResourceType.CLIENT_METRICS: "3.7", ConfigResourceType.GROUP: "4.0"}
 _TYPES = {1: "BOOLEAN", 2: "STRING", 3: "INT", 4: "SHORT", 5: "LONG", 6: "DOUBLE", 7: "LIST", 8: "CLASS", 9: "PASSWORD"}

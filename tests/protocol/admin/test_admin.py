@@ -22,10 +22,12 @@ from protocol.admin.configs import (
 )
 from protocol.admin.topics import NewPartitions, NewTopic
 from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion, quota_entity
+from protocol.broker_errors import ErrorCode
 from protocol.errors import AdminFailed, BrokerError, ConfigurationError, UnsupportedVersion, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
@@ -187,6 +189,28 @@ def test_configs_of_brokers_and_loggers_are_described_by_that_broker(admin: Admi
     assert found[logger]["root"].source is ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
     with pytest.raises(UsageError, match="no broker 9"):
         admin.describe_configs([broker_resource(9)])
+
+
+def test_settings_of_a_type_that_the_broker_does_not_know_name_the_first_version() -> None:
+    topic, group = topic_resource("orders"), ConfigResource(ConfigResourceType.GROUP, "etl")
+    with FakeKafka() as fake, Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        fake.handlers[DESCRIBE_CONFIGS] = lambda body, version: {
+            "results": [
+                {
+                    "error_code": ErrorCode.INVALID_REQUEST,
+                    "error_message": None,
+                    "resource_type": row["resource_type"],
+                    "resource_name": row["resource_name"],
+                    "configs": [],
+                }
+                for row in body["resources"]
+            ]
+        }
+        with pytest.raises(AdminFailed) as caught:
+            admin.describe_configs([topic, group])
+    assert codes(caught.value) == dict.fromkeys((topic, group), "INVALID_REQUEST")
+    assert str(caught.value.errors[group]).endswith("Kafka has settings of this type of resource since 4.0")
+    assert "since" not in str(caught.value.errors[topic])
 
 
 @SINCE_4_1
