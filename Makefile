@@ -65,7 +65,7 @@ matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
 			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
 			tests/protocol/consumer_group tests/protocol/transaction \
-			tests/protocol/sasl tests/protocol/security || exit 1; \
+			tests/protocol/sasl tests/protocol/security tests/cli/test_broker_versions.py || exit 1; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=2 \
 		SPARK_KAFKA_SOURCE_STORM_S=30 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 \
 			tests/driver tests/spark/driver/test_membership.py tests/spark/driver/test_group_commits.py \
