@@ -95,7 +95,8 @@ def judged(samples: Samples, kind: Any, value: bytes) -> Any:
     except UnicodeDecodeError:
         return NOT_COMPARED
     # In proto2 the package returns such texts as bytes.
-    return NOT_COMPARED if "b'" in repr(found) and not samples.proto3 else found
+    as_bytes = any(quote in repr(found) for quote in ("b'", 'b"'))
+    return NOT_COMPARED if as_bytes and not samples.proto3 else found
 
 
 def test_mutated_messages_are_errors_or_values() -> None:
