@@ -189,7 +189,7 @@ def _prepare(run: Run) -> None:
         SCHEMA_REGISTRY_URL=run.kafka.schema_registry_url,
         PYTHONPATH=str(ROOT),
     )
-    os.environ.pop("PYSPARK_PYTHON", None)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     for name in (".config/pykafka", ".config/fish/completions", "secrets"):
         (run.folder / name).mkdir(parents=True)
     (run.folder / "secrets" / "alice").write_text(_PASSWORD)
