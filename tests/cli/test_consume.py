@@ -278,4 +278,4 @@ def test_consume_commands_of_docs_succeed(
     fill(kafka1, topic, 20, partitions=2)
     for example in examples:
         ends = () if "-e" in example or "--to" in example or "latest" in " ".join(example) else ("-e",)
-        run(*(word.replace("orders", topic) if word == "orders" else word for word in example), *ends)
+        run(*(topic if word in ("orders", "orders-upper") else word for word in example), *ends)
