@@ -13,19 +13,11 @@ from protocol.schemas.decoding import InvalidRows, InvalidValue, SchemaText, Val
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.protobuf_columns import MessageReader, message_reader
 from protocol.schemas.protobuf_encode import encoder, message_indexes, schema_of
-from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema
+from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema, wire_compatible
 from protocol.schemas.protobuf_source import parse_protobuf
 
 _MAX_INDEXES = 64
 _MAX_INDEX_BYTES = 5
-# Kinds whose values other implementations read as each other's, too.
-_ALIKE = (
-    {"int32", "int64", "uint32", "uint64", "bool", "enum"},
-    {"sint32", "sint64"},
-    {"fixed32", "sfixed32"},
-    {"fixed64", "sfixed64"},
-    {"string", "bytes"},
-)
 
 
 class ProtobufLanguage:
@@ -211,7 +203,7 @@ def _why_incompatible(writer: MessageType, reader: MessageType) -> str:
 def _alike(old: FieldType, new: FieldType) -> bool:
     if old.repeated != new.repeated and not {"message", "string", "bytes"} & {old.kind, new.kind}:
         return False
-    return old.kind == new.kind or any(old.kind in each and new.kind in each for each in _ALIKE)
+    return wire_compatible(old.kind, new.kind)
 
 
 def _text(field: FieldType) -> str:

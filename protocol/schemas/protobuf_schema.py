@@ -28,8 +28,21 @@ SCALARS = frozenset(
         "sint64",
     ]
 )
+# Kinds whose values are read as each other's.
+_WIRE_COMPATIBLE = (
+    {"int32", "int64", "uint32", "uint64", "bool", "enum"},
+    {"sint32", "sint64"},
+    {"fixed32", "sfixed32"},
+    {"fixed64", "sfixed64"},
+    {"string", "bytes"},
+)
 _MAX_NUMBER = 2**29 - 1
 Default = int | float | bool | bytes
+
+
+def wire_compatible(old: str, new: str) -> bool:
+    """Return True if values of one kind of field are read as the other, by Protobuf's rules for updates of a type."""
+    return old == new or any({old, new} <= kinds for kinds in _WIRE_COMPATIBLE)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from protocol.errors import ConfigurationError
 from protocol.schemas.avro_resolution import AvroDecoder
 from protocol.schemas.avro_schema import parse_avro
-from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema
+from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema, wire_compatible
 from protocol.schemas.protobuf_source import parse_protobuf
 
 # A schema, and those that it refers to by name.
@@ -49,14 +49,6 @@ def differences(kind: str, old: Texts, new: Texts) -> list[str]:
 
 
 # -- Protobuf ---------------------------------------------------------------------------------
-
-_ALIKE = (
-    {"int32", "int64", "uint32", "uint64", "bool", "enum"},
-    {"sint32", "sint64"},
-    {"fixed32", "sfixed32"},
-    {"fixed64", "sfixed64"},
-    {"string", "bytes"},
-)
 
 
 def _of_files(old: ProtobufSchema, new: ProtobufSchema) -> Iterator[str]:
@@ -103,7 +95,7 @@ def _label(field: FieldType) -> str | None:
 
 def _of_fields(old: FieldType, new: FieldType, path: str, seen: set[str]) -> Iterator[str]:
     if old.message is None or new.message is None:
-        if old.kind != new.kind and not any({old.kind, new.kind} <= each for each in _ALIKE):
+        if not wire_compatible(old.kind, new.kind):
             yield f"the field {path} changes from {old.kind} to {new.kind}"
         elif old.kind not in ("string", "bytes") and len({_label(old), _label(new)} - {None}) > 1:
             yield f"the field {path} changes from {_label(old)} to {_label(new)}"

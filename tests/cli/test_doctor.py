@@ -126,12 +126,17 @@ def test_clock_difference_is_measured(
     assert ("ahead" in row["detail"]) == (ahead_ms > 0)
 
 
+def bare_python(path: Path) -> Path:
+    """Write a program that runs this Python without its packages."""
+    path.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S -E "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 def test_worker_without_packages_and_other_pykafka_are_found(
     kafka1: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = tmp_path / "bare-python"
-    bare.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S -E "$@"\n')
-    bare.chmod(0o755)
+    bare = bare_python(tmp_path / "bare-python")
     (tmp_path / "pykafka.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1, PYSPARK_PYTHON=str(bare))
@@ -143,9 +148,7 @@ def test_worker_without_packages_and_other_pykafka_are_found(
 def test_python3_of_path_is_the_worker_without_pyspark_python(
     kafka1: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python3 = tmp_path / "python3"
-    python3.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S -E "$@"\n')
-    python3.chmod(0o755)
+    bare_python(tmp_path / "python3")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     row = findings({"bootstrap.servers": kafka1.bootstrap_servers})["spark worker", "python3 of PATH"]
     assert row["status"] == "warning"

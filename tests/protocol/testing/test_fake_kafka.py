@@ -98,8 +98,8 @@ class TestControls:
             fake.refuse("Produce", "NOT_LEADER_OR_FOLOWER")
 
     def test_rebalance_of_an_unknown_group_is_a_usage_error(self, fake: FakeKafka) -> None:
-        with pytest.raises(UsageError, match="group nobody is unknown; rebalance needs a classic group"):
-            fake.rebalance("nobody")
+        with pytest.raises(UsageError, match="group absent is unknown; rebalance needs a classic group"):
+            fake.rebalance("absent")
 
     def test_unknown_or_running_broker_is_a_usage_error(self, fake: FakeKafka) -> None:
         for call in (fake.stop, fake.start, fake.silence, fake.fence, fake.isolate, fake.move, fake.address):
