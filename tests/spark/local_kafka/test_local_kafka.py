@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -156,7 +157,7 @@ def test_schema_registry_serves_confluents_client(special: LocalKafka) -> None:
 def test_close_ends_all_processes_and_refuses_start(special: LocalKafka) -> None:
     pid, folder = special.pid(1), special.data_folder(1)
     children = psutil.Process().children(recursive=True)
-    (watchdog,) = (child.pid for child in children if Path(child.cmdline()[-1]) in folder.parents)
+    (watchdog,) = (child.pid for child in children if Path(command_line(child)[-1]) in folder.parents)
     ours = {pid, watchdog}
     assert ours <= {child.pid for child in children}
 
@@ -228,6 +229,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the command line, of at least one word; children of earlier tests may have ended meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline() or [""]
+    return [""]
+
+
 @pytest.mark.kafka
 def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
@@ -249,8 +257,9 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
         # The properties for clients of the TLS listener follow.
         names = [running.stdout.readline().partition("=")[0] for _ in range(4)]
         assert names == ["bootstrap.servers", "security.protocol", "ssl.truststore.type", "ssl.truststore.location"]
-        (broker,) = (each for each in psutil.Process(running.pid).children(recursive=True) if each.name() == "java")
-        folder = Path(broker.cmdline()[-1]).parent.parent
+        children = psutil.Process(running.pid).children(recursive=True)
+        (broker,) = (each for each in children if Path(command_line(each)[0]).name == "java")
+        folder = Path(command_line(broker)[-1]).parent.parent
         assert folder.exists()
         running.send_signal(signal.SIGINT)
         output, errors = running.communicate(timeout=30)
