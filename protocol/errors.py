@@ -174,9 +174,9 @@ class DataLoss(KafkaError):
 
 
 class LogTruncated(DataLoss):
-    """The log lost records after they were read, and may have other records at their offsets (KIP-320).
+    """The log lost records after they were read or planned, and may have other records at their offsets (KIP-320).
 
-    `context["end_offset"]`: the log is unchanged before this offset.
+    `context["end_offset"]`: the log is unchanged before this offset; absent for records that were only planned.
     """
 
 

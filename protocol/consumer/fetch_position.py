@@ -82,6 +82,9 @@ class FetchPosition:
 
     Attributes
     ----------
+    until_epoch : int
+        Leader epoch when `until_offset` was found in the log: a record below it with a newer epoch was written after a
+        truncation. -1 if unknown.
     last_epoch : int
         Leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its log in every
         Fetch (since version 12), which detects truncations below `position`.
@@ -111,6 +114,7 @@ class FetchPosition:
         config: ConsumerConfig,
         *,
         until_offset: int = UNBOUNDED,
+        until_epoch: int = NO_LEADER_EPOCH,
         topic_id: bytes = NO_TOPIC_ID,
         last_epoch: int = NO_LEADER_EPOCH,
         backoff: Backoff | None = None,
@@ -120,6 +124,7 @@ class FetchPosition:
         self.partition = partition
         self.position = position
         self.until_offset = until_offset
+        self.until_epoch = until_epoch
         self.topic_id = topic_id
         self.last_epoch = last_epoch
         self.broker: Broker | None = None
@@ -270,12 +275,15 @@ class FetchPosition:
         if records.next_offset is None:
             self._grow(records.partial_bytes)
             return None
-        position, self.position = self.position, max(self.position, records.next_offset)
-        if self.position == position:
+        if records.next_offset <= self.position:
             raise ProtocolError(
-                f"{self.name}: {broker} sent only records before offset {position}, which were not requested"
+                f"{self.name}: {broker} sent only records before offset {self.position}, which were not requested"
             )
-        epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][-1])
+        batches = self._count_before_newer_epoch(records, broker)
+        position, self.position = self.position, records.next_offset
+        if batches < len(records.headers):
+            self.position = int(records.headers["base_offset"][batches])
+        epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][batches - 1])
         self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
         self._at_least_bytes = 0
         return CompletedFetch(
@@ -284,6 +292,29 @@ class FetchPosition:
             next_offset=self.position,
             epoch_before=epoch_before,
             aborted_transactions=row["aborted_transactions"],
+        )
+
+    def _count_before_newer_epoch(self, records: MemoryRecords, broker: object) -> int:
+        """Return how many of the record batches were in the log when `until_offset` was found.
+
+        Raises `LogTruncated`, which the leader must confirm, if there are none.
+        """
+        offsets, epochs = records.headers["base_offset"], records.headers["partition_leader_epoch"]
+        newer = (epochs > self.until_epoch) & (offsets < self.until_offset)
+        if self.until_epoch == NO_LEADER_EPOCH or not newer.any():
+            return len(offsets)
+        batches = int(np.argmax(newer))
+        if batches and offsets[batches] > self.position:
+            return batches
+        raise LogTruncated(
+            f"{self.name}: the log was truncated below offset {self.until_offset}: {broker} has records of leader "
+            f"epoch {epochs[batches]} at offset {offsets[batches]}, and offsets up to {self.until_offset} existed in "
+            f"leader epoch {self.until_epoch}. Likely cause: an unclean leader election. Offsets {self.position} to "
+            f"{self.until_offset} now have other records or none",
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.position,
+            leader_epoch=self.until_epoch,
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
@@ -351,6 +382,7 @@ class RangePosition(FetchPosition):
             wanted.from_offset,
             config,
             until_offset=wanted.until_offset,
+            until_epoch=NO_LEADER_EPOCH if wanted.topic_id == NO_TOPIC_ID else wanted.until_epoch,
             topic_id=wanted.topic_id,
             last_epoch=wanted.from_epoch,
             backoff=backoff,

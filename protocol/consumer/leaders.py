@@ -130,6 +130,23 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
     return LogBounds(start, latest, lacks_epoch=not known)
 
 
+def _confirm_truncation(
+    client: Client, partition: FetchPosition, error: LogTruncated, deadline: Deadline
+) -> Retry | InvalidPosition:
+    """Ask the leader where the epoch ended, if only the epochs of its record batches say that the log was truncated.
+
+    A broker other than Kafka's may give its record batches epochs of another kind: then they are not compared any more.
+    """
+    epoch = error.context.get("leader_epoch")
+    if epoch is not None:
+        epoch_end = end_of_epoch(client, *partition.topic_partition, epoch, deadline)
+        if epoch_end is None or epoch_end >= partition.until_offset:
+            partition.until_epoch = NO_LEADER_EPOCH
+            return Retry(error, refresh_metadata=False)
+        return InvalidPosition(error, partition.until_offset, str(error))
+    return log_truncated(error)
+
+
 def decide_with_leader(
     client: Client, partition: FetchPosition, error: KafkaError, deadline: Deadline
 ) -> Retry | InvalidPosition | Fail:
@@ -142,7 +159,7 @@ def decide_with_leader(
         return action
     try:
         if isinstance(action.error, LogTruncated):
-            action = log_truncated(action.error)
+            action = _confirm_truncation(client, partition, action.error, deadline)
         else:
             action = validate_position(partition, look_up_log_bounds(client, partition, deadline), action.error)
         if isinstance(action, InvalidPosition):

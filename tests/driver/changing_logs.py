@@ -84,3 +84,10 @@ def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_
 def ranges(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[tuple[int, int, int]]:
     tasks = reader.partitions(begin, end)
     return sorted((each.partition, each.from_offset, each.until_offset) for task in tasks for each in task.ranges)
+
+
+def offsets_read(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[int]:
+    """Return the offsets of the records that the tasks of a batch read from a-0."""
+    batches = (batch for task in reader.partitions(begin, end) for batch in reader.read(task))
+    rows = [row for batch in batches for row in batch.to_pylist() if row["partition"] == 0]
+    return [row["offset"] for row in rows]

@@ -10,7 +10,8 @@ from protocol.errors import DataLoss
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import Cluster, ranges, read_to
+from tests.driver.changing_logs import Cluster, offsets_read, ranges, read_to
+from tests.protocol.consumer.consuming import records
 
 
 def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +61,26 @@ def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: 
     assert counted == {**end, "@skipped": {"a": {"0": 5}}}
     assert ranges(reader, end, counted) == []
     assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
+
+
+@pytest.mark.parametrize("remaining", [0, 14, 17])
+@pytest.mark.parametrize("written", [2, 30])
+def test_records_written_after_a_truncation_are_read_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, remaining: int, written: int
+) -> None:
+    """An unclean election between two tries of a batch: what replaced its records is in the next batch only."""
+    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
+    begin = read_to(0 if remaining == 0 else 10)
+    reader = cluster.reader(failOnDataLoss="false")
+    planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    cluster.log("a", 0).truncate(remaining)
+    cluster.set_leader_epoch("a", 0, 6)
+    cluster.write("a", 0, records(remaining, written, epoch=6))
+    replayed = offsets_read(reader, begin, planned)
+    assert replayed == list(range(begin["a"]["0"], remaining))
+    assert f"Offsets {max(remaining, begin['a']['0'])} to 20 now have other records" in caplog.text
+    after = reader.latestOffset(planned, reader.getDefaultReadLimit())
+    assert offsets_read(reader, planned, after) == list(range(remaining, remaining + written))
 
 
 def test_limit_is_distributed_over_existing_offsets(cluster: Cluster) -> None:

@@ -72,6 +72,13 @@ def reply(*rows: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"throttle_time_ms": 0, "error_code": 0, "session_id": 0, "responses": responses, **fields}
 
 
+def end_of_epoch(body: dict[str, Any], ends: dict[int, int]) -> dict[str, Any]:
+    """Return the reply for a log of orders-0 with the epochs of `ends`."""
+    asked = body["topics"][0]["partitions"][0]["leader_epoch"]
+    row = {"partition": 0, "error_code": 0, "end_offset": ends.get(asked, -1), "leader_epoch": asked}
+    return {"topics": [{"topic": "orders", "partitions": [row]}]}
+
+
 def client_of(kafka: LocalKafka | str, **properties: object) -> Client:
     servers = kafka if isinstance(kafka, str) else kafka.bootstrap_servers
     given = {name.replace("_", "."): value for name, value in properties.items()}

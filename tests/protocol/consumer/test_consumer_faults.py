@@ -31,11 +31,13 @@ from tests.protocol.consumer.consuming import (
     TOPIC_ID,
     client_of,
     consumer_of,
+    end_of_epoch,
     move_leader,
     produce,
     records,
     reply,
     reply_row,
+    rows_of,
     skip_loss,
 )
 from tests.support.background import background
@@ -169,6 +171,11 @@ class TestBrokers:
                 begins = Range(name, 0, 200, 250, from_epoch=known.leader_epoch)
                 with pytest.raises(DataLoss, match=r"unclean leader election. Offsets 100 to 200 were read"):
                     list(BoundedReader(client, ConsumerConfig(), [begins]))
+                topic_id = client.topic(name).topic_id
+                planned = Range(name, 0, 50, 200, topic_id, until_epoch=known.leader_epoch)
+                reading = BoundedReader(client, ConsumerConfig(), [planned], on_loss=skip_loss)
+                assert [offset for offset, _ in rows_of(reading)[planned]] == list(range(50, 100))
+                assert [(each.from_offset, each.until_offset) for each in reading.skipped] == [(100, 200)]
                 stream.seek(100)
                 assert len(list(stream.messages(2_000))) == 150
             finally:
@@ -420,13 +427,6 @@ def list_offsets(body: dict[str, Any], *, end: int, epoch: int = -1) -> dict[str
     offset, leader_epoch = (0, 0) if body["topics"][0]["partitions"][0]["timestamp"] == -2 else (end, epoch)
     row = {"partition_index": 0, "offset": offset, "leader_epoch": leader_epoch}
     return {"topics": [{"name": "orders", "partitions": [row]}]}
-
-
-def end_of_epoch(body: dict[str, Any], ends: dict[int, int]) -> dict[str, Any]:
-    """Return the reply for a log of orders-0 with the epochs of `ends`."""
-    asked = body["topics"][0]["partitions"][0]["leader_epoch"]
-    row = {"partition": 0, "error_code": 0, "end_offset": ends.get(asked, -1), "leader_epoch": asked}
-    return {"topics": [{"topic": "orders", "partitions": [row]}]}
 
 
 def _asks_for(body: dict[str, Any], partition: int, offset: int) -> bool:

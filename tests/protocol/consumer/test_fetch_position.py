@@ -123,6 +123,45 @@ class TestLeaderEpochs:
         }
 
 
+class TestReplacedRecords:
+    """A range planned in leader epoch 4; the log may have records of epoch 5 below its end."""
+
+    @pytest.fixture
+    def position(self) -> RangePosition:
+        wanted = Range("orders", 3, 10, 20, topic_id=b"i" * 16, until_epoch=4)
+        return RangePosition(wanted, ConsumerConfig(), poll_timeout_s=10)
+
+    @pytest.mark.parametrize(
+        "data",
+        [records(10, 10, epoch=4), records(10, 10, epoch=4) + records(20, 5, epoch=5), records(10, 10, epoch=-1)],
+        ids=["its epoch", "newer records behind its end", "no epochs"],
+    )
+    def test_records_of_the_planned_epoch_are_read(self, position: RangePosition, data: bytes) -> None:
+        assert position.handle_response(reply_row(data=data), "broker") is not None
+        assert position.done
+
+    def test_range_ends_at_the_first_record_of_a_newer_epoch(self, position: RangePosition) -> None:
+        data = records(8, 2, epoch=3) + records(10, 5, epoch=4) + records(15, 10, epoch=5)
+        fetched = position.handle_response(reply_row(data=data), "broker")
+        assert fetched is not None
+        decoded = fetched.decode(ConsumerConfig(), ("offset",), "orders-3", position.until_offset)
+        assert [offset for batch in decoded for offset in batch["offset"].to_pylist()] == list(range(10, 15))
+        assert (position.position, position.last_epoch) == (15, 4)
+        for start in (15, 12):  # the whole batch is sent for an offset within it
+            with pytest.raises(LogTruncated, match=r"epoch 5 at offset .* Offsets 15 to 20 now have") as raised:
+                position.handle_response(reply_row(data=records(start, 10, epoch=5)), "broker")
+            assert raised.value.context["leader_epoch"] == 4
+        assert position.position == 15
+
+    def test_gap_before_a_newer_epoch_is_no_record_of_the_range(self, position: RangePosition) -> None:
+        with pytest.raises(LogTruncated, match="Offsets 10 to 20"):
+            position.handle_response(reply_row(data=records(15, 10, epoch=5)), "broker")
+
+    def test_epochs_of_an_unknown_topic_id_are_not_compared(self) -> None:
+        position = RangePosition(Range("orders", 3, 10, 20, until_epoch=4), ConsumerConfig(), poll_timeout_s=10)
+        assert position.handle_response(reply_row(data=records(10, 10, epoch=5)), "broker") is not None
+
+
 def test_failures_back_off_until_a_good_reply() -> None:
     partition = partition_at()
     waits = []

@@ -16,7 +16,8 @@ from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, Topi
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.protocol.consumer.consuming import client_of, records
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+from tests.protocol.consumer.consuming import client_of, end_of_epoch, records
 
 REFUSED = broker_error(ErrorCode.OFFSET_OUT_OF_RANGE, "Fetch of orders-0")
 TRUNCATED = LogTruncated("orders-0: the log was truncated", end_offset=2)
@@ -64,6 +65,23 @@ def test_refused_position_within_the_log_is_retried(client: Client) -> None:
 
 def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
     assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 2, str(TRUNCATED))
+
+
+@pytest.mark.parametrize(("epoch_end", "lost"), [(2, True), (5, False), (-1, False)])
+def test_leader_confirms_that_records_of_a_range_were_replaced(
+    fake: FakeKafka, client: Client, epoch_end: int, lost: bool
+) -> None:
+    """A broker other than Kafka's may write other epochs into its record batches."""
+    partition = FetchPosition("orders", 0, 0, ConsumerConfig(), until_offset=5, until_epoch=0)
+    assert resolve_leaders(client, [partition], client.deadline()) == {}
+    fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: epoch_end})
+    error = LogTruncated("orders-0: newer records", leader_epoch=0)
+    action = decided(client, partition, error)
+    if lost:
+        assert action == InvalidPosition(error, 5, str(error))
+    else:
+        assert isinstance(action, Retry)
+    assert partition.until_epoch == (0 if lost else -1)
 
 
 @pytest.mark.parametrize("error", [REFUSED, TRUNCATED], ids=["refused", "truncated"])
