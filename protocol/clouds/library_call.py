@@ -62,6 +62,12 @@ _lock = threading.Lock()
 _hiding = False
 
 
+def reset() -> None:
+    """Forget the calls that run, as in a new process. For tests."""
+    with _lock:
+        _running.clear()
+
+
 def _hide_secrets_in_logs() -> None:
     """Hide secrets in the log records of `_Call` threads: the libraries log requests, and responses that repeat them.
 

@@ -57,7 +57,7 @@ _QUIET_S = 10
 _FIRST_ANSWER_MS = 30_000
 # A request that any broker can answer gives the first candidate this part (1/n) of the time, if there are n or more.
 _SHARES = 3
-_ABOUT_THE_SILENT_MS = 2_000
+ABOUT_THE_SILENT_MS = 2_000
 # More brokers hardly improve the evidence of a deletion, and each may cost a connection.
 _ASKED_ABOUT_DELETION = 5
 _ABOUT_DELETION_MS = 2_000
@@ -635,7 +635,7 @@ class Client:
             if not free:
                 return False
             try:
-                deadline = deadline.at_most_ms(_ABOUT_THE_SILENT_MS)
+                deadline = deadline.at_most_ms(ABOUT_THE_SILENT_MS)
                 body = {"topics": [], "allow_auto_topic_creation": False}
                 reply = self._ask_one_of(
                     others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION

@@ -30,13 +30,13 @@ from protocol.metrics import definitions
 
 log = logging.getLogger(__name__)
 
-_COMMIT_TIMEOUT_MS = 5_000
+COMMIT_TIMEOUT_MS = 5_000
 # Limit of the Metadata request before a retry; other commits wait for it.
 _TOPIC_CHECK_MS = 1_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
 # Retry a commit that was refused for a stale generation after this time, if no new generation has followed.
-_STALE_RETRY_S = 5.0
+STALE_RETRY_S = 5.0
 # Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
 # Errors of one partition; all other retriable errors concern the group or its coordinator.
@@ -87,7 +87,7 @@ class _Mark:
 
     def refuse_generation(self, member: GroupMember, now_s: float) -> None:
         """Record that this member's generation is stale."""
-        self.stale_generation, self.retry_at_s = member, now_s + _STALE_RETRY_S
+        self.stale_generation, self.retry_at_s = member, now_s + STALE_RETRY_S
 
     def next_retry_s(self, member: GroupMember) -> float:
         """Return the time from which this member may send the mark."""
@@ -378,7 +378,7 @@ class OffsetManager:
         self._exclude_deleted_topics(due, replies)
         excluded = replies.final.keys() | replies.partition_errors.keys()
         offsets = {key: mark.offset for key, mark in due.items() if key not in excluded}
-        deadline = Deadline.after_ms(_COMMIT_TIMEOUT_MS, self._retry_clock)
+        deadline = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
             if offsets:
                 commit_offsets(self._client, self.group, offsets, deadline, member, handle)

@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 
 # Linux refuses more than this many buffers in one sendmsg (IOV_MAX).
 _MAX_BUFFERS_PER_SEND = 512
-_SILENCE_MS = 1_000
+SILENCE_MS = 1_000
 _SMALL_BYTES = 65_536
 
 
@@ -47,7 +47,7 @@ class ByteStream:
         self.socket = sock
         """The non-blocking socket."""
         self.address = address
-        # Called by a waiting thread every _SILENCE_MS, with its deadline. May close the stream.
+        # Called by a waiting thread every SILENCE_MS, with its deadline. May close the stream.
         self.on_silence: Callable[[Deadline], None] = lambda deadline: None
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
@@ -127,7 +127,7 @@ class ByteStream:
                 poll.register(self.socket, event)
             except (OSError, ValueError) as error:
                 raise ConnectionLost(f"{self.address}: the connection was closed by the client") from error
-            if poll.poll(min(deadline.remaining_s() * 1000, _SILENCE_MS)):
+            if poll.poll(min(deadline.remaining_s() * 1000, SILENCE_MS)):
                 return
             if deadline.passed:
                 raise RequestTimedOut(f"{self.address}: the bytes {what} before the deadline")

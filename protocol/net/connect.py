@@ -18,7 +18,7 @@ from protocol.errors import ConnectFailed
 from protocol.net.resolver import Address, resolve
 
 # The wait for one address before the next is tried in parallel (recommended by RFC 8305).
-_BETWEEN_ATTEMPTS_MS = 250
+BETWEEN_ATTEMPTS_MS = 250
 
 
 def connect(
@@ -88,7 +88,7 @@ class _Attempts:
             while self._waiting or self._trying:
                 if self._waiting and (not self._trying or next_begins.passed):
                     self._begin(*self._waiting.popleft())
-                    next_begins = Deadline.after_ms(_BETWEEN_ATTEMPTS_MS, deadline.clock)
+                    next_begins = Deadline.after_ms(BETWEEN_ATTEMPTS_MS, deadline.clock)
                 until = next_begins if self._waiting and next_begins.at_s < deadline.at_s else deadline
                 if (connected := self._wait(until)) is not None:
                     return connected

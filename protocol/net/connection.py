@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Interval of silence, while a reply is awaited, after which the client asks other brokers if this one has left.
-_SILENCE_CHECK_S = 2.0
+SILENCE_CHECK_S = 2.0
 _SIZE_BYTES = 4
 _TLS_ALERT = 0x15
 # A SASL listener closes the connection on the first request after ApiVersions, which may be sent twice (ids 0 and 1).
@@ -382,7 +382,7 @@ class Connection:
     def check_silence(self, deadline: Deadline) -> None:
         """Close the connection if the broker is unresponsive and other brokers report that it has left the cluster."""
         now_s = self._clock.now_s()
-        if self.closed or not self._in_flight or now_s - self._silent_since_s < _SILENCE_CHECK_S:
+        if self.closed or not self._in_flight or now_s - self._silent_since_s < SILENCE_CHECK_S:
             return
         self._silent_since_s = now_s
         if self._is_departed(deadline):

@@ -42,7 +42,7 @@ from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from spark_kafka_source.cli.connection import Cluster
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
-_OURS = Path(protocol.__file__).parent.parent
+PROJECT_FOLDER = Path(protocol.__file__).parent.parent
 _FEWEST_DAYS = 30
 _CLOCK_WARNING_MS = 1_000
 _CLOCK_FAILURE_MS = 60_000
@@ -108,7 +108,7 @@ def check_python() -> Findings:
 
 def _import_path() -> Finding:
     ours = Path(__file__).parent.parent.parent
-    if ours == _OURS:
+    if ours == PROJECT_FOLDER:
         return Finding("python", "import", OK, f"protocol is {protocol.__file__}")
     return Finding(
         *("python", "import", FAILED, f"protocol is {protocol.__file__}, not the one in {ours}"),
@@ -325,19 +325,20 @@ def _permissions(
 # -- clock, records -------------------------------------------------------------------------------
 
 
-def _now_ms() -> float:
+def now_ms() -> float:
+    """Return the time of this machine."""
     return time.time() * 1000
 
 
 def check_clock(cluster: Cluster) -> Findings:
     """Compare this clock with that of the active controller, which the quorum's description contains."""
-    before_ms = _now_ms()
+    before_ms = now_ms()
     try:
         quorum = Admin(cluster.client).describe_metadata_quorum(timeout_ms=_STEP_MS)
     except KafkaError as error:
         yield Finding("clock", "controller", SKIPPED, str(error), _remedy(error))
         return
-    after_ms = _now_ms()
+    after_ms = now_ms()
     (leader_ms,) = (each.last_fetch_ms for each in quorum.voters if each.replica_id == quorum.leader_id)
     if leader_ms is None:
         yield Finding("clock", "controller", SKIPPED, "the brokers do not tell their time")

@@ -32,7 +32,7 @@ from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
 log = logging.getLogger(__name__)
 
 # After this time, a replaced leader has noticed or is down.
-_STALE_LEADER_MS = 30_000
+STALE_LEADER_MS = 30_000
 
 OffsetSpec = str | ByPartition
 
@@ -360,7 +360,7 @@ def _newest_high_watermarks(
     accepted: the group's offsets may be those of a deleted topic with the same name.
     """
     try:
-        retry_deadline = deadline.at_most_ms(_STALE_LEADER_MS)
+        retry_deadline = deadline.at_most_ms(STALE_LEADER_MS)
         return high_watermarks(client, partitions, retry_deadline, known_epochs=known_epochs)
     except DeadlineExceeded as error:
         log.info("%s; the leaders' replies are accepted as they are", with_option_names(error))

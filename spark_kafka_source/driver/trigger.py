@@ -23,7 +23,7 @@ from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
 
 # Partitions whose leader does not reply within this time keep the previous record size.
-_RECORD_SIZES_TIMEOUT_MS = 2_000
+RECORD_SIZES_TIMEOUT_MS = 2_000
 
 
 @dataclass
@@ -172,6 +172,6 @@ class Trigger:
         if max_bytes is None or not unread:
             return max_offsets
         record_sizes = self.query.record_sizes
-        record_sizes.sample(self._client, unread, self.deadline.at_most_ms(_RECORD_SIZES_TIMEOUT_MS))
+        record_sizes.sample(self._client, unread, self.deadline.at_most_ms(RECORD_SIZES_TIMEOUT_MS))
         offsets_for_bytes = limits.offsets_for_bytes(starts, ends, record_sizes.bytes_per_offset(unread), max_bytes)
         return min((most for most in (max_offsets, offsets_for_bytes) if most is not None), default=None)

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _MAX_MILLIS = (2**63 - 1) // 1000
 # Small, so that Spark receives the first rows while the next ones are fetched.
-_FIRST_FETCH_BYTES = 1 << 20
+FIRST_FETCH_BYTES = 1 << 20
 # Limit of one cached topic column; 16 are cached. Names of more than 60 characters are repeated for each chunk.
 _MAX_CACHED_BYTES = 1 << 20
 _REPLAN_HINT = (
@@ -100,7 +100,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         columns=fetched_columns(options),
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
-        first_fetch_bytes=_FIRST_FETCH_BYTES,
+        first_fetch_bytes=FIRST_FETCH_BYTES,
         record_bytes=PROCESS.record_bytes(options.client),
     )
     schema = arrow_schema(options.row_columns, options.schemas)

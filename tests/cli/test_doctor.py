@@ -116,8 +116,8 @@ def test_unknown_host_and_closed_port_are_told_apart() -> None:
 def test_clock_difference_is_measured(
     kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, status: str
 ) -> None:
-    now_ms = doctor_checks._now_ms
-    monkeypatch.setattr(doctor_checks, "_now_ms", lambda: now_ms() + ahead_ms)
+    now_ms = doctor_checks.now_ms
+    monkeypatch.setattr(doctor_checks, "now_ms", lambda: now_ms() + ahead_ms)
     found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=int(status == "failed"))
     row = found["clock", "controller"]
     assert row["status"] == status
@@ -156,7 +156,7 @@ def test_python3_of_path_is_the_worker_without_pyspark_python(
 
 
 def test_other_protocol_package_is_found(kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_checks, "_OURS", tmp_path)
+    monkeypatch.setattr(doctor_checks, "PROJECT_FOLDER", tmp_path)
     found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1)
     assert found["python", "import"]["status"] == "failed"
 

@@ -33,6 +33,7 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.driver.changing_logs import ranges
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.support.internals import marks_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
@@ -232,7 +233,7 @@ def test_failed_commit_is_dropped_with_revoked_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next owner continues from the group's offset; a late commit would rewind the group."""
-    monkeypatch.setattr(group_commits, "_AWAIT_LAST_COMMIT_MS", 100)
+    monkeypatch.setattr(group_commits, "AWAIT_LAST_COMMIT_MS", 100)
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
         given = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
         reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
@@ -244,7 +245,7 @@ def test_failed_commit_is_dropped_with_revoked_partition(
         other.poll_rebalance(client.deadline(20_000))
         wait_for_rebalance(reader)
         marked = []
-        cluster.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))
+        cluster.before[JOIN_GROUP] = lambda body: marked.append(marks_of(manager))
         reader.latestOffset(end, limit)
         assert len(member.owned) == 1
         assert marked

@@ -190,7 +190,7 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
 
 def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader epochs look stale, and no leader will report a newer one."""
-    monkeypatch.setattr(start_offsets, "_STALE_LEADER_MS", 300)
+    monkeypatch.setattr(start_offsets, "STALE_LEADER_MS", 300)
     committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     options = {"startingOffsets": "group", "kafka.group.id": "g"}

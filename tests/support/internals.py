@@ -10,7 +10,12 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupSession
 from protocol.group.membership.membership import Membership
+from protocol.group.offset_manager import OffsetManager
+from protocol.kafka_terms import TopicPartition
+from protocol.processing.consumer_loop import ConsumerLoop
+from protocol.processing.processor import Processor
 from protocol.producer.batch_assembler import BatchAssembler
+from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.incomplete_batches import IncompleteBatches
 from protocol.producer.producer import Producer
 from protocol.producer.sender import Sender
@@ -24,6 +29,11 @@ def assembler_of(producer: Producer) -> BatchAssembler:
 def sender_of(producer: Producer) -> Sender:
     """Return the part that sends record batches."""
     return producer._sender
+
+
+def broker_producers_of(producer: Producer) -> list[BrokerProducer]:
+    """Return the parts that send to one broker each."""
+    return list(sender_of(producer)._brokers.values())
 
 
 def incomplete_of(producer: Producer) -> IncompleteBatches:
@@ -51,3 +61,18 @@ def commits_of(member: KafkaConsumer | ConsumerGroup) -> Commits:
 def partitions_of(member: KafkaConsumer | ConsumerGroup) -> AssignedPartitions:
     """Return the assigned partitions."""
     return member._partitions
+
+
+def marks_of(manager: OffsetManager) -> set[TopicPartition]:
+    """Return the partitions with offsets that are marked and not committed."""
+    return set(manager._marks)
+
+
+def loops_of(processor: Processor) -> list[ConsumerLoop]:
+    """Return the polling loops of a processor that runs."""
+    return processor._loops
+
+
+def processed_partitions(processor: Processor) -> set[TopicPartition]:
+    """Return the partitions whose records are being handled."""
+    return {key for loop in loops_of(processor) for key in loop._partitions}

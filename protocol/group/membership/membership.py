@@ -35,12 +35,12 @@ from protocol.net.readiness import ready
 log = logging.getLogger(__name__)
 
 # Interval of timeouts, and of checks for a delayed response.
-_TICK_S = 1.0
+TICK_S = 1.0
 _HANG_UP_AGAIN_S = 0.1
 # A longer time without a check of the clock means that this process was suspended.
 _PAUSE_DETECTED_S = 3.0
 # Log a warning if requests fail for this time.
-_WARN_AFTER_S = 10.0
+WARN_AFTER_S = 10.0
 LEAVE_MS = 5_000
 
 _JOINING = (MemberState.JOINING, MemberState.SYNCING)
@@ -224,7 +224,7 @@ class Membership:
                     if self.machine.is_reconciled or deadline.passed:
                         pending_reason = None if self.machine.is_reconciled else self.machine.reason
                         return Assignment(self.machine.member, self.machine.owned, added, pending_reason)
-                    self.changed.wait(min(deadline.remaining_s(), _TICK_S))
+                    self.changed.wait(min(deadline.remaining_s(), TICK_S))
                     continue
             if revocation.lost:
                 text = self._client.format_error(revocation.reason.error)
@@ -250,7 +250,7 @@ class Membership:
         with self.changed:
             try:
                 while self.machine.awaits_member_id and not deadline.passed:
-                    self.changed.wait(min(deadline.remaining_s(), _TICK_S))
+                    self.changed.wait(min(deadline.remaining_s(), TICK_S))
             finally:  # also at Ctrl-C
                 self.machine.leave(for_good=leave)
                 self._notify()
@@ -355,7 +355,7 @@ class Membership:
                 if isinstance(step, (SendRequest, RefreshMetadata)):
                     self._in_flight = step if isinstance(step, SendRequest) else None
                     return step
-                self.changed.wait(min(max(0.0, step.until_s - now_s), _TICK_S))
+                self.changed.wait(min(max(0.0, step.until_s - now_s), TICK_S))
             return None
 
     def _send_request(self, request: SendRequest) -> None:
@@ -369,7 +369,7 @@ class Membership:
             since_s = self._clock.now_s()
             options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
             reply = self._client.send(broker, request.api, request.body, deadline, **options)
-            while not ready([reply], _TICK_S, deadline) and not deadline.passed:
+            while not ready([reply], TICK_S, deadline) and not deadline.passed:
                 since_s = self._extend_session(request, since_s)
             body = reply.result(deadline)
             if body["error_code"] not in request.accept:
@@ -413,7 +413,7 @@ class Membership:
             return
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        if now_s - self._failing_since_s >= _WARN_AFTER_S and not self._has_warned:
+        if now_s - self._failing_since_s >= WARN_AFTER_S and not self._has_warned:
             self._has_warned = True
             text = self._client.format_error(_attempt_error(failure))
             log.warning("group %s: requests of this member fail and are retried: %s", group, text)

@@ -23,8 +23,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    # Another test's call may still run.
-    monkeypatch.setattr(library_call, "_running", {})
+    library_call.reset()  # another test's call may still run
 
 
 @pytest.fixture

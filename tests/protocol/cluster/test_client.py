@@ -344,8 +344,8 @@ class TestSilentBrokers:
     def test_request_to_silent_broker_fails_when_metadata_omits_the_broker(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch, others_know: str
     ) -> None:
-        monkeypatch.setattr("protocol.net.connection._SILENCE_CHECK_S", 0.1)
-        monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 50)
+        monkeypatch.setattr("protocol.net.connection.SILENCE_CHECK_S", 0.1)
+        monkeypatch.setattr("protocol.net.byte_stream.SILENCE_MS", 50)
         kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
         with client_of(kafka_of_two, reconnect_backoff_ms=0) as client:
             broker = client.brokers()[2]
@@ -368,9 +368,9 @@ class TestSilentBrokers:
     def test_metadata_request_about_silent_broker_ends_at_the_waiters_deadline(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("protocol.net.connection._SILENCE_CHECK_S", 0.1)
-        monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 50)
-        monkeypatch.setattr("protocol.cluster.client._ABOUT_THE_SILENT_MS", 20_000)
+        monkeypatch.setattr("protocol.net.connection.SILENCE_CHECK_S", 0.1)
+        monkeypatch.setattr("protocol.net.byte_stream.SILENCE_MS", 50)
+        monkeypatch.setattr("protocol.cluster.client.ABOUT_THE_SILENT_MS", 20_000)
         kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
         with client_of(kafka_of_two) as client:
             broker = client.brokers()[1]
@@ -383,8 +383,8 @@ class TestSilentBrokers:
     def test_wait_for_several_replies_checks_a_silent_broker_only_if_time_remains(
         self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("protocol.net.connection._SILENCE_CHECK_S", 0.01)
-        monkeypatch.setattr("protocol.cluster.client._ABOUT_THE_SILENT_MS", 20_000)
+        monkeypatch.setattr("protocol.net.connection.SILENCE_CHECK_S", 0.01)
+        monkeypatch.setattr("protocol.cluster.client.ABOUT_THE_SILENT_MS", 20_000)
         kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
         with client_of(kafka_of_two) as client:
             broker = client.brokers()[1]

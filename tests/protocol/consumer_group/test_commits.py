@@ -264,7 +264,7 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
 def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
     fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offset_manager, "_COMMIT_TIMEOUT_MS", 200)
+    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 200)
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     errors: list[tuple[int, str]] = []
 

@@ -31,7 +31,7 @@ from tests.contract.members import ask_coordinator
 from tests.protocol.consumer.consuming import client_of, produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import Member
-from tests.support.internals import commits_of, membership_of
+from tests.support.internals import commits_of, marks_of, membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -327,7 +327,7 @@ def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
         manager, membership = commits_of(members).manager, membership_of(members)
         wait_until(lambda: membership.rebalance_pending)
         marked = []
-        fake.before[JOIN_GROUP] = lambda body: marked.append(set(manager._marks))
+        fake.before[JOIN_GROUP] = lambda body: marked.append(marks_of(manager))
         members.consume(["orders"], OnlyMarks())
         assert marked
         assert all(len(keys) == 1 for keys in marked)

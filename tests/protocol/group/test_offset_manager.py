@@ -307,7 +307,7 @@ def test_commit_refused_once_for_a_stale_generation_is_retried_without_a_new_one
     fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heartbeats succeed, so that no new generation follows."""
-    monkeypatch.setattr(offset_manager, "_STALE_RETRY_S", 0.2)
+    monkeypatch.setattr(offset_manager, "STALE_RETRY_S", 0.2)
     (joined,) = stable(client, GROUP)
     member = GroupMember(joined.member_id, joined.generation)
     manager.set_member(member)

@@ -171,7 +171,7 @@ class TestDeadlines:
         assert time.monotonic() - started_s < 5
 
     def test_silence_calls_the_handler_of_the_stream(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("protocol.net.byte_stream._SILENCE_MS", 20)
+        monkeypatch.setattr("protocol.net.byte_stream.SILENCE_MS", 20)
         ours, _ = pair()
         handler_deadlines: list[Deadline] = []
 

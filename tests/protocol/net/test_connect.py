@@ -61,7 +61,7 @@ def test_connect_uses_the_next_address_if_the_first_is_a_black_hole(
 def test_failed_addresses_are_named_with_their_errors(
     monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
 ) -> None:
-    monkeypatch.setattr("protocol.net.connect._BETWEEN_ATTEMPTS_MS", 1)
+    monkeypatch.setattr("protocol.net.connect.BETWEEN_ATTEMPTS_MS", 1)
     with kept_port() as kept:
         resolves_to(monkeypatch, black_hole, kept.getsockname())
         started_s = time.monotonic()

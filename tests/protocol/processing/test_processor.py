@@ -35,6 +35,7 @@ from tests.protocol.processing.conftest import (
     Write,
 )
 from tests.support.documents import block
+from tests.support.internals import loops_of, processed_partitions
 from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(200)]
@@ -251,8 +252,7 @@ def test_commit_at_the_end_includes_offsets_whose_commit_still_fails(
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     closing = threading.Thread(target=running.close)
     closing.start()
-    (loop,) = running.processor._loops
-    wait_until(lambda: not loop._partitions)
+    wait_until(lambda: not processed_partitions(running.processor))
     go_on.set()
     closing.join(20)
     assert committed() == {0: 1}
@@ -436,7 +436,7 @@ def test_run_returns_after_the_end_of_all_consumers(
     write([b"2"], partition=1)
     running = start(handler, consumers=2)
     wait_until(lambda: len(handler.values) == 2)
-    second, ended = running.processor._loops[1], []
+    second, ended = loops_of(running.processor)[1], []
     shut_down = second.shut_down
 
     def shut_down_slowly() -> None:

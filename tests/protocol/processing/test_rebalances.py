@@ -28,6 +28,7 @@ from tests.protocol.processing.conftest import (
     StartObserved,
     Write,
 )
+from tests.support.internals import processed_partitions
 from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(50)]
@@ -143,8 +144,7 @@ def test_failure_in_a_revocation_is_left_to_the_next_owner(
     running = start(handler, order="partition", dead_letter_topic="dead", retry=RetryPolicy(retries=0), **EAGER)
     wait_until(lambda: handler.at_once == 2)
     other = join(**EAGER)
-    (loop,) = running.processor._loops
-    wait_until(lambda: not loop._partitions)
+    wait_until(lambda: not processed_partitions(running.processor))
     release.set()
     wait_until(lambda: other.first_offsets)
     assert list(other.first_offsets.values()) == [3]

@@ -20,7 +20,7 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
-from tests.support.internals import assembler_of, sender_of
+from tests.support.internals import assembler_of, broker_producers_of
 
 TOPIC = "t"
 TOPIC_ID = b"0123456789abcdef"
@@ -208,7 +208,7 @@ def test_producer_forgets_addresses_that_brokers_have_left() -> None:
             for offset in range(4):
                 assert producer.send(TOPIC, b"x", partition=1).result(30).offset == offset
                 kafka.move(2)
-            assert len(sender_of(producer)._brokers) <= 2, "the broker, and its previous address"
+            assert len(broker_producers_of(producer)) <= 2, "the broker, and its previous address"
             assert producer.requests >= 4
 
 

@@ -78,6 +78,25 @@ def sender_threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("produce-")}
 
 
+def before_each_wait(monkeypatch: pytest.MonkeyPatch, action: Callable[..., object]) -> None:
+    """Call `action` with the moments for which the sender's thread is about to wait."""
+    wait = Sender._wait
+    monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (action(*moments), wait(self, *moments)))
+
+
+def after_each_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, action: Callable[[], None]) -> None:
+    call = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments: (call(*arguments), action()))
+
+
+def fail_sender(monkeypatch: pytest.MonkeyPatch, when: Callable[[Sender], object] = lambda sender: True) -> None:
+    def work(self: Sender) -> None:
+        if when(self):
+            raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(Sender, "_work", work)
+
+
 def open_sockets() -> int:
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
@@ -107,8 +126,8 @@ class TestWhileCallersAreAway:
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On a busy machine the thread may pause just before it waits."""
-        clock, wait = SkippingClock(), Sender._wait
-        monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (clock.skip(1.0), wait(self, *moments)))
+        clock = SkippingClock()
+        before_each_wait(monkeypatch, lambda *moments: clock.skip(1.0))
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 5)
         with producer_of(broker.bootstrap_servers, clock=clock) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -139,8 +158,7 @@ class TestWhileCallersAreAway:
 
     def test_sender_sleeps_without_work(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         waits: list[object] = []
-        wait = Sender._wait
-        monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (waits.append(moments), wait(self, *moments)))
+        before_each_wait(monkeypatch, lambda *moments: waits.append(moments))
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             producer.flush()
@@ -216,12 +234,10 @@ class TestMemory:
     ) -> None:
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
-            put = assembler_of(producer)._hand_over_batches
             written: list[Future[RecordMetadata]] = []
             sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
 
-            def put_and_stand_still(batches: list[ProducerBatch]) -> None:
-                put(batches)
+            def stand_still() -> None:
                 wait_until(lambda: incomplete_of(producer).empty)
                 sending.start()
                 wait_until(lambda: bool(written))
@@ -229,7 +245,7 @@ class TestMemory:
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
             producer.send_columns(TOPIC, numbered(0, 22), np.zeros(22, np.int32))
-            monkeypatch.setattr(assembler_of(producer), "_hand_over_batches", put_and_stand_still)
+            after_each_call(monkeypatch, assembler_of(producer), "_hand_over_batches", stand_still)
             producer.flush()
             monkeypatch.undo()
             sending.join()
@@ -319,13 +335,9 @@ class TestClose:
         assert not thread.is_alive()
 
     def test_sender_failure_is_raised_in_all_calls(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail_once_it_has_rows(self: Sender) -> None:
-            if self.busy:
-                raise ZeroDivisionError("a fault")
-
         before = sender_threads()
         producer = producer_of(broker.bootstrap_servers)
-        monkeypatch.setattr(Sender, "_work", fail_once_it_has_rows)
+        fail_sender(monkeypatch, lambda sender: sender.busy)
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
             sent.result(10_000)
@@ -338,12 +350,9 @@ class TestClose:
     def test_rows_waiting_when_the_sender_fails_fail_the_next_flush(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(self: Sender) -> None:
-            raise ZeroDivisionError("a fault")
-
         producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        monkeypatch.setattr(Sender, "_take_in", fail)
+        fail_sender(monkeypatch)
         sender_of(producer).wake()
         sender_of(producer).thread.join(WAIT_S)
         with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):

@@ -65,7 +65,7 @@ def bytes_between(kafka1: LocalKafka, name: str, begin: dict[str, int], end: dic
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limit for measuring record sizes, so that a slow broker does not lead to assumed sizes."""
-    monkeypatch.setattr(trigger, "_RECORD_SIZES_TIMEOUT_MS", 20_000)
+    monkeypatch.setattr(trigger, "RECORD_SIZES_TIMEOUT_MS", 20_000)
 
 
 @pytest.mark.usefixtures("patient")

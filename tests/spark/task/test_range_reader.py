@@ -31,7 +31,7 @@ def test_fetch_of_known_topic_is_limited_to_range_of_task(
     monkeypatch.setattr(bounded_reader, "send_fetch", noted)
     monkeypatch.setattr(range_reader, "tune_worker", lambda: None)
     # Lift the limit of first fetches, so that only known record sizes bound them.
-    monkeypatch.setattr(range_reader, "_FIRST_FETCH_BYTES", 1 << 30)
+    monkeypatch.setattr(range_reader, "FIRST_FETCH_BYTES", 1 << 30)
     # A new client without record sizes from other tests.
     known = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
     options = parse_source_options(known | {"subscribe": name}, streaming=True)

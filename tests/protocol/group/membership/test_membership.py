@@ -208,7 +208,7 @@ def test_unreachable_brokers_are_logged_once(
     protocol: str,
 ) -> None:
     """An owner that waits for its partitions would otherwise only see that none are assigned."""
-    monkeypatch.setattr(membership, "_WARN_AFTER_S", 0.3)
+    monkeypatch.setattr(membership, "WARN_AFTER_S", 0.3)
     joined(**{"group.protocol": protocol})
     for broker in (1, 2, 3):
         fake.stop(broker)
@@ -258,7 +258,7 @@ def test_member_waiting_long_in_a_cooperative_rebalance_keeps_its_partitions(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cooperative. While the coordinator delays JoinGroup, neither it nor the member counts the session timeout."""
-    monkeypatch.setattr(membership, "_TICK_S", 0.05)
+    monkeypatch.setattr(membership, "TICK_S", 0.05)
     strategy = {"partition_assignment_strategy": "cooperative-sticky"}
     owner = new_member(client, "orders", session_timeout_ms=2_500, **strategy)
     owner.poll_rebalance(10_000)
