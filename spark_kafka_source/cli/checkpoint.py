@@ -116,17 +116,19 @@ def diff(cluster: Cluster, path: str, group: str | None, everything: bool, outpu
             for key, each in fetch_offsets(cluster.client, group, None, cluster.deadline, require_stable=False).items()
         }
     )
-    rows, losses = [], 0
+    rows, compared, losses = [], 0, 0
     for source, offsets in sorted(last.sources.items()):
         starts = found.starts(len(found.batches) - 1, source)
         completed = dict(offsets.ends) if last.committed else starts
         comparison = _Comparison(cluster, offsets, completed, committed if group is not None else None)
         for key in comparison.partitions:
             row, is_loss = comparison.row(key)
-            losses += is_loss
+            compared, losses = compared + 1, losses + is_loss
             if everything or row[-1] is not None:
                 rows.append((source, *row))
     print_rows(_DIFFERENCES, rows, output)
+    if not rows:
+        click.echo(f"No finding in {compared} partitions; --all shows them.", err=True)
     if not last.committed:
         click.echo(f"Batch {last.number} is not committed: a restarted query repeats it.", err=True)
     if losses:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # trigger does not wait.
 _AWAIT_COMMIT_MS = 1_000
 # Limit for a last commit, after which Spark may end the query (availableNow) or a partition is revoked.
-_AWAIT_LAST_COMMIT_MS = 10_000
+AWAIT_LAST_COMMIT_MS = 10_000
 # Limit of each request about the group when a query starts.
 _CHECK_MS = 15_000
 
@@ -98,7 +98,7 @@ class GroupCommits:
 
     def await_last_commit(self, consequence: str) -> None:
         """Wait up to 10 s for the commit; log a warning after that. `consequence` is for the warning."""
-        if self.manager is not None and not self._flush(self.manager, _AWAIT_LAST_COMMIT_MS):
+        if self.manager is not None and not self._flush(self.manager, AWAIT_LAST_COMMIT_MS):
             log.warning(
                 "group %s: the last commit did not complete in time; %s: %s",
                 self.manager.group,
@@ -164,7 +164,7 @@ def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: O
     elif behind:
         log.warning(
             "resuming from the checkpoint; group %s is behind it in %d partition(s), as after a stop "
-            "before the last commit: %s",
+            "before the last commit, or after batches of another connector: %s",
             group,
             len(behind),
             "; ".join(behind[:5]),
