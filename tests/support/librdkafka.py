@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -24,13 +26,19 @@ def consumer(kafka: LocalKafka, group: str) -> Consumer:
     return Consumer({**config, "log_level": 0})
 
 
-def values_of(kafka: LocalKafka, topic: str, count: int) -> list[str]:
+def raw_values(kafka: LocalKafka, topic: str, count: int) -> list[Any]:
+    """Return the first values of partition 0."""
     reader = consumer(kafka, "unused")
     try:
         reader.assign([TopicPartition(topic, 0, 0)])
-        return [message.value().decode() for message in reader.consume(count, timeout=30)]
+        return [message.value() for message in reader.consume(count, timeout=30)]
     finally:
         reader.close()
+
+
+def values_of(kafka: LocalKafka, topic: str, count: int) -> list[str]:
+    """Return the first values of partition 0 as texts."""
+    return [value.decode() for value in raw_values(kafka, topic, count)]
 
 
 def use(kafka: LocalKafka) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -17,7 +15,8 @@ from pyspark.sql import functions as f
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.librdkafka import consumer
+from tests.spark.sink.conftest import sink_options, write
+from tests.support.librdkafka import raw_values
 
 ORDER: dict[str, Any] = {
     "title": "Order",
@@ -33,12 +32,6 @@ ORDER: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
-
-
 def orders(spark: SparkSession) -> DataFrame:
     return spark.sql(
         "SELECT struct(id, array('a', concat('b', id)) AS lines, IF(id = 2, 'two', NULL) AS note, 'PAID' AS status) "
@@ -47,26 +40,7 @@ def orders(spark: SparkSession) -> DataFrame:
 
 
 def options(kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
-    return {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
-        "topic": topic,
-        "valueFormat": "confluent-json",
-        "schema.registry.url": registry.url,
-        **{name.replace("_", "."): text for name, text in more.items()},
-    }
-
-
-def write(frame: DataFrame, given: dict[str, str]) -> None:
-    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**given).save()
-
-
-def read_back(kafka: LocalKafka, topic: str, count: int) -> list[Any]:
-    reader: Consumer = consumer(kafka, "unused")
-    try:
-        reader.assign([TopicPartition(topic, 0, 0)])
-        return [each.value() for each in reader.consume(count, timeout=30)]
-    finally:
-        reader.close()
+    return sink_options(kafka, topic, "confluent-json", registry.url, **more)
 
 
 EVERYTHING = (
@@ -85,7 +59,7 @@ def test_values_are_those_of_to_json_and_are_read_as_they_were(
     frame = spark.sql(EVERYTHING).union(spark.sql(EVERYTHING).selectExpr("NULL AS value"))
     given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "valueFormat": "json"}
     write(frame, {**given, "topic": topic})
-    written = read_back(kafka1, topic, 2)
+    written = raw_values(kafka1, topic, 2)
     theirs = [row.value for row in frame.select(f.to_json("value").alias("value")).collect()]
     assert written[1] is theirs[1] is None
     ours = json.loads(written[0])
@@ -107,7 +81,7 @@ def test_batch_is_written_with_the_latest_version_of_the_subject(
     client = SchemaRegistryClient({"url": registry.url})
     deserializer = JSONDeserializer(None, schema_registry_client=client)  # validates with the writer's schema
     context = SerializationContext(topic, MessageField.VALUE)
-    assert [deserializer(each, context) for each in read_back(kafka1, topic, 3)] == [
+    assert [deserializer(each, context) for each in raw_values(kafka1, topic, 3)] == [
         {"id": number, "lines": ["a", f"b{number}"], "note": "two" if number == 2 else None, "status": "PAID"}
         for number in (1, 2, 3)
     ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import DataFrame, SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.librdkafka import consumer
+from tests.spark.sink.conftest import assert_read_as_written, sink_options, write
+from tests.support.librdkafka import raw_values
 from tests.support.protobuf_messages import Field, message_type
 
 ORDER = message_type(
@@ -27,38 +26,13 @@ message Order {
 """
 
 
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
-
-
 def options(kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
-    return {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
-        "topic": topic,
-        "valueFormat": "confluent-protobuf",
-        "schema.registry.url": registry.url,
-        **{name.replace("_", "."): text for name, text in more.items()},
-    }
-
-
-def write(frame: DataFrame, given: dict[str, str]) -> None:
-    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**given).save()
+    return sink_options(kafka, topic, "confluent-protobuf", registry.url, **more)
 
 
 def orders(spark: SparkSession, *more: str) -> DataFrame:
     fields = ", ".join(("id", "array('a', concat('b', id)) AS lines", *more))
     return spark.sql(f"SELECT struct({fields}) AS value FROM (SELECT explode(sequence(0L, 2L)) AS id)")
-
-
-def values(kafka: LocalKafka, topic: str, count: int) -> list[Any]:
-    reader = consumer(kafka, "unused")
-    try:
-        reader.assign([TopicPartition(topic, 0, 0)])
-        return [each.value() for each in reader.consume(count, timeout=30)]
-    finally:
-        reader.close()
 
 
 def test_batch_is_written_with_the_message_of_the_subject(
@@ -67,7 +41,7 @@ def test_batch_is_written_with_the_message_of_the_subject(
     topic = topic1()
     registry.register(f"{topic}-value", TEXT, "PROTOBUF")
     write(orders(spark, "'PAID' AS state"), options(kafka1, topic, registry, valueMessageName="Order"))
-    raw = values(kafka1, topic, 3)
+    raw = raw_values(kafka1, topic, 3)
     read = ProtobufDeserializer(ORDER, {"use.deprecated.format": False})
     found = [read(each, SerializationContext(topic, MessageField.VALUE)) for each in raw]
     assert [(each.id, list(each.lines), each.n) for each in found] == [(n, ["a", f"b{n}"], 0) for n in range(3)]
@@ -78,20 +52,13 @@ def test_batch_is_written_with_the_message_of_the_subject(
 def test_written_values_are_read_by_the_source_as_they_were(
     spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
 ) -> None:
-    topic = topic1()
-    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
     frame = spark.sql(
         "SELECT struct(0L AS a, -1 AS b, map(1, struct('x' AS s), 0, struct(CAST(NULL AS STRING) AS s)) AS c, "
         "INTERVAL '1 02:03:04.000005' DAY TO SECOND AS d, TIMESTAMP'1969-12-31 06:00:00.123456' AS e, "
         "array(0D, 1.5D) AS f, X'00FF' AS g, CAST(NULL AS STRING) AS h, true AS i, "
         "named_struct('j', CAST(0.5 AS FLOAT), 'k', array(TIMESTAMP'2026-01-31 06:00:00')) AS l, '' AS m) AS value"
     )
-    write(frame, given)
-    read = {
-        name: text for name, text in given.items() if name not in ("topic", "schema.registry.auto.register.schemas")
-    }
-    again = spark.read.format("pykafka-group").options(**read, subscribe=topic).load().select("value")
-    assert again.collect() == frame.collect()
+    assert_read_as_written(frame, options(kafka1, topic1(), registry))
 
 
 def test_fixed_schema_is_written_without_a_prefix_and_null_stays_null(
@@ -102,7 +69,7 @@ def test_fixed_schema_is_written_without_a_prefix_and_null_stays_null(
     text = 'syntax = "proto3"; message Order { optional sint64 id = 7; }'
     given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": topic, "valueFormat": "protobuf"}
     write(frame, {**given, "valueSchema": text})
-    assert values(kafka1, topic, 3) == [b"\x38\0", None, b"\x38\4"]
+    assert raw_values(kafka1, topic, 3) == [b"\x38\0", None, b"\x38\4"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -16,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.librdkafka import consumer
+from tests.spark.sink.conftest import assert_read_as_written, sink_options, write
+from tests.support.librdkafka import raw_values
 
 ORDER = {
     "type": "record",
@@ -29,12 +28,6 @@ ORDER = {
 }
 
 
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
-
-
 def orders(spark: SparkSession) -> DataFrame:
     return spark.sql(
         "SELECT struct(id, array('a', concat('b', id)) AS lines) AS value, "
@@ -43,29 +36,14 @@ def orders(spark: SparkSession) -> DataFrame:
 
 
 def options(kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
-    return {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
-        "topic": topic,
-        "valueFormat": "confluent-avro",
-        "schema.registry.url": registry.url,
-        **{name.replace("_", "."): text for name, text in more.items()},
-    }
-
-
-def write(frame: DataFrame, given: dict[str, str]) -> None:
-    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**given).save()
+    return sink_options(kafka, topic, "confluent-avro", registry.url, **more)
 
 
 def read_back(kafka: LocalKafka, registry: FakeSchemaRegistry, topic: str, count: int) -> list[Any]:
     """Return the values as Confluent's deserialiser reads them."""
     read = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
-    reader: Consumer = consumer(kafka, "unused")
-    try:
-        reader.assign([TopicPartition(topic, 0, 0)])
-        messages = reader.consume(count, timeout=30)
-        return [read(each.value(), SerializationContext(topic, MessageField.VALUE)) for each in messages]
-    finally:
-        reader.close()
+    context = SerializationContext(topic, MessageField.VALUE)
+    return [read(value, context) for value in raw_values(kafka, topic, count)]
 
 
 def order(number: int, note: str | None = None) -> dict[str, Any]:
@@ -106,19 +84,12 @@ def test_stream_registers_the_schema_of_its_column_and_keeps_tombstones(
 def test_written_values_are_read_by_the_source_as_they_were(
     spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
 ) -> None:
-    topic = topic1()
-    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
     frame = spark.sql(
         "SELECT struct(1L AS a, CAST(1.5 AS DECIMAL(9, 2)) AS b, map('x', 2) AS c, DATE'2026-01-31' AS d, "
         "TIMESTAMP'2026-01-31 06:00:00.123456' AS e, TIMESTAMP_NTZ'2026-01-31 06:00:00' AS f, X'00FF' AS g, "
         "CAST(NULL AS STRING) AS h, true AS i, named_struct('j', CAST(0.5 AS FLOAT)) AS k) AS value"
     )
-    write(frame, given)
-    read = {
-        name: text for name, text in given.items() if name not in ("topic", "schema.registry.auto.register.schemas")
-    }
-    again = spark.read.format("pykafka-group").options(**read, subscribe=topic).load().select("value")
-    assert again.collect() == frame.collect()
+    assert_read_as_written(frame, options(kafka1, topic1(), registry))
 
 
 @pytest.mark.parametrize(
