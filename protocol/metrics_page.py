@@ -80,9 +80,14 @@ observe(consumer)
 
 _LAG = """\
 `pykafka groups lag GROUP... --serve :9308` serves the lag of groups, and `LagListener(options=...).serve(9309)` that of
-the queries of a Spark session, with their rates. Both need `pip install '.[prometheus]'`. The lag of a group is
-computed for each scrape; that of a query is the newest one that Spark has reported. The names are those of
-kafka_exporter and Kafka Lag Exporter. The dashboard `conf/grafana-lag.json` shows them.
+the queries of a Spark session, with their rates. Both need `pip install '.[prometheus]'`. Lag is computed for each
+scrape. Without `options`, the lag of a query is that at the end of its last trigger, and up to the log ends at the
+start of that trigger only. The names are those of kafka_exporter and Kafka Lag Exporter. The dashboard
+`conf/grafana-lag.json` shows them.
+
+Records arrive at the rate of `kafka_topic_partition_current_offset`; Spark's rates are those of the records that were
+read, which `maxOffsetsPerTrigger` limits. The lag of an ended query is not served any more: alert on
+`spark_streaming_query_active == 0`, and on its absence.
 
 | metric | labels | meaning |
 | --- | --- | --- |
@@ -91,8 +96,9 @@ kafka_exporter and Kafka Lag Exporter. The dashboard `conf/grafana-lag.json` sho
 | `kafka_consumergroup_group_lag_seconds` | consumergroup, topic, partition | age of the first uncommitted record |
 | `kafka_consumergroup_members` | consumergroup | members of the group |
 | `kafka_topic_partition_current_offset` | topic, partition | the log end |
-| `spark_streaming_input_rows_per_second` | query | rows that arrived per second |
-| `spark_streaming_processed_rows_per_second` | query | rows processed per second |
+| `spark_streaming_query_active` | query | 1 while the query runs, 0 after its end |
+| `spark_streaming_input_rows_per_second` | query | rows read per second since the trigger before |
+| `spark_streaming_processed_rows_per_second` | query | rows per second of the last trigger's duration |
 | `spark_streaming_batch_duration_seconds` | query | time of the last trigger |
 
 For a query the label `consumergroup` is its name, or its id."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
@@ -41,6 +41,7 @@ class GroupCommits:
         self._options = options
         self.manager: OffsetManager | None = None
         """Commits in the background; None while no group is set."""
+        self._logged: Mapping[TopicPartition, int] = {}
 
     @property
     def group(self) -> str | None:
@@ -82,9 +83,19 @@ class GroupCommits:
                 for key, offset in assignment.positions(completed).items()
                 if key in owned and ids.get(key[0], owned[key]) == owned[key]
             }
+            self._log(self.manager.group, {key: each.offset for key, each in offsets.items()})
             self.manager.retain(offsets)
             # After truncation or recreation, the offset may be lower than before.
             self.manager.reset(offsets, member)
+
+    def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Log the offsets that have changed since the last call: once for each batch."""
+        changed = sorted(key for key, offset in offsets.items() if self._logged.get(key) != offset)
+        self._logged = offsets
+        if changed:
+            more = f" and {len(changed) - 10} more" if len(changed) > 10 else ""
+            ends = ", ".join(f"{partition_name(key)} {offsets[key]}" for key in changed[:10])
+            log.info("group %s: committing what is complete: %s%s", group, ends, more)
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop marked offsets of all other partitions: a late commit would reset their new owner's offset."""

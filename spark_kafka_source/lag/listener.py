@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from protocol.errors import UsageError
+from protocol.errors import KafkaError, UsageError
 from protocol.once import log_once
 from spark_kafka_source.lag.of_query import lag_of_query
 from spark_kafka_source.lag.plot import lines
@@ -36,8 +37,6 @@ HISTORY_SCHEMA = pa.schema(
     ]
 )
 _KEPT = 1_000
-# What of a query's progress is served beside its lag.
-_RATES = ("inputRowsPerSecond", "processedRowsPerSecond", "batchDuration")
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 
@@ -109,7 +108,7 @@ class LagListener(StreamingQueryListener):
         self._history: deque[_Trigger] = deque(maxlen=kept)
         self._number = 0
         self._latest: dict[str, tuple[int, Lag]] = {}
-        self._progress: dict[str, Mapping[str, Any]] = {}
+        self._progress: dict[str, bytes] = {}  # the last one of each query in `latest`, compressed
         self._running: dict[str, str] = {}  # query id -> name
         self._waiting: list[Mapping[str, Any]] = []
         self._sampling = False
@@ -128,7 +127,10 @@ class LagListener(StreamingQueryListener):
             return {query: lag for query, (_, lag) in self._latest.items()}
 
     def serve(self, port: int, address: str = "0.0.0.0") -> tuple[Any, Any]:  # noqa: S104
-        """Serve the newest lags, rates and times of triggers for Prometheus; docs/metrics.md has the names.
+        """Serve lags, rates and times of triggers for Prometheus; docs/metrics.md has the names.
+
+        With `options`, each scrape requests the current log ends, within `sample_ms` per running query. An ended query
+        has no lag: only `spark_streaming_query_active` says 0, as long as it is in `history`.
 
         Parameters
         ----------
@@ -150,13 +152,32 @@ class LagListener(StreamingQueryListener):
 
         def read() -> list[NamedLag]:
             with self._lock:
-                progress = dict(self._progress)
-            return [NamedLag(name, lag, progress=progress.get(name, {})) for name, lag in self.latest.items()]
+                packed, running = dict(self._progress), set(self._running.values())
+            found = []
+            for name, lag in self.latest.items():
+                if name not in running:
+                    found.append(NamedLag(name, Lag(()), active=False))
+                elif name in packed:
+                    progress = json.loads(zlib.decompress(packed[name]))
+                    found.append(NamedLag(name, self._lag_now(lag, progress), progress=progress, active=True))
+            return found
 
         return serve(port, read, address)
 
+    def _lag_now(self, lag: Lag, progress: Mapping[str, Any]) -> Lag:
+        """Return the lag with the current log ends, or the last known one."""
+        if self._options is None:
+            return lag
+        try:
+            return lag_of_query(progress, options=self._options, sample_ms=self._sample_ms, timeout_ms=self._sample_ms)
+        except KafkaError as error:
+            log.debug("the last known lag of %s is served: %s", _name(progress), error)
+            return lag
+
     def onQueryStarted(self, event: Any) -> None:
-        """Do nothing; Spark requires the method."""
+        """Remember the query as running."""
+        with self._lock:
+            self._running[str(event.id)] = str(event.name or event.id)
 
     def onQueryIdle(self, event: Any) -> None:
         """Do nothing; Spark requires the method."""
@@ -220,7 +241,7 @@ class LagListener(StreamingQueryListener):
             self._history.append(trigger)
             self._latest[ended.query] = self._number, ended.lag
             self._running[progress["id"]] = ended.query
-            self._progress[ended.query] = {name: progress.get(name) for name in _RATES}
+            self._progress[ended.query] = zlib.compress(json.dumps(progress).encode())
             self._forget_ended()
 
     def _forget_ended(self) -> None:

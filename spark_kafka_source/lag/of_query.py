@@ -1,23 +1,24 @@
-"""The lag of a query, from its progress, and before PySpark 4.2 from the brokers' log end offsets."""
+"""The lag of a query, from its progress, and with `options` from the brokers' log end offsets."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from protocol.clock import Deadline
-from protocol.cluster.client import Client
-from protocol.config import ConsumerConfig
 from protocol.consumer.list_offsets import list_offsets
-from protocol.errors import ConfigurationError, UsageError
-from protocol.kafka_terms import LATEST
+from protocol.consumer.log_offsets import ListedOffset
+from protocol.errors import ConfigurationError, KafkaError, UsageError
+from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.process_state import PROCESS
+
+log = logging.getLogger(__name__)
 
 
 @with_remedies()
@@ -28,7 +29,10 @@ def lag_of_query(
     sample_ms: float = SAMPLE_MS,
     timeout_ms: float | None = None,
 ) -> Lag:
-    """Return the distance of a query's last completed batch from the log ends when the batch was planned.
+    """Return the distance of a query's last completed batch from the log ends.
+
+    Without `options` these are the log ends when the batch was planned: a query that reads all records has no lag then,
+    however long its batches take.
 
     Parameters
     ----------
@@ -36,9 +40,9 @@ def lag_of_query(
         A query, its progress (`query.lastProgress`), or the progress as a dict or as JSON. All its Kafka sources count,
         including those of Spark's own connector.
     options : str or mapping, optional
-        Bootstrap servers, or the options of the source. With them lag is also in seconds, from requests for the first
-        unread records. Before PySpark 4.2 they are required: Spark does not report the log end offsets, so the current
-        ones are requested from the brokers.
+        Bootstrap servers, or the options of the source. With them, the current log ends are requested from the brokers,
+        and lag is also in seconds, from requests for the first unread records. Required before PySpark 4.2: Spark does
+        not report the log end offsets.
     sample_ms : float
         The time limit of the requests for the first unread records.
     timeout_ms : float, optional
@@ -61,8 +65,21 @@ def lag_of_query(
         return lag
     config, consumer = configs(options)
     client = PROCESS.client(config)
-    if without_ends:
-        lag = _with_ends(lag, without_ends, client, consumer, client.deadline(timeout_ms))
+    ends: dict[TopicPartition, ListedOffset] = {}
+    asked = {(row.topic, row.partition): LATEST for row in lag if row.committed is not None}
+    deadline = client.deadline(timeout_ms)
+    try:
+        list_offsets(client, asked, isolation_level=consumer.isolation_level, deadline=deadline, found=ends)
+    except KafkaError as error:
+        if without_ends:
+            raise
+        log.warning("some lags are those at the time of the batch's plan, without the current log ends: %s", error)
+    lag = Lag(
+        tuple(
+            row._replace(end=found.offset) if (found := ends.get((row.topic, row.partition))) is not None else row
+            for row in lag
+        )
+    )
     return with_seconds(lag, client, consumer, sample_ms)
 
 
@@ -114,17 +131,3 @@ def _offsets(offset: Any) -> Offsets:
         return Offsets.from_progress(offset)
     except ConfigurationError:
         return Offsets({})
-
-
-def _with_ends(lag: Lag, sources: set[int], client: Client, consumer: ConsumerConfig, deadline: Deadline) -> Lag:
-    """Add the current log end offsets of these sources."""
-    asked = {(row.topic, row.partition): LATEST for row in lag if row.source in sources and row.committed is not None}
-    ends = list_offsets(client, asked, isolation_level=consumer.isolation_level, deadline=deadline)
-    return Lag(
-        tuple(
-            row._replace(end=ends[row.topic, row.partition].offset)
-            if row.source in sources and row.committed is not None
-            else row
-            for row in lag
-        )
-    )

@@ -29,8 +29,9 @@ NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kafka_consumergroup_group_lag_seconds": ("age of the first uncommitted record", _PARTITION),
     "kafka_consumergroup_members": ("members of the group", ("consumergroup",)),
     "kafka_topic_partition_current_offset": ("the log end", ("topic", "partition")),
-    "spark_streaming_input_rows_per_second": ("rows that arrived per second", ("query",)),
-    "spark_streaming_processed_rows_per_second": ("rows processed per second", ("query",)),
+    "spark_streaming_query_active": ("1 while the query runs, 0 after its end", ("query",)),
+    "spark_streaming_input_rows_per_second": ("rows read per second since the trigger before", ("query",)),
+    "spark_streaming_processed_rows_per_second": ("rows per second of the last trigger's duration", ("query",)),
     "spark_streaming_batch_duration_seconds": ("time of the last trigger", ("query",)),
 }
 """Meaning and labels by name."""
@@ -55,12 +56,15 @@ class NamedLag:
         None for a query.
     progress : mapping
         A query's progress, for its rates and the time of its trigger.
+    active : bool or None
+        Whether the query runs; None for a group.
     """
 
     name: str
     lag: Lag
     members: int | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
+    active: bool | None = None
 
 
 class LagCollector(Collector):
@@ -98,6 +102,8 @@ class LagCollector(Collector):
                     ends[place] = max(row.end, ends.get(place, row.end))
             if each.members is not None:
                 families["kafka_consumergroup_members"].add_metric([each.name], each.members)
+            if each.active is not None:
+                families["spark_streaming_query_active"].add_metric([each.name], each.active)
             for key, (name, factor) in _RATES.items():
                 if isinstance(each.progress.get(key), (int, float)):
                     families[name].add_metric([each.name], each.progress[key] * factor)

@@ -20,7 +20,7 @@ class Sample:
     rows : int
         Number of rows that the batch read.
     input_rows_per_s, processed_rows_per_s : float or None
-        Rows that arrived per second since the previous trigger, and rows per second of this batch.
+        Rows read per second since the previous trigger, and rows per second of this batch.
     batch_s : float or None
         Duration of the trigger.
     lag : Lag or None

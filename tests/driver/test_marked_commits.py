@@ -22,7 +22,7 @@ from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, r
 class Marks:
     """Replaces an `OffsetManager`: records all staged offsets, including lower ones."""
 
-    healthy = True
+    healthy, group = True, "g"
 
     def __init__(self) -> None:
         self.marked: list[dict[tuple[str, int], int]] = []
@@ -93,6 +93,18 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     assert ranges(reader, end, after) == [(1, 30, 40)]
     assert marks.marked == [{("a", 0): 15}, {("a", 0): 20}, *[{("a", 0): 20, ("a", 1): 30}] * 2]
     assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
+
+
+def test_each_batch_is_logged_once(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """An idle query would otherwise write a line per trigger."""
+    caplog.set_level(logging.INFO, "spark_kafka_source.driver.group_commits")
+    reader = cluster.reader()
+    reader.query.commits.manager = Marks()  # type: ignore[assignment]
+    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    for _ in range(3):
+        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    committing = "group g: committing what is complete"
+    assert caplog.messages[1:] == [f"{committing}: a-0 15, a-1 20", f"{committing}: a-0 20"]
 
 
 @pytest.mark.parametrize(

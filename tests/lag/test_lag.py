@@ -136,6 +136,21 @@ def test_progress_without_log_ends_is_completed_by_brokers_or_refused(
     assert lag.metrics()["maxOffsetsBehindLatest"] == 14
 
 
+def test_options_ask_for_the_log_ends_of_now(caplog: pytest.LogCaptureFixture) -> None:
+    source = {
+        "endOffset": {"t": {"0": 5}, "gone": {"0": 1}, "@ids": {}},
+        "latestOffset": {"t": {"0": 5}, "gone": {"0": 3}},
+    }
+    progress = {**PROGRESS, "sources": [source]}
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 1)
+        kafka.write("t", 0, records(0, 20))
+        lag = lag_of_query(progress, options=kafka.bootstrap_servers, timeout_ms=500)
+    assert [(row.topic, row.offsets_behind) for row in lag] == [("gone", 2), ("t", 15)]
+    assert "some lags are those at the time of the batch's plan" in caplog.text
+    assert lag_of_query(progress).offsets_behind == 2
+
+
 def test_lag_from_the_repr_of_offsets() -> None:
     source = {"endOffset": "{'t': {'0': 3}, '@ids': {}}", "latestOffset": "{'t': {'0': 5}}"}
     rate = {"endOffset": "{0: 1}", "latestOffset": "[1, 2"}

@@ -6,14 +6,18 @@ import json
 import re
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.lag import LagListener
 from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from tests.lag.test_lag import PROGRESS, progress_event
+from tests.protocol.consumer.consuming import records
 from tests.support.documents import ROOT
+from tests.support.wait_until import wait_until
 
 LAG = Lag((PartitionLag("orders", 0, 5, 9, 1.5), PartitionLag("orders", 1, None, 7)))
 
@@ -58,6 +62,31 @@ def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
     assert sum(value for (name, *_), value in found.items() if name == "kafka_consumergroup_lag") == 11
     assert [found[f"spark_streaming_{name}", "etl"] for name in (
         "input_rows_per_second", "processed_rows_per_second", "batch_duration_seconds")] == [10, 20, 1.5]  # fmt: skip
+
+
+def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
+    """Records arrive while a batch takes long; then the query fails, and its rates would look healthy for ever."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 1)
+        kafka.write("t", 0, records(0, 5))
+        listener = LagListener(options=kafka.bootstrap_servers)
+        server, thread = listener.serve(0, "127.0.0.1")
+        listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
+        source = {"endOffset": {"t": {"0": 5}, "@ids": {}}, "latestOffset": {"t": {"0": 5}}}
+        progress = {**PROGRESS, "id": "id of etl", "sources": [source], "inputRowsPerSecond": 10.0}
+        listener.onQueryProgress(progress_event(progress))
+        wait_until(lambda: scrape(server.server_port).get(("kafka_consumergroup_lag", "etl", "t", "0")) == 0)
+        kafka.write("t", 0, records(5, 40))
+        found = scrape(server.server_port)
+        assert found["kafka_consumergroup_lag", "etl", "t", "0"] == 40
+        assert ("kafka_consumergroup_group_lag_seconds", "etl", "t", "0") in found
+        assert found["spark_streaming_query_active", "etl"] == 1
+        kafka.silence(1)
+        assert scrape(server.server_port)["kafka_consumergroup_lag", "etl", "t", "0"] == 0, "the last known one"
+        listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+        assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
+        server.shutdown()
+        thread.join()
 
 
 def test_dashboard_and_page_name_the_metrics_that_exist() -> None:
