@@ -97,9 +97,9 @@ def inspect(path: str, last: int, number: int | None, partitions: bool, output: 
 def diff(cluster: Cluster, path: str, group: str | None, everything: bool, output: str) -> None:
     """Compare the last batch of a checkpoint with the logs, and with the offsets of the query's group.
 
-    COMPLETED is where the last committed batch ends, PLANNED where the last batch ends. Exit with 1 if a restarted
-    query would miss records or not find its position: deleted records, a log that is shorter, a deleted or recreated
-    topic.
+    COMPLETED is where the last committed batch ends, PLANNED where the last batch ends, LAG the distance from COMPLETED
+    to the log end. Exit with 1 if a restarted query would miss records or not find its position: deleted records, a log
+    that is shorter, a deleted or recreated topic.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def diff(cluster: Cluster, path: str, group: str | None, everything: bool, outpu
     if not rows:
         click.echo(f"No finding in {compared} partitions; --all shows them.", err=True)
     if not last.committed:
-        click.echo(f"Batch {last.number} is not committed: a restarted query repeats it.", err=True)
+        click.echo(f"Batch {last.number} is not committed: it runs, or a restarted query repeats it.", err=True)
     if losses:
         raise click.ClickException(f"{losses} partitions cannot be resumed without loss.")
 
@@ -164,7 +164,7 @@ class _Comparison:
         end = self._logs.ends[key].offset if key in self._logs.ends else None
         loss = self._loss(key, planned if completed is None else completed, planned, start, end)
         finding = loss or self._group_finding(key, completed, group)
-        lag = None if end is None or planned is None else end - planned
+        lag = None if end is None or completed is None else end - completed
         return (*key, completed, planned, group, start, end, lag, finding), loss is not None
 
     def _loss(

@@ -17,6 +17,7 @@ from protocol.admin.transactions import (
     list_transactions,
     open_transactions,
 )
+from protocol.errors import BrokerError
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -94,7 +95,9 @@ def describe(cluster: Cluster, transactional_ids: tuple[str, ...], output: str) 
 def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], ...], output: str) -> None:
     """List open transactions of partitions, from their leaders.
 
-    Consumers with isolation.level=read_committed wait at START-OFFSET.
+    Consumers with isolation.level=read_committed wait at START-OFFSET. Without a TRANSACTIONAL-ID, no coordinator knows
+    the transaction any more: end it with `txn abort --topic`. Others end after transaction.timeout.ms, or with `txn
+    abort TRANSACTIONAL-ID`.
 
     \b
     Examples:
@@ -103,7 +106,14 @@ def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], 
     """
     keys = named_partitions(cluster.client, topics, cluster.deadline)
     found = open_transactions(cluster.client, keys, cluster.deadline)
-    print_rows(_OPEN, [_row(each) for each in found], output)
+    owners: dict[int, str] = {}
+    if found:
+        try:
+            owners = _owners(cluster, {each.producer_id for each in found})
+        except BrokerError as error:
+            click.echo(f"Transactional ids are unknown: {error}", err=True)
+    rows = [(*_row(each), owners.get(each.producer_id)) for each in found]
+    print_rows((*_OPEN, "transactional_id"), rows, output)
 
 
 @txn.command()
@@ -175,16 +185,20 @@ def _abort_hanging(cluster: Cluster, topic: str, partition: int, start_offset: i
         raise click.ClickException(
             f"Could not find any open transactions starting at offset {start_offset} on partition {topic}-{partition}"
         )
-    known = list_transactions(cluster.client, cluster.deadline, producer_ids=[found[0].producer_id])
-    owners = [each for each in known if each.state in OPEN_STATES]
-    if owners:
+    if owners := _owners(cluster, {found[0].producer_id}):
         raise click.ClickException(
-            f"The transaction belongs to the transactional id '{owners[0].transactional_id}', which its coordinator "
+            f"The transaction belongs to the transactional id '{owners[found[0].producer_id]}', which its coordinator "
             "knows. Abort that id, so that all partitions of the transaction are aborted."
         )
     if execute:
         abort_hanging(cluster.client, found[0], cluster.deadline)
     print_rows(_OPEN, [_row(each) for each in found], output)
+
+
+def _owners(cluster: Cluster, producer_ids: Collection[int]) -> dict[int, str]:
+    """Return the transactional ids of open transactions that a coordinator knows, by producer id."""
+    known = list_transactions(cluster.client, cluster.deadline, producer_ids=producer_ids)
+    return {each.producer_id: each.transactional_id for each in known if each.state in OPEN_STATES}
 
 
 def _row(found: OpenTransaction) -> tuple[str | int | None, ...]:

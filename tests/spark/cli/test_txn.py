@@ -173,13 +173,14 @@ def test_hanging_transaction_is_found_and_aborted(
     row = produce(client, name, records, version=version, transactional_id=raw.transactional_id)
     assert row["error_code"] == 0
     (found,) = rows(kafka1, "hanging", name)
-    assert (found["start_offset"], found["producer_id"]) == (1, raw.producer_id)
+    assert (found["start_offset"], found["producer_id"], found["transactional_id"]) == (1, raw.producer_id, None)
     place = ("--topic", name, "--partition", "0", "--start-offset")
     wrong = run(kafka1, "abort", *place, "0", "--execute")
     assert (wrong.exit_code, wrong.stdout) == (1, "")
     assert f"Could not find any open transactions starting at offset 0 on partition {name}-0" in wrong.stderr
     assert run(kafka1, "abort", *place, "1").exit_code == 0
     assert rows(kafka1, "hanging", f"{name}:0") == [found]
+    del found["transactional_id"]
     assert rows(kafka1, "abort", *place, "1", "--execute") == [found]
     assert rows(kafka1, "hanging", name) == []
     wait_until_decided(kafka1, [(name, 0)])
@@ -187,6 +188,7 @@ def test_hanging_transaction_is_found_and_aborted(
 
 def test_abort_by_partition_refuses_transaction_with_known_id(kafka1: LocalKafka, open_: Open) -> None:
     (first, *_) = rows(kafka1, "hanging", open_.topic)
+    assert first["transactional_id"] == f"{open_.prefix}-open"
     place = ("--topic", first["topic"], "--partition", str(first["partition"]))
     result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute")
     assert result.exit_code == 1
