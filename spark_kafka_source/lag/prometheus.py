@@ -57,7 +57,7 @@ class NamedLag:
     progress : mapping
         A query's progress, for its rates and the time of its trigger.
     active : bool or None
-        Whether the query runs; None for a group.
+        True while the query runs; None for a group.
     """
 
     name: str

@@ -65,7 +65,7 @@ def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
 
 
 def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
-    """Records arrive while a batch takes long; then the query fails, and its rates would look healthy for ever."""
+    """Records arrive while a batch takes long; then the query fails, and its rates would look healthy forever."""
     with FakeKafka() as kafka:
         kafka.create_topic("t", 1)
         kafka.write("t", 0, records(0, 5))
