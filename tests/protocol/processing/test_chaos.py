@@ -259,6 +259,8 @@ def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tup
                 acknowledged = event.offset
                 # After a kill this may be more than the judge knows: the last acknowledgement is not always logged.
                 lowest = max(lowest, acknowledged)
+                while lowest in done and (partition, lowest) not in poison:
+                    lowest += 1
                 continue
             if event.what == "assigned":
                 killed = last.killed and last.ended_ns < event.time_ns
@@ -274,10 +276,11 @@ def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tup
                 continue
             if event.what == "fail":
                 failures[event.offset] += 1
-            # After its last failure, a poison record is written to the dead letter topic.
+            # After its last failure, a poison record is written to the dead letter topic, unless its partition is being
+            # revoked: only a commit tells.
             if event.what == "end" or ((partition, event.offset) in poison and failures[event.offset] == ATTEMPTS):
                 finished.add(event.offset)
                 done.add(event.offset)
-                while lowest in done:
+                while lowest in done and (partition, lowest) not in poison:
                     lowest += 1
     return len(again)
