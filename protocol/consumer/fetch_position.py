@@ -318,6 +318,8 @@ class FetchPosition:
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
+        if self.preferred_replica == NO_REPLICA and self.high_watermark < self.until_offset:
+            self._suspect_truncation(broker)
         # Only a leader's redirection counts, otherwise two replicas could redirect in a circle.
         if row["preferred_read_replica"] != NO_REPLICA and self.preferred_replica == NO_REPLICA:
             self.preferred_replica = row["preferred_read_replica"]
@@ -338,6 +340,24 @@ class FetchPosition:
             )
         # No record is missing: the leader of that epoch was replaced before its first record.
         self.last_epoch = agreed["epoch"]
+
+    def _suspect_truncation(self, broker: object) -> None:
+        """Raise `LogTruncated`, which the leader must confirm, if an election since may have shortened the log.
+
+        Without new records, a truncated log only gives empty replies. The high watermark of a new leader may also lag.
+        """
+        if not NO_LEADER_EPOCH < self.until_epoch < self.leader_epoch:
+            return
+        raise LogTruncated(
+            f"{self.name}: the log was truncated below offset {self.until_offset}: {broker} has it up to offset "
+            f"{self.high_watermark} in leader epoch {self.leader_epoch}, and offsets up to {self.until_offset} existed "
+            f"in leader epoch {self.until_epoch}. Likely cause: an unclean leader election. Offsets {self.position} to "
+            f"{self.until_offset} are lost",
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.position,
+            leader_epoch=self.until_epoch,
+        )
 
     def _grow(self, partial_bytes: int) -> None:
         """Handle a truncated record batch: request twice as much, or its size, up to `fetch.max.bytes`."""

@@ -133,9 +133,10 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
 def _confirm_truncation(
     client: Client, partition: FetchPosition, error: LogTruncated, deadline: Deadline
 ) -> Retry | InvalidPosition:
-    """Ask the leader where the epoch ended, if only the epochs of its record batches say that the log was truncated.
+    """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated.
 
-    A broker other than Kafka's may give its record batches epochs of another kind: then they are not compared any more.
+    A broker other than Kafka's may give its record batches epochs of another kind, and after a clean election the high
+    watermark may lag behind: then the range is read without this check.
     """
     epoch = error.context.get("leader_epoch")
     if epoch is not None:

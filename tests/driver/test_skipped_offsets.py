@@ -64,7 +64,7 @@ def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: 
 
 
 @pytest.mark.parametrize("remaining", [0, 14, 17])
-@pytest.mark.parametrize("written", [2, 30])
+@pytest.mark.parametrize("written", [0, 2, 30])
 def test_records_written_after_a_truncation_are_read_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, remaining: int, written: int
 ) -> None:
@@ -75,10 +75,14 @@ def test_records_written_after_a_truncation_are_read_once(
     planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
     cluster.log("a", 0).truncate(remaining)
     cluster.set_leader_epoch("a", 0, 6)
-    cluster.write("a", 0, records(remaining, written, epoch=6))
+    cluster.log("a", 0).begin_epoch(6)
+    if written:
+        cluster.write("a", 0, records(remaining, written, epoch=6))
     replayed = offsets_read(reader, begin, planned)
     assert replayed == list(range(begin["a"]["0"], remaining))
-    assert f"Offsets {max(remaining, begin['a']['0'])} to 20 now have other records" in caplog.text
+    assert (
+        f"Offsets {max(remaining, begin['a']['0'])} to 20 {'now have other' if written else 'are lost'}" in caplog.text
+    )
     after = reader.latestOffset(planned, reader.getDefaultReadLimit())
     assert offsets_read(reader, planned, after) == list(range(remaining, remaining + written))
 
