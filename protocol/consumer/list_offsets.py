@@ -102,11 +102,17 @@ def _listed(row: Mapping[str, Any]) -> ListedOffset:
 
 
 def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
-    """Return the offset after the last record of `epoch`, or else of the newest older epoch; None if unknown.
+    """Return the end of one partition's epoch; None if unknown. See `ends_of_epochs`."""
+    return ends_of_epochs(client, {(topic, partition): epoch}, deadline).get((topic, partition))
+
+
+def ends_of_epochs(
+    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Return the offset after the last record of each epoch, or else of the newest older one, without unknown epochs.
 
     Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
     """
-    asked, fields = {(topic, partition): {"leader_epoch": epoch}}, {"replica_id": _A_CLIENT}
+    asked, fields = {key: {"leader_epoch": epoch} for key, epoch in epochs.items()}, {"replica_id": _A_CLIENT}
     rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, check_leader_epoch=True)
-    end_offset = int(rows[topic, partition]["end_offset"])
-    return None if end_offset == _UNKNOWN else end_offset
+    return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}

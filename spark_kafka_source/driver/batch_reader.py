@@ -58,7 +58,7 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
     def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:
         options = self._options
         found = discover(client, options, deadline)
-        starts = starting_offsets(client, options, found, deadline)
+        starts = {key: each.offset for key, each in starting_offsets(client, options, found, deadline).items()}
         ends = ending_offsets(client, options, found, deadline)
         if options.end == "latest":
             # With an open transaction, the last stable offset may be before a group's offset.

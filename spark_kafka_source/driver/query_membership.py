@@ -18,10 +18,11 @@ from types import FrameType
 from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.error_messages import with_option_names
@@ -44,10 +45,10 @@ _MAX_CLOSE_S = 2.0
 
 @dataclass(frozen=True)
 class _AssignedPartition:
-    """An assigned partition; `offset` is the group's offset at the assignment, None without one."""
+    """An assigned partition; `start` is the group's offset at the assignment, None without one."""
 
     topic_id: bytes
-    offset: int | None
+    start: CommittedOffset | None
 
 
 class QueryMembership:
@@ -96,7 +97,8 @@ class QueryMembership:
         """
         for key, offset in existing.added.items():
             if key in existing.owned:
-                self._starting.setdefault(key, _AssignedPartition(existing.owned[key], offset))
+                start = CommittedOffset(offset, existing.added_epochs.get(key, NO_LEADER_EPOCH))
+                self._starting.setdefault(key, _AssignedPartition(existing.owned[key], start))
         membership = self._subscribe(existing)
         membership.progress()
         if membership.rebalance_pending is not None:
@@ -112,12 +114,17 @@ class QueryMembership:
             log.warning("%s", with_option_names(refusal))
         owned = {key: topic_id for key, topic_id in existing.owned.items() if key in membership.owned}
         self._add_assigned(owned, completed, deadline)
-        added = {
-            key: assigned.offset
+        starts = {
+            key: assigned.start
             for key, assigned in self._assigned.items()
-            if assigned.offset is not None and assigned.topic_id == owned.get(key)
+            if assigned.start is not None and assigned.topic_id == owned.get(key)
         }
-        self._last = replace(existing, owned=owned, added=added, revoked=existing.owned.keys() - owned.keys())
+        self._last = QueryAssignment(
+            owned,
+            added={key: start.offset for key, start in starts.items()},
+            revoked=existing.owned.keys() - owned.keys(),
+            added_epochs={key: start.leader_epoch for key, start in starts.items() if start.leader_epoch >= 0},
+        )
         return self._last
 
     @property
@@ -209,15 +216,15 @@ class QueryMembership:
     def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply until the query has read beyond them."""
         for key, assigned in self._assigned.items():
-            if assigned.offset is not None and assigned.offset <= completed.ends.get(key, -1):
-                self._assigned[key] = replace(assigned, offset=None)
+            if assigned.start is not None and assigned.start.offset <= completed.ends.get(key, -1):
+                self._assigned[key] = replace(assigned, start=None)
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
         client, options = PROCESS.client(self._options.client), self._options
         offsets = group_offsets(client, options, new, deadline, after=completed.ends)
         unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
-        starts = {key: self._starting[key].offset for key, _ in unread if key not in completed.ends}
+        starts = {key: self._starting[key].start for key, _ in unread if key not in completed.ends}
         starts.update(offsets)
         self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})
         if ahead := [key for key in new if key in completed.ends and key in offsets]:

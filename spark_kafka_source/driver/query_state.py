@@ -97,7 +97,11 @@ class QueryState:
             def find() -> Offsets:
                 partitions = discover(self.client, self.options, deadline)
                 starts = starting_offsets(self.client, self.options, partitions, deadline)
-                return Offsets(starts, ids=topic_ids(partitions))
+                return Offsets(
+                    {key: each.offset for key, each in starts.items()},
+                    ids=topic_ids(partitions),
+                    epochs={key: each.leader_epoch for key, each in starts.items() if each.leader_epoch >= 0},
+                )
 
             self._starting = retry_unknown_topics(self.client, find, deadline)
         return self._starting

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S
-from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.list_offsets import ends_of_epochs, list_offsets
 from protocol.consumer.log_offsets import ListedOffset
-from protocol.errors import ConfigurationError, DeadlineExceeded
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.errors import ConfigurationError, DeadlineExceeded, UnsupportedVersion
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
@@ -39,10 +39,11 @@ OffsetSpec = str | ByPartition
 
 def starting_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
-) -> dict[TopicPartition, int]:
+) -> dict[TopicPartition, CommittedOffset]:
     """Return the start offset of each partition, from `startingOffsets` or an option with times.
 
-    Logs the start of a streaming query and its reason once: as a warning if existing records are not read.
+    Those of the group have the leader epochs with which they were committed. Logs the start of a streaming query and
+    its reason once: as a warning if existing records are not read.
 
     Raises
     ------
@@ -53,8 +54,10 @@ def starting_offsets(
     """
     spec = options.start
     started_at_latest: Collection[TopicPartition] = ()
+    committed: dict[TopicPartition, CommittedOffset] = {}
     if spec == "group":
-        offsets, missing_offsets = _offsets_of_group(client, options, partitions, deadline)
+        committed = group_offsets(client, options, partitions, deadline)
+        offsets, missing_offsets = _offsets_of_group(client, options, committed, partitions, deadline)
         if options.consumer.auto_offset_reset == "latest":
             started_at_latest = missing_offsets
         reason = _group_start_reason(options, partitions, missing_offsets)
@@ -75,7 +78,7 @@ def starting_offsets(
     if options.streaming:
         skipped_starts = log_start_offsets(client, started_at_latest, deadline)
         _log_start_positions(offsets, reason, sum(offsets[key] - start for key, start in skipped_starts.items()))
-    return offsets
+    return {key: committed.get(key, CommittedOffset(offset)) for key, offset in offsets.items()}
 
 
 def _group_start_reason(
@@ -268,10 +271,11 @@ def group_offsets(
     deadline: Deadline,
     *,
     after: Mapping[TopicPartition, int] | None = None,
-) -> dict[TopicPartition, int]:
+) -> dict[TopicPartition, CommittedOffset]:
     """Return the group's committed offsets; partitions without one, or with one not beyond `after`, are left out.
 
-    An offset that is not in the log is replaced according to `kafka.auto.offset.reset` or `failOnDataLoss=false`.
+    An offset that is not in the log is replaced according to `kafka.auto.offset.reset` or `failOnDataLoss=false`; so is
+    one whose leader epoch ended before it (KIP-320): the log was truncated, and may have grown again.
 
     Raises
     ------
@@ -287,23 +291,40 @@ def group_offsets(
     starts = log_start_offsets(client, committed, deadline)
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
     watermarks = _newest_high_watermarks(client, committed, epochs, deadline)
-    offsets = {key: entry.offset for key, entry in committed.items()}
-    out_of_range = [key for key, offset in offsets.items() if not starts[key] <= offset <= watermarks[key]]
-    latest = (
-        {key: entry.offset for key, entry in log_end_offsets(client, options, out_of_range, deadline).items()}
-        if out_of_range
-        else {}
-    )
-    for key in out_of_range:
-        offsets[key] = _replace_out_of_range(options, key, offsets[key], (starts[key], watermarks[key]), latest[key])
-    return offsets
+    out_of_range = {
+        key: (starts[key], watermarks[key])
+        for key, entry in committed.items()
+        if not starts[key] <= entry.offset <= watermarks[key]
+    }
+    epoch_ends = _known_ends(client, {key: epochs[key] for key in epochs.keys() - out_of_range}, deadline)
+    truncated = {key: (starts[key], end) for key, end in epoch_ends.items() if end < committed[key].offset}
+    replaced = {**out_of_range, **truncated}
+    latest = log_end_offsets(client, options, replaced, deadline) if replaced else {}
+    for key, log_range in sorted(replaced.items()):
+        offset = _replace_out_of_range(options, key, committed[key], log_range, latest[key].offset)
+        committed[key] = CommittedOffset(offset)
+    # An epoch that the leader does not know is of an earlier topic of this name.
+    return {key: entry if key in epoch_ends else CommittedOffset(entry.offset) for key, entry in committed.items()}
+
+
+def _known_ends(client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline) -> dict[TopicPartition, int]:
+    """Return the ends of the epochs that leaders know; none from brokers without the request."""
+    known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
+    try:
+        return ends_of_epochs(client, known, deadline) if known else {}
+    except UnsupportedVersion:
+        return {}
 
 
 def _offsets_of_group(
-    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client,
+    options: SourceOptions,
+    committed: Mapping[TopicPartition, CommittedOffset],
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
     """Return an offset per partition, and those without a committed one, which follow `kafka.auto.offset.reset`."""
-    offsets = group_offsets(client, options, partitions, deadline)
+    offsets = {key: entry.offset for key, entry in committed.items()}
     missing_offsets = [key for key in partitions if key not in offsets]
     reset = options.consumer.auto_offset_reset
     if missing_offsets and reset == "none":
@@ -318,24 +339,30 @@ def _offsets_of_group(
 
 
 def _replace_out_of_range(
-    options: SourceOptions, key: TopicPartition, offset: int, log_range: tuple[int, int], latest: int
+    options: SourceOptions, key: TopicPartition, committed: CommittedOffset, log_range: tuple[int, int], latest: int
 ) -> int:
-    """Return the replacement of a group's offset outside of the log [log_range); log skipped offsets.
+    """Return the replacement of a group's offset outside of [log_range); log skipped offsets.
+
+    The range is that of the log, or ends where the leader epoch of the committed offset ended.
 
     Raises
     ------
     DataLoss
         No option allows a replacement.
     """
-    start, end = log_range
+    (start, end), offset = log_range, committed.offset
     cause = (
         "retention or DeleteRecords has removed the next records"
         if offset < start
         else "the log was truncated (unclean leader election), or the topic was deleted and created again"
     )
+    holds, first_unread = f"the log holds [{start}, {end})", min(offset, start)
+    if end < offset <= latest:
+        holds += f" of the records that existed when it was committed, in leader epoch {committed.leader_epoch}"
+        first_unread = end
     message = (
-        f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: "
-        f"the log holds [{start}, {end}). Likely cause: {cause}"
+        f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: {holds}. Likely "
+        f"cause: {cause}"
     )
     remedy = "To continue, set failOnDataLoss=false to start at the nearest offset in the log"
     if options.start == "group":
@@ -343,7 +370,7 @@ def _replace_out_of_range(
     spec = options.group_out_of_range
     replacement = {"earliest": start, "latest": latest}.get(spec, start if offset < start else end)
     reset = "failOnDataLoss=false" if spec == "nearest" else f"kafka.auto.offset.reset={spec}"
-    skipped = f"Starts at {replacement}: {replacement - min(offset, start)} offsets are skipped"
+    skipped = f"Starts at {replacement}: {max(0, replacement - first_unread)} offsets are skipped"
     raise_or_warn([Loss(START_OFFSET_RESET, message, key, remedy, f"{reset}. {skipped}")], fail=spec == "fail")
     return replacement
 

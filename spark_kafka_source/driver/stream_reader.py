@@ -8,7 +8,7 @@ the first `latestOffset`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -187,12 +187,10 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
             log_once(_ONCE_WARNING % query.commits.group)
 
-    def _resolve_start(
-        self, start: JsonDict, deadline: Deadline
-    ) -> tuple[JsonDict, Offsets, Mapping[TopicPartition, int]]:
-        """Return the start of the next batch, the end of the last batch, and the start offsets of a first batch.
+    def _resolve_start(self, start: JsonDict, deadline: Deadline) -> tuple[JsonDict, Offsets, Offsets]:
+        """Return the start of the next batch, the end of the last batch, and the start of a first batch.
 
-        Before a query's first batch, the end has no offsets; afterwards there are no start offsets.
+        Before a query's first batch, the end has no offsets; afterwards that start has none.
         """
         query = self.query
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
@@ -204,7 +202,7 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         if is_new or (is_member and not completed.ends):
             resolved_start = query.starting_offsets(deadline)
             start = (Offsets({}) if is_member else resolved_start).to_json_dict()
-            return start, replace(resolved_start, ends={}), resolved_start.ends
+            return start, replace(resolved_start, ends={}, epochs={}), resolved_start
         if not query.running and not is_member:
             warn_if_offsets_differ(query.client, self._options, completed, deadline)
-        return start, completed, {}
+        return start, completed, Offsets({})

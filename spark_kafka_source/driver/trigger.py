@@ -6,7 +6,7 @@ Results that later calls need are stored in the `QueryState`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
@@ -35,15 +35,15 @@ class Trigger:
     query : QueryState
     completed : Offsets
         End of the last batch; empty before the first one.
-    starting : mapping of TopicPartition to int
-        Start offsets of a query's first batch.
+    starting : Offsets
+        Start of a query's first batch; empty afterwards.
     limit : ReadLimit or None
     deadline : Deadline
     """
 
     query: QueryState
     completed: Offsets
-    starting: Mapping[TopicPartition, int]
+    starting: Offsets
     limit: ReadLimit | None
     deadline: Deadline
 
@@ -87,9 +87,11 @@ class Trigger:
 
     def _assigned_logs(self) -> LogSnapshot:
         """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
-        known = self.completed.ends.keys() | self.starting.keys()
+        known = self.completed.ends.keys() | self.starting.ends.keys()
         assignment = assign_all(self._client, self._options, known, self.deadline)
-        assignment = replace(assignment, added={**self.starting, **assignment.added})
+        assignment = replace(
+            assignment, added={**self.starting.ends, **assignment.added}, added_epochs=self.starting.epochs
+        )
         if self.query.membership is not None:
             available_now = self.query.target is not None
             assignment = self.query.membership.assignment(

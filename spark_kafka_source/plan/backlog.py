@@ -29,11 +29,14 @@ class QueryAssignment:
     revoked : collection of TopicPartition
         Existing partitions that another member of the group reads. Any other partition that was read before and is
         not owned was deleted, which is a loss.
+    added_epochs : mapping of TopicPartition to int
+        Leader epochs with which the group has committed the offsets in `added`; unknown ones are left out.
     """
 
     owned: Mapping[TopicPartition, bytes]
     added: Mapping[TopicPartition, int] = field(default_factory=dict)
     revoked: Collection[TopicPartition] = frozenset()
+    added_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def positions(self, completed: Offsets) -> dict[TopicPartition, int]:
         """Return the next offset of each partition that was read or assigned at an offset, owned or not.
@@ -51,7 +54,10 @@ class QueryAssignment:
         Unknown ones are left out, such as those of partitions that another member has read.
         """
         positions = self.positions(completed)
-        return {key: epoch for key, epoch in completed.epochs.items() if positions[key] == completed.ends[key]}
+        return {
+            **{key: epoch for key, epoch in self.added_epochs.items() if positions[key] == self.added.get(key)},
+            **{key: epoch for key, epoch in completed.epochs.items() if positions[key] == completed.ends[key]},
+        }
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,13 @@ import logging
 
 import pytest
 
+from protocol.errors import DataLoss
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
-from tests.driver.changing_logs import Cluster
-from tests.protocol.consumer.consuming import client_of
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.plan.offsets import JsonDict
+from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges
+from tests.protocol.consumer.consuming import client_of, records
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"
 HALF = "a-0 at 7, a-1 at 20. The 20 offsets before that are not read. To read them, set startingOffsets=earliest"
@@ -105,3 +109,67 @@ def test_resumed_query_logs_no_start(cluster: Cluster, caplog: pytest.LogCapture
     reader.latestOffset({"a": {"0": 5, "1": 6}}, reader.getDefaultReadLimit())
     assert "it starts at" not in caplog.text
     assert "resuming from the checkpoint" in caplog.text
+
+
+# -- a log that was truncated below the group's offset, and has grown again ---------------------------------------
+
+
+@pytest.fixture
+def regrown(cluster: Cluster) -> Cluster:
+    """Return a cluster whose group has committed 20 in epoch 5; a-0 has other records from 14 on, up to 30."""
+    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
+    with client_of(cluster.bootstrap_servers) as client:
+        commit_offsets(client, "g", {key: CommittedOffset(20, 5) for key in BOTH}, client.deadline())
+    cluster.log("a", 0).truncate(14)
+    cluster.set_leader_epoch("a", 0, 6)
+    cluster.write("a", 0, b"".join(records(offset, 1, epoch=6) for offset in range(14, 30)))
+    return cluster
+
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["none", "classic", "consumer"])
+
+
+@PROTOCOLS
+def test_group_offset_of_a_truncated_log_is_a_loss(regrown: Cluster, protocol: str) -> None:
+    reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
+    with pytest.raises(DataLoss, match=r"offset 20 of a-0 is out of range: the log holds \[0, 14\) .* leader epoch 5"):
+        first_batch(reader)
+    reader.stop()
+    assert regrown.offsets.committed["g"]["a", 0].offset == 20
+
+
+@PROTOCOLS
+def test_group_offset_of_a_truncated_log_is_replaced(
+    regrown: Cluster, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    options = {"kafka.group.id": "g", "kafka.group.protocol": protocol, "failOnDataLoss": "false"}
+    reader = regrown.reader(**options)
+    begin, end = first_batch(reader)
+    assert offsets_read(reader, begin, end) == list(range(14, 30))
+    assert "Starts at 14: 0 offsets are skipped" in caplog.text
+    reader.stop()
+
+
+@PROTOCOLS
+def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster, protocol: str) -> None:
+    """Otherwise the next reader of the group could not detect a truncation."""
+    with client_of(regrown.bootstrap_servers) as client:
+        commit_offsets(client, "g", {("a", 0): CommittedOffset(30, 6)}, client.deadline())
+    reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
+    committed_before = len(regrown.request_bodies(OFFSET_COMMIT))
+    begin, end = first_batch(reader)
+    assert ranges(reader, begin, end) == []
+    reader.latestOffset(end, reader.getDefaultReadLimit())
+    reader.stop()
+    bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
+    rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
+    assert {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows} == {(30, 6), (20, 5)}
+
+
+def first_batch(reader: KafkaStreamReader) -> tuple[JsonDict, JsonDict]:
+    """Return start and end of a query's first batch."""
+    begin = reader.initialOffset()
+    end = begin
+    while end == begin or "a" not in end:  # a member waits for its assignment
+        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    return begin, end

@@ -184,7 +184,7 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
     reader = cluster.reader(**options)
     given = cluster.options(**options)
     begins = start_offsets.starting_offsets(reader.query.client, given, BOTH, Deadline.after_ms(9_000))
-    assert begins == {("a", 0): 10, ("a", 1): 20}
+    assert begins == {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
     assert len(cluster.request_bodies(LIST_OFFSETS)) == 4
 
 
@@ -197,7 +197,7 @@ def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, mon
     deadline = Deadline.after_ms(30_000)
     client = cluster.reader(**options).query.client
     begins = start_offsets.starting_offsets(client, cluster.options(**options), BOTH, deadline)
-    assert begins == {("a", 0): 10, ("a", 1): 20}
+    assert begins == {("a", 0): CommittedOffset(10), ("a", 1): CommittedOffset(20)}
     assert deadline.remaining_s() > 20
 
 
