@@ -36,6 +36,7 @@ _MODULES = {
     "events": "events",
     "ceiling": "ceiling",
     "first-batch": "first_batch",
+    "first-test": "first_test",
     "tuning": "tuning",
     "decoding": "decoding",
     "decoding-protobuf": "decoding_protobuf",
