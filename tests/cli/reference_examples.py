@@ -32,6 +32,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import acl_settings
 from tests.cli.reference_page import every_command, shortened
 from tests.support.documents import ROOT
+from tests.support.wait_until import wait_until
 
 _TIME_MS = 1_769_835_600_000  # 2026-01-31T05:00:00Z
 _PASSWORD = "secret-of-the-examples"
@@ -66,6 +67,11 @@ class Run:
             "/checkpoints/": f"{self.folder}/checkpoints/",
             "/run/secrets/": f"{self.folder}/secrets/",
         }
+
+    def shown_once(self, line: str, changed: str) -> None:
+        """Run an example for the page once its output has `changed`: brokers learn of changes a little later."""
+        wait_until(lambda: changed in CliRunner().invoke(pykafka, shlex.split(line)[1:]).output)
+        self.example(line, shown=True)
 
     def example(self, line: str, *, shown: bool = False, code: int = 0, given: str = "", follows: bool = False) -> None:
         """Run an example, and check its exit code.
@@ -354,7 +360,7 @@ def _security(run: Run) -> None:
     create = "pykafka acls create --principal User:alice --consumer --topic orders --group orders-etl"
     run.example(create, shown=True)
     run.example("pykafka acls create --principal User:bob --operation describe --topic orders- --prefixed")
-    run.example("pykafka acls list --principal User:alice", shown=True)
+    run.shown_once("pykafka acls list --principal User:alice", "orders-etl")
     run.example("pykafka acls list --topic orders --pattern match -o csv")
     run.example("pykafka acls delete --principal User:alice --topic orders", given="y\n", shown=True)
     run.example("pykafka acls delete --topic orders-test --yes")
@@ -363,13 +369,13 @@ def _security(run: Run) -> None:
     os.environ["BOB"] = _PASSWORD
     for name in ("alice", "bob"):
         run.example(f"pykafka users set {name} --mechanism SCRAM-SHA-256 --password-from env:BOB")
-    run.example("pykafka users list", shown=True)
+    run.shown_once("pykafka users list", "bob")
     run.example("pykafka users list alice bob -o json")
     run.example("pykafka users delete alice bob --mechanism SCRAM-SHA-256 --yes")
     run.example("pykafka users delete alice", given="y\n", shown=True)
     run.example("pykafka quotas set --user alice producer_byte_rate=1048576 consumer_byte_rate=2097152", shown=True)
     run.example("pykafka quotas set --client-id-default request_percentage=200")
-    run.example("pykafka quotas list", shown=True)
+    run.shown_once("pykafka quotas list", "request_percentage")
     run.example("pykafka quotas list --user alice -o json")
     run.example("pykafka quotas delete --user alice producer_byte_rate --yes")
     run.example("pykafka quotas delete --user alice", given="y\n", shown=True)
