@@ -185,7 +185,8 @@ class LogSnapshot:
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
         same_topic = self.assignment.owned[key] == self.completed.ids.get(key[0])
-        return self.completed.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
+        read = self.completed.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
+        return max(read, self.assignment.added_epochs.get(key, NO_LEADER_EPOCH))
 
 
 @dataclass(frozen=True)
