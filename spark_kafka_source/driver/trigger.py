@@ -89,9 +89,9 @@ class Trigger:
         """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
         known = self.completed.ends.keys() | self.starting.ends.keys()
         assignment = assign_all(self._client, self._options, known, self.deadline)
-        assignment = replace(
-            assignment, added={**self.starting.ends, **assignment.added}, added_epochs=self.starting.epochs
-        )
+        starting, owned = self.starting, assignment.owned
+        epochs = {key: epoch for key, epoch in starting.epochs.items() if owned.get(key) == starting.ids.get(key[0])}
+        assignment = replace(assignment, added={**starting.ends, **assignment.added}, added_epochs=epochs)
         if self.query.membership is not None:
             available_now = self.query.target is not None
             assignment = self.query.membership.assignment(

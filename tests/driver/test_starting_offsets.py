@@ -166,6 +166,18 @@ def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster,
     assert {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows} == {(30, 6), (20, 5)}
 
 
+def test_epoch_of_the_group_does_not_outlive_its_topic(regrown: Cluster) -> None:
+    """The topic is recreated after the start was resolved; its leader epochs begin again."""
+    with client_of(regrown.bootstrap_servers) as client:
+        commit_offsets(client, "g", {("a", 0): CommittedOffset(20, 6)}, client.deadline())
+    reader = regrown.reader(**{"kafka.group.id": "g", "failOnDataLoss": "false"})
+    assert reader.query.starting_offsets(reader.query.deadline()).epochs == {("a", 0): 6, ("a", 1): 5}
+    regrown.recreate("a", (0, 25), (0, 25))
+    _, end = first_batch(reader)
+    assert end["a"] == {"0": 25, "1": 25}
+    reader.stop()
+
+
 def first_batch(reader: KafkaStreamReader) -> tuple[JsonDict, JsonDict]:
     """Return start and end of a query's first batch."""
     begin = reader.initialOffset()

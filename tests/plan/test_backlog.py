@@ -34,6 +34,15 @@ def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
     assert (nameless.recreated, nameless.stale) == ({}, set())
 
 
+def test_epoch_of_an_assigned_offset_counts_too() -> None:
+    """Another member has read A1 to 30, in epoch 6: a leader of epoch 5 is an old one."""
+    assigned = replace(LOGS.assignment, added={A1: 30, C0: 3}, added_epochs={A1: 6, C0: 5})
+    logs = replace(LOGS, assignment=assigned, listed={**LOGS.listed, A1: end(40, 5)})
+    assert logs.stale == {A1}
+    assert logs.epochs[A1] == 6
+    assert logs.ends(None)[A1] == 30
+
+
 def test_run_ends_at_its_target_and_else_at_the_log_end() -> None:
     # C0 is newer than the start and is not read yet: it belongs to the next run.
     assert SAME.late_targets({}) == {A0: end(20, 6), B0: end(3)}
