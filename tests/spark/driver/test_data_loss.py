@@ -244,7 +244,7 @@ class Truncation:
         return rows("new", range(READ // 2, end)) + (rows("next", range(end, end + 3)) if self.grows_unnoticed else [])
 
 
-AGREED = "it is still the one that was read only up to offset 5"
+AGREED = "has the log that was read only up to offset 5"
 GROWN = Truncation(15, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}")
 TRUNCATIONS = [
     Truncation(2, CHANGED, "ends at offset 7, but the query has read up to 10: .* Offsets 5 to 10 were read"),
@@ -261,20 +261,25 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
     """Replicas that lack the second half of the read records become leaders, in one election for all cases."""
     for _ in range(REPEATS):
         leader, follower, other = random.sample(kafka.broker_ids, 3)
-        topics = [replicated(kafka, [leader, follower], [other, leader]) for _ in range(len(TRUNCATIONS) + 1)]
+        topics = [replicated(kafka, [leader, follower], [other, leader]) for _ in range(len(TRUNCATIONS) + 3)]
         with_spark = SparkStream(spark, kafka, topics[0], tmp_path)
-        streams: list[Stream | SparkStream] = [with_spark, *(Stream(kafka, each) for each in topics[1:])]
+        streams: list[Stream | SparkStream] = [with_spark, *(Stream(kafka, each) for each in topics[1:-2])]
+        planned = [Stream(kafka, each) for each in topics[-2:]]
         try:
-            for stream in streams:
+            for stream in [*streams, *planned]:
                 produce(kafka, stream.topic, "first", READ // 2)
+            assert [stream.run() for stream in planned] == [rows("first", range(READ // 2))] * 2
             kafka.stop(follower)
-            wait_for(lambda: all(in_sync(kafka, each.topic) == {leader} for each in streams))  # noqa: B023
+            wait_for(lambda: all(in_sync(kafka, each) == {leader} for each in topics))  # noqa: B023
             for stream in streams:
                 produce(kafka, stream.topic, "lost", READ - READ // 2)
                 assert len(stream.run()) == READ
+            for each in planned:
+                produce(kafka, each.topic, "lost", READ - READ // 2)
+                each.plan()
             kafka.stop(leader)
             kafka.start(follower)
-            wait_for(lambda: all(leader_of(kafka, each.topic) == follower for each in streams))  # noqa: B023
+            wait_for(lambda: all(leader_of(kafka, each) == follower for each in topics))  # noqa: B023
         finally:
             kafka.start(*{leader, follower} - {each for each in kafka.broker_ids if kafka.pid(each) is not None})
         for stream, case in zip(streams, [GROWN, *TRUNCATIONS], strict=True):
@@ -289,7 +294,20 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
             check_loss(stream, loss)
             if isinstance(stream, Stream):
                 check_logged(loss, stream, caplog)
+        check_planned(planned[0], 0)
+        check_planned(planned[1], READ)
         admin(kafka).delete_topics(topics)
+
+
+def check_planned(stream: Stream, new: int) -> None:
+    """Check a stream that has planned a batch up to `READ`, whose records a truncation has replaced by `new` ones."""
+    produce(stream.kafka, stream.topic, "new", new)
+    for _ in range(2):
+        with pytest.raises(DataLoss, match=f"below offset {READ}: .* Offsets {READ // 2} to {READ} "):
+            stream.run()
+    assert stream.run(failOnDataLoss="false") == rows("new", range(READ // 2, READ // 2 + new))
+    produce(stream.kafka, stream.topic, "on", 3)
+    assert stream.run() == rows("on", range(READ // 2 + new, READ // 2 + new + 3))
 
 
 # All losses are tested without Spark above.
