@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.loopback_server import LoopbackServer
 from tests.support.token_of_alice import token
 
 
@@ -30,7 +29,7 @@ class Request:
 Answer = tuple[int, dict[str, str], bytes]
 
 
-class CloudEndpoint:
+class CloudEndpoint(LoopbackServer):
     """Listens on a free loopback port.
 
     `answers` maps "METHOD /path" to a response or a function of the request. `otherwise` is the response to all other
@@ -41,7 +40,6 @@ class CloudEndpoint:
         self.requests: list[Request] = []
         self.answers: dict[str, Answer | Callable[[Request], Answer]] = {}
         self.otherwise: Answer | Callable[[Request], Answer] | None = (404, {}, b"")
-        self.closing = threading.Event()
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,26 +66,7 @@ class CloudEndpoint:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"{'https' if certificate else 'http'}://{self.address}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def __enter__(self) -> CloudEndpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler, certificate)
 
 
 def json_answer(status: int = 200, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
