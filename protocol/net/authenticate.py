@@ -173,7 +173,7 @@ def _who(config: SaslConfig) -> Credentials:
 def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) -> int:
     """Run the SASL exchange; return the session's lifetime in ms, 0 if endless."""
     # Before the first request: a failure here is not a refusal of the broker.
-    # Before the broker is asked anything: what fails here is not the broker's refusal.
+    # Before the first request: a failure here is not the broker's refusal.
     message = SecretBytes(next(exchange))
     reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
     if reply["error_code"]:

@@ -1,4 +1,4 @@
-"""An HTTP or HTTPS server on a free loopback port, in a thread of its own, until it is closed."""
+"""An HTTP or HTTPS server on a free loopback port, with its own thread, until it is closed."""
 
 from __future__ import annotations
 

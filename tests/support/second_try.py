@@ -22,9 +22,9 @@ def main(arguments: list[str], folder: Path = Path()) -> int:
     Parameters
     ----------
     arguments : list of str
-        Of the first run. The second has no workers, hence no load.
+        Arguments of the first run. The second run has no workers.
     folder : Path
-        Where pytest runs.
+        Working folder of pytest.
     """
     code = _pytest([*arguments, "--cache-clear"], folder)
     if code != 1:  # passed, interrupted, or nothing could be collected
