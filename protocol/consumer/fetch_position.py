@@ -85,6 +85,8 @@ class FetchPosition:
     until_epoch : int
         Leader epoch when `until_offset` was found in the log: a record below it with a newer epoch was written after a
         truncation. -1 if unknown.
+    confirmed_epoch : int
+        Newest leader epoch whose leader has confirmed that `until_epoch` did not end below `until_offset`.
     last_epoch : int
         Leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its log in every
         Fetch (since version 12), which detects truncations below `position`.
@@ -125,6 +127,7 @@ class FetchPosition:
         self.position = position
         self.until_offset = until_offset
         self.until_epoch = until_epoch
+        self.confirmed_epoch = until_epoch
         self.topic_id = topic_id
         self.last_epoch = last_epoch
         self.broker: Broker | None = None
@@ -315,10 +318,11 @@ class FetchPosition:
             partition=self.partition,
             offset=self.position,
             leader_epoch=self.until_epoch,
+            record_epoch=int(epochs[batches]),
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
-        if self.preferred_replica == NO_REPLICA and self.high_watermark < self.until_offset:
+        if self.preferred_replica == NO_REPLICA:
             self._suspect_truncation(broker)
         # Only a leader's redirection counts, otherwise two replicas could redirect in a circle.
         if row["preferred_read_replica"] != NO_REPLICA and self.preferred_replica == NO_REPLICA:
@@ -344,13 +348,15 @@ class FetchPosition:
     def _suspect_truncation(self, broker: object) -> None:
         """Raise `LogTruncated`, which the leader must confirm, if an election since may have shortened the log.
 
-        Without new records, a truncated log only gives empty replies. The high watermark of a new leader may also lag.
+        Without new records, a truncated log only gives empty replies, as does an open transaction that has replaced
+        records. The high watermark of a new leader may also lag.
         """
-        if not NO_LEADER_EPOCH < self.until_epoch < self.leader_epoch:
+        end = self.high_watermark if self.last_stable_offset < 0 else min(self.high_watermark, self.last_stable_offset)
+        if end >= self.until_offset or not NO_LEADER_EPOCH < self.confirmed_epoch < self.leader_epoch:
             return
         raise LogTruncated(
             f"{self.name}: the log was truncated below offset {self.until_offset}: {broker} has it up to offset "
-            f"{self.high_watermark} in leader epoch {self.leader_epoch}, and offsets up to {self.until_offset} existed "
+            f"{end} in leader epoch {self.leader_epoch}, and offsets up to {self.until_offset} existed "
             f"in leader epoch {self.until_epoch}. Likely cause: an unclean leader election. Offsets {self.position} to "
             f"{self.until_offset} are lost",
             topic=self.topic,

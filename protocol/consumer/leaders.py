@@ -135,14 +135,17 @@ def _confirm_truncation(
 ) -> Retry | InvalidPosition:
     """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated.
 
-    A broker other than Kafka's may give its record batches epochs of another kind, and after a clean election the high
-    watermark may lag behind: then the range is read without this check.
+    After a clean election the high watermark may lag behind: then the answer counts until the next election. A broker
+    other than Kafka's may give its record batches epochs of another kind: then the range is read without this check.
     """
     epoch = error.context.get("leader_epoch")
     if epoch is not None:
         epoch_end = end_of_epoch(client, *partition.topic_partition, epoch, deadline)
         if epoch_end is None or epoch_end >= partition.until_offset:
-            partition.until_epoch = NO_LEADER_EPOCH
+            if epoch_end is None or "record_epoch" in error.context:
+                partition.until_epoch = partition.confirmed_epoch = NO_LEADER_EPOCH
+            else:
+                partition.confirmed_epoch = partition.leader_epoch
             return Retry(error, refresh_metadata=False)
         return InvalidPosition(error, partition.until_offset, str(error))
     return log_truncated(error)

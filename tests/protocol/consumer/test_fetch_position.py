@@ -159,14 +159,21 @@ class TestReplacedRecords:
 
     def test_log_that_ends_before_the_range_after_an_election_is_suspected(self, position: RangePosition) -> None:
         position.leader_epoch = 5
-        assert position.handle_response(reply_row(high_watermark=20), "broker") is None, "an open transaction"
+        assert position.handle_response(reply_row(high_watermark=20), "broker") is None
+        with pytest.raises(LogTruncated, match=r"up to offset 14 in leader epoch 5"):
+            position.handle_response(reply_row(high_watermark=20, last_stable_offset=14), "broker")
         position.preferred_replica = 2
         assert position.handle_response(reply_row(high_watermark=14), "broker") is None, "a follower may lag"
         position.preferred_replica = -1
         with pytest.raises(LogTruncated, match=r"up to offset 14 in leader epoch 5.* Offsets 10 to 20 are lost"):
             position.handle_response(reply_row(high_watermark=14), "broker")
-        position.leader_epoch = 4
-        assert position.handle_response(reply_row(high_watermark=14), "broker") is None, "no election"
+        position.confirmed_epoch = 5
+        assert position.handle_response(reply_row(high_watermark=14), "broker") is None, "not since this answer"
+        position.leader_epoch = 6
+        with pytest.raises(LogTruncated, match="in leader epoch 6"):
+            position.handle_response(reply_row(high_watermark=14), "broker")
+        with pytest.raises(LogTruncated, match="records of leader epoch 6"):
+            position.handle_response(reply_row(data=records(10, 10, epoch=6)), "broker")
 
     def test_epochs_of_an_unknown_topic_id_are_not_compared(self) -> None:
         position = RangePosition(Range("orders", 3, 10, 20, until_epoch=4), ConsumerConfig(), poll_timeout_s=10)

@@ -67,21 +67,29 @@ def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
     assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 2, str(TRUNCATED))
 
 
-@pytest.mark.parametrize(("epoch_end", "lost"), [(2, True), (5, False), (-1, False)])
+@pytest.mark.parametrize(
+    ("epoch_end", "context", "lost", "kept"),
+    [
+        (2, {}, True, 0),
+        (5, {}, False, 0),  # a clean election, and a high watermark that lags
+        (5, {"record_epoch": 1}, False, -1),
+        (-1, {}, False, -1),
+    ],
+)
 def test_leader_confirms_that_records_of_a_range_were_replaced(
-    fake: FakeKafka, client: Client, epoch_end: int, lost: bool
+    fake: FakeKafka, client: Client, epoch_end: int, context: dict[str, int], lost: bool, kept: int
 ) -> None:
     """A broker other than Kafka's may write other epochs into its record batches."""
     partition = FetchPosition("orders", 0, 0, ConsumerConfig(), until_offset=5, until_epoch=0)
     assert resolve_leaders(client, [partition], client.deadline()) == {}
     fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: epoch_end})
-    error = LogTruncated("orders-0: newer records", leader_epoch=0)
+    error = LogTruncated("orders-0: newer records", leader_epoch=0, **context)
     action = decided(client, partition, error)
     if lost:
         assert action == InvalidPosition(error, 5, str(error))
     else:
         assert isinstance(action, Retry)
-    assert partition.until_epoch == (0 if lost else -1)
+    assert (partition.until_epoch, partition.confirmed_epoch) == (kept, kept)
 
 
 @pytest.mark.parametrize("error", [REFUSED, TRUNCATED], ids=["refused", "truncated"])
