@@ -44,9 +44,9 @@ def lag_of_query(
         and lag is also in seconds, from requests for the first unread records. Required before PySpark 4.2: Spark does
         not report the log end offsets.
     sample_ms : float
-        The time limit of the requests for the first unread records.
+        The time limit of the requests for the first unread records, within `timeout_ms`.
     timeout_ms : float, optional
-        The time limit of the requests for log end offsets, by default `kafka.default.api.timeout.ms`.
+        The time limit of all requests, by default `kafka.default.api.timeout.ms`.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def lag_of_query(
             for row in lag
         )
     )
-    return with_seconds(lag, client, consumer, sample_ms)
+    return with_seconds(lag, client, consumer, min(sample_ms, deadline.remaining_ms()))
 
 
 def _progress(query: Any) -> Mapping[str, Any]:
