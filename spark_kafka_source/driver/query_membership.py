@@ -45,10 +45,15 @@ _MAX_CLOSE_S = 2.0
 
 @dataclass(frozen=True)
 class _AssignedPartition:
-    """An assigned partition; `start` is the group's offset at the assignment, None without one."""
+    """An assigned partition.
+
+    `start` is the group's offset at the assignment, None without one. It applies until the query has completed a batch
+    that moves `completed`, the query's own offset at the assignment: forward, or back to where a log was truncated.
+    """
 
     topic_id: bytes
     start: CommittedOffset | None
+    completed: int | None = None
 
 
 class QueryMembership:
@@ -216,7 +221,8 @@ class QueryMembership:
     def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply until the query has read beyond them."""
         for key, assigned in self._assigned.items():
-            if assigned.start is not None and assigned.start.offset <= completed.ends.get(key, -1):
+            reached, start = completed.ends.get(key), assigned.start
+            if start is not None and reached is not None and (reached >= start.offset or reached != assigned.completed):
                 self._assigned[key] = replace(assigned, start=None)
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
@@ -226,7 +232,12 @@ class QueryMembership:
         unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
         starts = {key: self._starting[key].start for key, _ in unread if key not in completed.ends}
         starts.update(offsets)
-        self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})
+        self._assigned.update(
+            {
+                key: _AssignedPartition(topic_id, starts.get(key), completed.ends.get(key))
+                for key, topic_id in new.items()
+            }
+        )
         if ahead := [key for key in new if key in completed.ends and key in offsets]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "

@@ -291,17 +291,13 @@ def group_offsets(
     starts = log_start_offsets(client, committed, deadline)
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
     watermarks = _newest_high_watermarks(client, committed, epochs, deadline)
-    out_of_range = {
-        key: (starts[key], watermarks[key])
-        for key, entry in committed.items()
-        if not starts[key] <= entry.offset <= watermarks[key]
-    }
-    epoch_ends = _known_ends(client, {key: epochs[key] for key in epochs.keys() - out_of_range}, deadline)
-    truncated = {key: (starts[key], end) for key, end in epoch_ends.items() if end < committed[key].offset}
-    replaced = {**out_of_range, **truncated}
-    latest = log_end_offsets(client, options, replaced, deadline) if replaced else {}
-    for key, log_range in sorted(replaced.items()):
-        offset = _replace_out_of_range(options, key, committed[key], log_range, latest[key].offset)
+    epoch_ends = _known_ends(client, epochs, deadline)
+    ends = {key: min(watermarks[key], epoch_ends.get(key, watermarks[key])) for key in committed}
+    out_of_range = sorted(key for key, each in committed.items() if not starts[key] <= each.offset <= ends[key])
+    latest = log_end_offsets(client, options, out_of_range, deadline) if out_of_range else {}
+    for key in out_of_range:
+        log_range, truncated = (starts[key], ends[key]), key in epoch_ends and ends[key] < committed[key].offset
+        offset = _replace_out_of_range(options, key, committed[key], log_range, latest[key].offset, truncated=truncated)
         committed[key] = CommittedOffset(offset)
     # An epoch that the leader does not know is of an earlier topic of this name.
     return {key: entry if key in epoch_ends else CommittedOffset(entry.offset) for key, entry in committed.items()}
@@ -339,11 +335,17 @@ def _offsets_of_group(
 
 
 def _replace_out_of_range(
-    options: SourceOptions, key: TopicPartition, committed: CommittedOffset, log_range: tuple[int, int], latest: int
+    options: SourceOptions,
+    key: TopicPartition,
+    committed: CommittedOffset,
+    log_range: tuple[int, int],
+    latest: int,
+    *,
+    truncated: bool,
 ) -> int:
     """Return the replacement of a group's offset outside of [log_range); log skipped offsets.
 
-    The range is that of the log, or ends where the leader epoch of the committed offset ended.
+    `truncated`: the range ends where the leader epoch of the committed offset ended; the log may be longer.
 
     Raises
     ------
@@ -357,7 +359,7 @@ def _replace_out_of_range(
         else "the log was truncated (unclean leader election), or the topic was deleted and created again"
     )
     holds, first_unread = f"the log holds [{start}, {end})", min(offset, start)
-    if end < offset <= latest:
+    if truncated:
         holds += f" of the records that existed when it was committed, in leader epoch {committed.leader_epoch}"
         first_unread = end
     message = (

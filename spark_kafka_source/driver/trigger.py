@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
-from protocol.consumer.list_offsets import end_of_epoch
+from protocol.consumer.list_offsets import end_of_epoch, ends_of_epochs
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import assign_all, discover_present, leaders, retry_unknown_topics
@@ -132,6 +132,13 @@ class Trigger:
                 epoch_end = end_of_epoch(self._client, *key, epochs[key], self.deadline)
                 divergent[key] = end if epoch_end is None else min(epoch_end, end)
             self._raise_or_defer([data_loss.truncated(key, backlog.starts[key], end, divergent[key])])
+        # A task compares only the epochs of offsets that this query has read.
+        assigned = backlog.logs.unconfirmed_epochs()
+        epoch_ends = ends_of_epochs(self._client, assigned, self.deadline) if assigned else {}
+        for key, epoch_end in epoch_ends.items():
+            if key not in divergent and epoch_end < (position := backlog.logs.positions[key]):
+                divergent[key] = epoch_end
+                self._raise_or_defer([data_loss.regrown(key, position, assigned[key], epoch_end)])
         return divergent
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:

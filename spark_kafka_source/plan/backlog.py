@@ -112,6 +112,16 @@ class LogSnapshot:
         """Return the log end offsets of partitions that are not `stale`."""
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
+    def unconfirmed_epochs(self) -> dict[TopicPartition, int]:
+        """Return the epochs of positions at which partitions were assigned, if their leaders have changed since."""
+        return {
+            key: epoch
+            for key, epoch in self.assignment.added_epochs.items()
+            if key in self.current
+            and self.current[key].leader_epoch > epoch
+            and self.positions[key] == self.assignment.added[key] > self.completed.ends.get(key, -1)
+        }
+
     def ends_before_position(self) -> dict[TopicPartition, int]:
         """Return the newest known leader epoch of partitions whose log end offset is before the position.
 

@@ -136,6 +136,17 @@ def truncated(key: TopicPartition, position: int, end: int, divergent: int) -> L
     )
 
 
+def regrown(key: TopicPartition, position: int, epoch: int, divergent: int) -> Loss:
+    """Return the loss of a log that was truncated below offset `position` and has grown again."""
+    return Loss(
+        PARTITION_OFFSET_CHANGED,
+        f"{partition_name(key)} was truncated (unclean leader election) at offset {divergent}, where leader epoch "
+        f"{epoch} ended, but the group has read up to {position} in that epoch. Offsets {divergent} to {position} were "
+        "read, and now have other records",
+        key,
+    )
+
+
 def ends_before_start(key: TopicPartition, from_offset: int, until_offset: int) -> Loss:
     """Return the loss of a planned batch that ends before its start."""
     message = (

@@ -11,7 +11,7 @@ from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges
+from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges, read_to
 from tests.protocol.consumer.consuming import client_of, records
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"
@@ -129,6 +129,38 @@ def regrown(cluster: Cluster) -> Cluster:
 PROTOCOLS = pytest.mark.parametrize("protocol", ["none", "classic", "consumer"])
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize(("epoch", "written", "first"), [(5, 3, 14), (5, 11, 14), (-1, 3, 17)])
+def test_truncation_between_assignment_and_batch_is_found(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, protocol: str, epoch: int, written: int, first: int
+) -> None:
+    """A member takes a-0 over at 20, which it has not read: its tasks cannot compare the epoch."""
+    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
+    with client_of(cluster.bootstrap_servers) as client:
+        commit_offsets(client, "g", {key: CommittedOffset(20, epoch) for key in BOTH}, client.deadline())
+    options = {"kafka.group.id": "g", "kafka.group.protocol": protocol, "failOnDataLoss": "false"}
+    reader = cluster.reader(**options, minOffsetsPerTrigger=1)
+    reader.query.last_batch_ms = reader.query.client.clock.now_s() * 1000  # otherwise the first trigger does not wait
+    begin = {**read_to(20), "a": {"1": 20}, "@epochs": {"a": {"1": 5}}}
+
+    def next_end(start: JsonDict) -> JsonDict:
+        return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+    while reader.query.logs is None or ("a", 0) not in reader.query.logs.positions:
+        assert next_end(begin) == begin
+    cluster.log("a", 0).truncate(14)
+    cluster.set_leader_epoch("a", 0, 6)
+    cluster.write("a", 0, b"".join(records(14 + n, 1, epoch=6) for n in range(written)))
+    reader.query.last_batch_ms = None
+    end = next_end(begin)
+    assert offsets_read(reader, begin, end) == list(range(first, 14 + written))
+    assert f"{first} to 20 were read" in caplog.text
+    cluster.write("a", 0, records(14 + written, 9, epoch=6))
+    after = next_end(end)
+    assert offsets_read(reader, end, after) == list(range(14 + written, 23 + written))
+    reader.stop()
+
+
 @PROTOCOLS
 def test_group_offset_of_a_truncated_log_is_a_loss(regrown: Cluster, protocol: str) -> None:
     reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
@@ -139,13 +171,15 @@ def test_group_offset_of_a_truncated_log_is_a_loss(regrown: Cluster, protocol: s
 
 
 @PROTOCOLS
+@pytest.mark.parametrize("end", [17, 30])
 def test_group_offset_of_a_truncated_log_is_replaced(
-    regrown: Cluster, caplog: pytest.LogCaptureFixture, protocol: str
+    regrown: Cluster, caplog: pytest.LogCaptureFixture, protocol: str, end: int
 ) -> None:
+    """The log may end before the group's offset, or behind it."""
+    regrown.log("a", 0).truncate(end)
     options = {"kafka.group.id": "g", "kafka.group.protocol": protocol, "failOnDataLoss": "false"}
     reader = regrown.reader(**options)
-    begin, end = first_batch(reader)
-    assert offsets_read(reader, begin, end) == list(range(14, 30))
+    assert offsets_read(reader, *first_batch(reader)) == list(range(14, end))
     assert "Starts at 14: 0 offsets are skipped" in caplog.text
     reader.stop()
 
