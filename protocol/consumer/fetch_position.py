@@ -322,13 +322,14 @@ class FetchPosition:
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
-        if self.preferred_replica == NO_REPLICA:
+        from_leader, agreed = self.preferred_replica == NO_REPLICA, row["diverging_epoch"]
+        # A diverging log is read from there; only then its end tells what is missing.
+        if from_leader and agreed["end_offset"] < 0:
             self._suspect_truncation(broker)
         # Only a leader's redirection counts, otherwise two replicas could redirect in a circle.
-        if row["preferred_read_replica"] != NO_REPLICA and self.preferred_replica == NO_REPLICA:
+        if row["preferred_read_replica"] != NO_REPLICA and from_leader:
             self.preferred_replica = row["preferred_read_replica"]
             self.broker = None
-        agreed = row["diverging_epoch"]
         if agreed["end_offset"] < 0:
             return
         if agreed["end_offset"] < self.position:

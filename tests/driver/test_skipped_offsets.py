@@ -87,6 +87,28 @@ def test_records_written_after_a_truncation_are_read_once(
     assert offsets_read(reader, planned, after) == list(range(remaining, remaining + written))
 
 
+def test_second_truncation_loses_no_record_written_after_the_first(cluster: Cluster) -> None:
+    """The planned range begins behind the first truncation and ends behind the second one."""
+    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(10)))
+    reader = cluster.reader(failOnDataLoss="false")
+    begin = read_to(10)
+
+    def truncated(offset: int, epoch: int, end: int) -> None:
+        cluster.log("a", 0).truncate(offset)
+        cluster.set_leader_epoch("a", 0, epoch)
+        cluster.log("a", 0).begin_epoch(epoch)
+        if end > offset:
+            cluster.write("a", 0, b"".join(records(each, 1, epoch=epoch) for each in range(offset, end)))
+
+    truncated(4, 6, 20)
+    planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    truncated(15, 7, 15)
+    assert offsets_read(reader, begin, planned) == list(range(4, 15))
+    truncated(15, 7, 18)
+    after = reader.latestOffset(planned, reader.getDefaultReadLimit())
+    assert offsets_read(reader, planned, after) == list(range(15, 18))
+
+
 def test_limit_is_distributed_over_existing_offsets(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 1_000, 1_010)
     reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)

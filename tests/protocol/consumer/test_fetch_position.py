@@ -167,6 +167,10 @@ class TestReplacedRecords:
         position.preferred_replica = -1
         with pytest.raises(LogTruncated, match=r"up to offset 14 in leader epoch 5.* Offsets 10 to 20 are lost"):
             position.handle_response(reply_row(high_watermark=14), "broker")
+        diverging = {"epoch": 3, "end_offset": 8}
+        with pytest.raises(LogTruncated) as raised:
+            position.handle_response(reply_row(high_watermark=14, diverging_epoch=diverging), "broker")
+        assert raised.value.context["end_offset"] == 8, "offsets 8 to 14 have other records, which are read"
         position.confirmed_epoch = 5
         assert position.handle_response(reply_row(high_watermark=14), "broker") is None, "not since this answer"
         position.leader_epoch = 6
