@@ -16,7 +16,7 @@ def encode_default(avro: AvroType, value: Any) -> bytes:
     """Return the bytes of a default. Raises `TypeError` or `ValueError` if it has another type."""
     kind = avro.kind
     if kind == "union":
-        # Since Avro 1.12 of any branch, before of the first.
+        # Since Avro 1.12 the default may match any branch; before, only the first.
         for number, branch in enumerate(avro.children):
             try:
                 return zigzag_varint(number) + encode_default(branch, value)
@@ -31,6 +31,8 @@ def encode_default(avro: AvroType, value: Any) -> bytes:
         return bytes([value])
     if kind in ("int", "long"):
         _require(isinstance(value, int) and not isinstance(value, bool))
+        limit = 2 ** (31 if kind == "int" else 63)
+        _require(-limit <= value < limit)
         return zigzag_varint(value)
     if kind in ("float", "double"):
         _require(isinstance(value, (int, float)) and not isinstance(value, bool))

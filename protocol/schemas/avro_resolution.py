@@ -28,7 +28,7 @@ from protocol.schemas.avro_columns import (
 )
 from protocol.schemas.avro_default import encode_default
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, arrow_type, widened_kind
-from protocol.schemas.decoding import InvalidValue, check_fields, read_valid, refuse
+from protocol.schemas.decoding import InvalidRows, InvalidValue, check_fields, read_valid, refuse
 
 # The reader's types that may take the writer's values.
 _PROMOTIONS = {
@@ -144,13 +144,14 @@ def _default_column(field: AvroField, path: str) -> pa.Array:
     below = f"{path}.{field.name}" if path else field.name
     if field.default is NO_DEFAULT:
         raise Incompatible(f"{below} is missing in the writer's schema, and has no default in the reader's")
+    reader = column_reader(field.type, field.type, below)
     try:
         encoded = encode_default(field.type, field.default)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        # A byte follows, since a value may have none.
+        data = np.frombuffer(encoded + b"\0", np.uint8)
+        column, _ = reader.read(data, np.zeros(1, np.int64), np.array([len(encoded)]))
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, InvalidRows):
         raise Incompatible(f"{below} has a default that is no {field.type.text}: {field.default!r}") from None
-    # A byte follows, since a value may have none.
-    data = np.frombuffer(encoded + b"\0", np.uint8)
-    column, _ = column_reader(field.type, field.type, below).read(data, np.zeros(1, np.int64), np.array([len(encoded)]))
     return column
 
 

@@ -197,7 +197,8 @@ class _Parser:
         inner = name.rpartition(".")[0]
         if name in self._named:
             raise _invalid(path, f"defines the type {name} a second time")
-        aliases = tuple(each if "." in each or not inner else f"{inner}.{each}" for each in given.get("aliases", ()))
+        names = _aliases(given, path)
+        aliases = tuple(each if "." in each or not inner else f"{inner}.{each}" for each in names)
         self._named[name] = None
         if kind == "enum":
             made = self._enum(name, aliases, given, path)
@@ -241,11 +242,18 @@ class _Parser:
             below = f"{path}.{name}" if path else name
             # A logical type is sometimes written beside the field's type instead of in it.
             kind = self.parse(field["type"], namespace, below, depth + 1)
-            made.append(AvroField(name, kind, tuple(field.get("aliases", ())), field.get("default", NO_DEFAULT)))
+            made.append(AvroField(name, kind, _aliases(field, below), field.get("default", NO_DEFAULT)))
         names = [each.name for each in made]
         if len(set(names)) < len(names):
             raise _invalid(path, "has a field name twice")
         return tuple(made)
+
+
+def _aliases(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    aliases = given.get("aliases", ())
+    if not isinstance(aliases, (list, tuple)) or not all(isinstance(each, str) for each in aliases):
+        raise _invalid(path, "has aliases that are no list of names")
+    return tuple(aliases)
 
 
 def _with_logical(plain: AvroType, given: Mapping[str, Any]) -> AvroType:
@@ -258,6 +266,7 @@ def _with_logical(plain: AvroType, given: Mapping[str, Any]) -> AvroType:
             and isinstance(scale, int)
             and 0 < precision <= _MAX_PRECISION
             and 0 <= scale <= precision
+            and (plain.kind == "bytes" or precision <= _decimal_digits(plain.size_bytes))
         ):
             return AvroType(
                 plain.kind, plain.name, plain.aliases, size_bytes=plain.size_bytes, logical="decimal",
@@ -266,6 +275,12 @@ def _with_logical(plain: AvroType, given: Mapping[str, Any]) -> AvroType:
     elif (plain.kind, logical) in _LOGICAL:
         return AvroType(plain.kind, logical=logical)
     return plain
+
+
+def _decimal_digits(size_bytes: int) -> int:
+    """Return the largest precision of a decimal in a fixed type: all of its numbers have a place."""
+    bits = 8 * min(size_bytes, _MAX_PRECISION) - 1
+    return len(str((1 << max(bits, 0)) - 1)) - 1
 
 
 def _an(kind: str) -> str:

@@ -16,7 +16,7 @@ from protocol.schemas.protobuf_settings import ProtobufSettings
 
 
 class InvalidRows(Exception):
-    """Records that the schema cannot have written.
+    """Rows that are invalid for the schema.
 
     Attributes
     ----------

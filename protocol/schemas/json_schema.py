@@ -202,7 +202,7 @@ class _Parser:
             kinds = [name for name, words in _IMPLIED.items() if any(word in given for word in words)]
             kinds = kinds if len(kinds) == 1 else []
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(kinds, list) or not set(kinds) <= _KINDS:
+        if not isinstance(kinds, list) or not all(isinstance(each, str) and each in _KINDS for each in kinds):
             raise _invalid(path, f"has the unknown type {json.dumps(kinds)[:_MAX_TEXT]}")
         if not kinds:
             return _ANY
@@ -250,7 +250,10 @@ class _Parser:
 
     def _items(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
         items = given.get("items", True)
-        schemas = list(given.get("prefixItems", ()))
+        schemas = given.get("prefixItems", [])
+        if not isinstance(schemas, list):
+            raise _invalid(path, "has prefixItems that are no list of schemas")
+        schemas = list(schemas)
         if isinstance(items, list):  # before 2020-12 a list was what prefixItems is
             schemas, items = items, given.get("additionalItems", True)
         if not schemas or not isinstance(items, bool):

@@ -494,7 +494,8 @@ def parse_base64(text: str) -> bytes | None:
 def parse_date(text: str) -> int | None:
     """Return the days since 1970 of a date, which may have fewer digits or a time behind it; None if it is invalid."""
     found = _DATE.fullmatch(text.strip(_TRIMMED))
-    return None if found is None else _days(found[1], found[2], found[3], found[4])
+    days = None if found is None else _days(found[1], found[2], found[3], found[4])
+    return days if days is not None and -(2**31) <= days < 2**31 else None
 
 
 def parse_timestamp(text: str) -> int | None:

@@ -98,7 +98,7 @@ class _Resolver:
         while len(left):
             prefix = _prefix(data[at[left[0]] : ends[left[0]]].tobytes())
             if prefix is None:
-                raise InvalidRows(left[:1], "the numbers of its message do not end")
+                raise InvalidRows(left[:1], "its message indexes are truncated")
             same = ends[left] - at[left] >= len(prefix)
             for place, byte in enumerate(prefix):
                 same &= data.take(at[left] + place, mode="clip") == byte

@@ -198,7 +198,7 @@ class SchemaRegistry:
             try:
                 found = _schema(self._request("GET", path, what), schema_id)
             except RegistryFailed as error:
-                if error.context.get("status") == _NOT_FOUND:
+                if is_unknown(error):
                     self._schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
                 raise
             self._schemas[path] = found
@@ -221,8 +221,8 @@ class SchemaRegistry:
                 try:
                     status, received = self._exchange(url, method, text)
                 except ConnectFailed as error:
-                    text = str(error)
-                    failure = text if text.startswith(url.netloc) else f"{shown_url(url)}: {text}"
+                    reason = str(error)
+                    failure = reason if reason.startswith(url.netloc) else f"{shown_url(url)}: {reason}"
                     continue
                 if status not in TRANSIENT_STATUS:
                     return self._parse_response(url, status, received, what)
@@ -311,6 +311,12 @@ class SchemaRegistry:
             text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
             token = self._token = _Token(Secret(text), now_s + _TOKEN_SHARE * (lifetime_s or _TOKEN_S))
         return token.text
+
+
+def is_unknown(error: RegistryFailed) -> bool:
+    """Return True if the registry does not have the schema or subject; False for a 404 of another server."""
+    status, code = error.context.get("status"), error.context.get("error_code")
+    return status == _NOT_FOUND and code not in (None, _NOT_FOUND)
 
 
 @hide_variables

@@ -22,12 +22,11 @@ from protocol.schemas.decoding import InvalidValue, ValueDecoder
 from protocol.schemas.formats import FORMATS, Format, language_of, registered_format
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
-from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+from protocol.schemas.registry import RegisteredSchema, SchemaRegistry, is_unknown
 
 # Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
 _MAGIC_ID, _MAGIC_GUID = 0, 1
 _ID_BYTES, _GUID_BYTES = 5, 17
-_NOT_FOUND = 404
 
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
@@ -193,17 +192,18 @@ class ColumnDecoder:
         assert self._registry is not None
         try:
             schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid(key))
+            references = {name: each.text for name, each in self._registry.references(schema).items()}
+        except RegistryFailed as error:
+            if not is_unknown(error):
+                raise
+            return "the registry does not have it"  # not kept: it may come
+        made: ValueDecoder | str
+        try:
             if schema.kind != FORMATS[self.schema.format].language:
                 wanted = FORMATS[self.schema.format].language
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {wanted}")
-            references = {name: each.text for name, each in self._registry.references(schema).items()}
             message = None if isinstance(key, int) else key[_GUID_BYTES:]
-            language = language_of(self.schema.format)
-            made: ValueDecoder | str = language.resolver(schema.text, references, self.schema, message)
-        except RegistryFailed as error:
-            if error.context.get("status") != _NOT_FOUND:
-                raise
-            return "the registry does not have it"  # not kept: it may come
+            made = language_of(self.schema.format).resolver(schema.text, references, self.schema, message)
         except ConfigurationError as error:
             made = str(error)
         with self._lock:
@@ -294,9 +294,10 @@ def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryAr
         candidates = candidates[value_data.take(value_at[candidates]) == _MAGIC_GUID]
     rows = np.searchsorted(first, candidates, side="right") - 1
     inside = (rows >= 0) & (rows < len(headers))
-    # The first one of a record counts.
-    rows, which = np.unique(rows[inside], return_index=True)
-    return rows.astype(np.int64), values.take(to_arrow(candidates[inside][which])).dictionary_encode()
+    # The last one of a record counts, as for Confluent's deserialisers.
+    rows, candidates = rows[inside][::-1], candidates[inside][::-1]
+    rows, which = np.unique(rows, return_index=True)
+    return rows.astype(np.int64), values.take(to_arrow(candidates[which])).dictionary_encode()
 
 
 def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:

@@ -322,6 +322,27 @@ def test_types_of_references_and_namespaces_are_found() -> None:
     assert arrow_type(parsed) == pa.struct([pa.field("home", city, nullable=False), pa.field("work", city)])
 
 
+@pytest.mark.parametrize(("size", "precision", "taken"), [(2, 4, True), (2, 5, False), (16, 38, True), (0, 1, False)])
+def test_decimal_must_have_a_place_in_its_fixed_type(size: int, precision: int, taken: bool) -> None:
+    """Otherwise high bytes of a written number would be lost; Avro ignores such a logical type."""
+    given = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": precision, "scale": 0}
+    assert (parse(given).logical == "decimal") == taken
+
+
+def test_default_beyond_an_int_is_refused_or_a_long() -> None:
+    values = encoded(record(("a", "int")), [{"a": 1}])
+    with pytest.raises(ConfigurationError, match="b has a default that is no int"):
+        decode(record(("a", "int")), values, record(("a", "int"), ("b", "int", 2**32)))
+    found, invalid = decode(record(("a", "int")), values, record(("a", "int"), ("b", ["int", "long"], 2**32)))
+    assert (found.to_pylist(), invalid) == ([{"a": 1, "b": 2**32}], [])
+
+
+@pytest.mark.parametrize("aliases", [None, "old", [1]])
+def test_aliases_are_a_list_of_names(aliases: Any) -> None:
+    with pytest.raises(ConfigurationError, match="aliases that are no list of names"):
+        parse({"type": "record", "name": "R", "aliases": aliases, "fields": []})
+
+
 def test_invalid_logical_type_is_ignored() -> None:
     assert arrow_type(parse({"type": "bytes", "logicalType": "decimal", "precision": 99})) == pa.binary()
     assert arrow_type(parse({"type": "string", "logicalType": "date"})) == pa.string()

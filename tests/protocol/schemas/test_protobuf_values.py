@@ -96,11 +96,11 @@ def test_message_indexes_select_the_message(serialize: Serialize, registry: Sche
 @pytest.mark.parametrize(
     ("rest", "reason"),
     [
-        (b"", "the numbers of its message do not end"),
-        (b"\x80", "the numbers of its message do not end"),
-        (b"\x02", "the numbers of its message do not end"),
-        (b"\x01", "the numbers of its message do not end"),
-        (b"\xff" * 400, "the numbers of its message do not end"),
+        (b"", "its message indexes are truncated"),
+        (b"\x80", "its message indexes are truncated"),
+        (b"\x02", "its message indexes are truncated"),
+        (b"\x01", "its message indexes are truncated"),
+        (b"\xff" * 400, "its message indexes are truncated"),
         (b"\x02\x12", "its message is number [9], which its schema does not have, not shop.Order"),
         (b"\0\x08", "the value ends in the middle of the field"),
         (b"\0\x13\x13\x14", "a group without its end"),

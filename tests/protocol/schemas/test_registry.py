@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from protocol.errors import ConfigurationError, RegistryFailed
-from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
+from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
 from protocol.schemas.registry_config import parse_registry
 from protocol.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -244,3 +244,20 @@ def test_confluents_client_works_with_the_double(server: FakeSchemaRegistry) -> 
     with pytest.raises(SchemaRegistryError) as missing:
         theirs.get_latest_version("nothing")
     assert missing.value.error_code == 40401
+
+
+def test_request_is_repeated_unchanged_at_the_next_address(server: FakeSchemaRegistry) -> None:
+    with Endpoint() as gone:
+        dead = gone.url.removesuffix("/token?tenant=a")
+    registry = client(f"{dead},{server.url}")
+    schema_id = registry.register("orders-value", RegisteredSchema(ORDER))
+    assert registry.by_id(schema_id).text == ORDER
+
+
+def test_page_that_an_address_does_not_have_is_no_unknown_schema() -> None:
+    """A proxy answers with its own page: the schema may exist."""
+    with Endpoint() as proxy:
+        proxy.answers = [(404, {"Content-Length": "4"}, b"oops")]
+        with pytest.raises(RegistryFailed, match="status 404; check the address") as raised:
+            client(proxy.url.removesuffix("/token?tenant=a")).register("orders-value", RegisteredSchema(ORDER))
+    assert not is_unknown(raised.value)

@@ -165,6 +165,30 @@ def test_ids_in_headers_are_read_beside_ids_in_values(serialize: Serialize, regi
     assert part.to_pylist() == decoded.to_pylist()[1:]
 
 
+def test_last_id_of_a_record_counts(serialize: Serialize, registry: SchemaRegistry) -> None:
+    """As for Confluent's deserialisers: a copied record may still have the header of its source."""
+    headers: list[list[Any]] = [[], []]
+    serialize(FIRST, {"id": 1}, headers[0])
+    value = serialize(SECOND, {"id": 2, "note": "two"}, headers[1])
+    both = [{"key": key, "value": text} for key, text in headers[0] + headers[1]]
+    decoded, invalid = decoder(registry).decode(column([value]), pa.array([both], HEADERS_TYPE))
+    assert (invalid, [each["note"] for each in decoded.to_pylist()]) == ([], ["two"])
+
+
+def test_configuration_error_of_the_registry_is_no_invalid_value(
+    serialize: Serialize, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example a secret that this executor lacks: the values may be valid."""
+    value = serialize(FIRST, {"id": 1})
+
+    def fail(schema_id: int) -> Any:
+        raise ConfigurationError("the variable TOKEN is not set")
+
+    monkeypatch.setattr(registry, "by_id", fail)
+    with pytest.raises(ConfigurationError, match="TOKEN"):
+        decoder(registry).decode(column([value]))
+
+
 def test_selected_fields_are_decoded_alone(serialize: Serialize, registry: SchemaRegistry) -> None:
     value = serialize(THIRD, {"note": "n", "id": 3, "paid": False})
     decoded, _ = decoder(registry, fields=("paid", "id")).decode(column([value]))
