@@ -33,6 +33,7 @@ def main(brokers: str, source: str, target: str, group: str, folder: str) -> Non
         .trigger(processingTime="1 second")
         .start()
     )
+    print(f"{group}: writes to {target} until Ctrl-C", flush=True)
     try:
         query.awaitTermination()
     except KeyboardInterrupt:
