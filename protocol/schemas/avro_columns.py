@@ -335,7 +335,7 @@ class EnumReader(ColumnReader):
 
 @dataclass(frozen=True)
 class FieldStep:
-    """A field in the writer's order; `column` is its number among the reader's fields, or None: skip it."""
+    """A field in the writer's order; `column` is the index of the reader's field, None to skip it."""
 
     name: str
     reader: ColumnReader

@@ -45,7 +45,7 @@ _DECIMAL_BYTES = 16
 
 
 def encoder(avro: AvroType, kind: pa.DataType) -> ColumnWriter:
-    """Return what writes a column of an Arrow type with a schema; null of the column itself stays null.
+    """Return a writer of columns of an Arrow type with a schema; null of the column itself stays null.
 
     Raises
     ------

@@ -240,7 +240,7 @@ class _Parser:
                 raise _invalid(path, f"has an invalid field: {json.dumps(field)[:100]}")
             name = field["name"]
             below = f"{path}.{name}" if path else name
-            # A logical type is sometimes written beside the field's type instead of in it.
+            # A logical type beside the field's type, instead of in it, is ignored.
             kind = self.parse(field["type"], namespace, below, depth + 1)
             made.append(AvroField(name, kind, _aliases(field, below), field.get("default", NO_DEFAULT)))
         names = [each.name for each in made]

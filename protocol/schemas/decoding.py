@@ -21,7 +21,7 @@ class InvalidRows(Exception):
     Attributes
     ----------
     rows : array of int
-        Their numbers among the cursors that were read.
+        Their indices among the rows that were read.
     reason : str
     path : str
         The field, such as `customer.address[].city`.
@@ -34,7 +34,7 @@ class InvalidRows(Exception):
         self.path = path
 
     def inside(self, name: str, rows: Positions | None = None) -> InvalidRows:
-        """Return the error as seen from the enclosing type, whose numbers of the read rows are `rows`."""
+        """Return the error as seen from the enclosing type; `rows` maps row indices to those of that type."""
         path = f"{name}{'.' if name and self.path and self.path[0] != '[' else ''}{self.path}"
         return InvalidRows(self.rows if rows is None else rows[self.rows], self.reason, path)
 

@@ -28,7 +28,7 @@ class ColumnWriter(ABC):
 
     @abstractmethod
     def write(self, column: pa.Array) -> pa.Array:
-        """Return the bytes of each value as a binary column without nulls; what null has is not used.
+        """Return the bytes of each value as a binary column without nulls; bytes of null rows are unspecified.
 
         Raises
         ------

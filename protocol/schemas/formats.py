@@ -62,12 +62,12 @@ class Language(Protocol):
     """A language of schemas: makes decoders."""
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
-        """Return what decodes values that were written with the reader's schema. Raises `ConfigurationError`."""
+        """Return a decoder of values that were written with the reader's schema. Raises `ConfigurationError`."""
 
     def resolver(
         self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
     ) -> ValueDecoder:
-        """Return what decodes values of a registered schema to the reader's.
+        """Return a decoder of values of a registered schema to the reader's.
 
         Parameters
         ----------

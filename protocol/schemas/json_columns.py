@@ -30,7 +30,7 @@ from protocol.schemas.json_values import (
     value_reader,
 )
 
-# A block that Arrow refuses is halved down to this number of rows, until so many of these are refused.
+# A block that Arrow refuses is halved down to this number of rows; stop after `_MAX_REFUSED` refused blocks.
 _BLOCK_ROWS = 256
 _MAX_REFUSED = 4
 # Values that are read as Python objects at once.
@@ -102,7 +102,7 @@ class JsonDecoder:
         return take_rows(pa.concat_arrays([each for each, _ in pieces]), order), owners[order], invalid
 
     def _certain(self, texts: pa.Array, data: Bytes, at: Positions, ends: Positions) -> npt.NDArray[np.bool_]:
-        """Return which values Arrow's reader may read: those that cannot hide a part of another value from it."""
+        """Return which values Arrow's reader may read: those that cannot alter how it parses their neighbours."""
         certain = ends > at
         if self._is_struct:
             certain &= (data.take(at, mode="clip") == ord("{")) & (data.take(ends - 1, mode="clip") == ord("}"))
@@ -171,7 +171,7 @@ class JsonDecoder:
     def _read_objects(
         self, texts: pa.Array, rows: Positions, invalid: list[InvalidValue]
     ) -> list[tuple[pa.Array, Positions]]:
-        """Read values as Python objects; those that these cannot tell exactly are read by `json_values`."""
+        """Read values as Python objects; `json_values` reads those that objects cannot represent exactly."""
         values: list[Any] = []
         read: list[int] = []
         exactly: list[int] = []

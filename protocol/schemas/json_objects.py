@@ -33,7 +33,7 @@ _FIXED = {
 }  # fmt: skip
 _DECIMAL_BYTES = 16
 _ZONED, _LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
-# The types whose texts in Arrow are those of a type here.
+# Types of Arrow to try when text is cast to a type.
 _FORMS = {_ZONED: (_ZONED, _LOCAL), _LOCAL: (_LOCAL,), pa.date32(): (pa.date32(),)}
 
 
@@ -142,7 +142,7 @@ class ObjectColumns:
         try:
             return column_of([None if each is None else float(each) for each in values], kind)
         except (OverflowError, ValueError):
-            # An integer beyond the range of a double is infinite, as a fraction.
+            # An integer beyond the range of a double becomes infinity, as a decimal literal does.
             self.refused.update(int(row) for row, each in zip(rows, values, strict=True) if type(each) is not float)
             return column_of([each if type(each) is float else None for each in values], kind)
 

@@ -143,7 +143,7 @@ class _Parser:
         self._nodes = 0
 
     def _add_ids(self, document: Any, uri: str, root: Any, depth: int = 0) -> None:
-        """Note the documents by their `$id`, and those embedded in others."""
+        """Index a document and the schemas embedded in it by their `$id`."""
         if not isinstance(document, dict) or depth > _MAX_DEPTH:
             return
         own = document.get("$id", document.get("id"))
@@ -322,7 +322,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _union(branches: list[JsonType]) -> JsonType:
-    """Return the type of values that one of several schemas takes: the one beside null, or any."""
+    """Return the type of values that one of several schemas takes: the only one besides null, otherwise any."""
     nullable = any(each.nullable for each in branches)
     members: list[JsonType] = []
     for each in branches:

@@ -86,7 +86,7 @@ Read = Callable[[str, int], tuple[Any, int]]
 
 
 def value_reader(kind: pa.DataType) -> Callable[[bytes], Any]:
-    """Return what reads one value of a type.
+    """Return a reader of one value of a type.
 
     The result is, by type: struct: tuple; list: list; map: list of pairs; date: days; timestamp: microseconds; decimal:
     the unscaled integer; null: None. It raises `InvalidJson`.

@@ -74,7 +74,7 @@ class ItemReader(ABC):
         """Return the column of the values at these places, which ascend; `number` is that of `Found`."""
 
     def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
-        """Return the column of the occurrences `last`, null for -1. `starts` are those of the messages."""
+        """Return one value per message: `last` indexes `found`, -1 for null. `starts` are those of the messages."""
         there = np.flatnonzero(last >= 0)
         chosen = last[there]
         column = self.read(data, found.at[chosen], found.number[chosen])
@@ -342,7 +342,7 @@ def _keep_last(found: dict[int, Found], tags: list[int], rows: int) -> None:
         final = np.zeros(rows, np.bool_)
         mine = found[tag]
         final[mine.row[mine.order == latest[mine.row]]] = True
-        # Occurrences before one of another member are dropped with that one, those behind it are merged.
+        # Drop occurrences before another member of the oneof; merge those after it.
         others = np.full(rows, -1, np.int64)
         for other in there:
             if other != tag:

@@ -64,7 +64,7 @@ class _Messages:
 
 
 class _Resolver:
-    """Decodes messages of a registered schema, which are numbers of the message and then the message.
+    """Decodes values of a registered schema: message indexes, followed by the message.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from protocol.schemas.decoding import InvalidRows, refuse
 
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = 0, 1, 2, 3, 4, 5
 _FEWEST_ROWS = 24
-# A tag that this share of the messages has is read in all of them.
+# Read a tag in all messages at once if at least one in so many has it.
 _WIDE_SHARE = 4
 # After so many steps messages that are read to their end are left out, if they are most.
 _COMPRESS_STEPS = 32
@@ -57,7 +57,7 @@ class Found:
     number : array of unsigned int
         A varint's value; the length of bytes and groups.
     step : array of int, or int
-        Ascends among all fields of a message; one number for occurrences that have the same.
+        Ascends among all fields of a message; a scalar if it is equal for all occurrences.
     """
 
     row: Positions

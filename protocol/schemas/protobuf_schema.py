@@ -172,7 +172,7 @@ class ProtobufSchema:
         return found
 
     def at(self, indexes: Sequence[int]) -> set[str]:
-        """Return the names of messages with these numbers: that in the file, that in this message, and so on.
+        """Return the full names of messages with these Confluent message indexes, the outermost message first.
 
         Some of Confluent's serialisers count the entries of maps among the messages of a message, others do not.
         """

@@ -14,7 +14,7 @@ class ProtobufSettings:
     message : str or None
         The name of the message, with or without the package; None: the first one of the file.
     recursive_fields_max_depth : int
-        How often a message may contain itself; -1: not at all.
+        How often a message may contain itself: 1 drops the recursive field; -1 refuses the schema.
     emit_default_values : bool
         True if absent fields without presence are zero instead of null.
     enums_as_ints : bool

@@ -25,7 +25,7 @@ class ReaderSchema:
     text : str
         The schema; empty for formats without one.
     references : tuple of (str, str)
-        Schemas that it uses, by name, each behind those that it uses itself.
+        Schemas that it uses, by name, in the order of their dependencies.
     fields : tuple of str
         The fields of a record to decode; empty: all.
     protobuf : ProtobufSettings

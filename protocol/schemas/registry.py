@@ -138,7 +138,7 @@ class SchemaRegistry:
         return found
 
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
-        """Return the schemas that a schema uses, by name, each behind those that it uses itself."""
+        """Return the schemas that a schema uses, by name, in the order of their dependencies."""
         found: dict[str, RegisteredSchema] = {}
         begun: set[str] = set()
 
