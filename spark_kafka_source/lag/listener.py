@@ -195,6 +195,9 @@ class LagListener(StreamingQueryListener):
         except Exception:
             log.exception("cannot read the progress of a query")
             return
+        with self._lock:
+            # Here, since a sample may be ready only after the query's end. It may have begun before the listener.
+            self._running[progress["id"]] = _name(progress)
         if self._options is None:
             self._add(progress, None)
             return
@@ -240,7 +243,6 @@ class LagListener(StreamingQueryListener):
             trigger = _Trigger(self._number, ended.time, ended.query, ended.batch, ended.lag.offsets_behind, packed)
             self._history.append(trigger)
             self._latest[ended.query] = self._number, ended.lag
-            self._running[progress["id"]] = ended.query
             self._progress[ended.query] = zlib.compress(json.dumps(progress).encode())
             self._forget_ended()
 

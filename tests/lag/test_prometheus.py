@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.lag import LagListener
 from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
 from spark_kafka_source.lag.table import Lag, PartitionLag
@@ -84,6 +86,23 @@ def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
         kafka.silence(1)
         assert scrape(server.server_port)["kafka_consumergroup_lag", "etl", "t", "0"] == 0, "the last known one"
         listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+        assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
+        server.shutdown()
+        thread.join()
+
+
+def test_sample_that_is_ready_after_the_end_leaves_no_running_query() -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 1)
+        answer = threading.Event()
+        kafka.before[LIST_OFFSETS] = lambda body: answer.wait(30)
+        listener = LagListener(options=kafka.bootstrap_servers, sample_ms=20_000)
+        server, thread = listener.serve(0, "127.0.0.1")
+        source = {"endOffset": {"t": {"0": 0}, "@ids": {}}, "latestOffset": {"t": {"0": 0}}}
+        listener.onQueryProgress(progress_event({**PROGRESS, "id": "id of etl", "sources": [source]}))
+        listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+        answer.set()
+        wait_until(lambda: listener.latest)
         assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
         server.shutdown()
         thread.join()
