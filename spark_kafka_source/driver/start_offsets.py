@@ -292,12 +292,13 @@ def group_offsets(
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
     watermarks = _newest_high_watermarks(client, committed, epochs, deadline)
     epoch_ends = _known_ends(client, epochs, deadline)
-    ends = {key: min(watermarks[key], epoch_ends.get(key, watermarks[key])) for key in committed}
-    out_of_range = sorted(key for key, each in committed.items() if not starts[key] <= each.offset <= ends[key])
+    truncated = {key: end for key, end in epoch_ends.items() if end < committed[key].offset}
+    out_of_range = {key for key, each in committed.items() if not starts[key] <= each.offset <= watermarks[key]}
+    out_of_range |= truncated.keys()
     latest = log_end_offsets(client, options, out_of_range, deadline) if out_of_range else {}
-    for key in out_of_range:
-        log_range, truncated = (starts[key], ends[key]), key in epoch_ends and ends[key] < committed[key].offset
-        offset = _replace_out_of_range(options, key, committed[key], log_range, latest[key].offset, truncated=truncated)
+    for key in sorted(out_of_range):
+        log_range = starts[key], watermarks[key]
+        offset = _replace_out_of_range(options, key, committed[key], log_range, latest[key].offset, truncated.get(key))
         committed[key] = CommittedOffset(offset)
     # An epoch that the leader does not know is of an earlier topic of this name.
     return {key: entry if key in epoch_ends else CommittedOffset(entry.offset) for key, entry in committed.items()}
@@ -340,12 +341,12 @@ def _replace_out_of_range(
     committed: CommittedOffset,
     log_range: tuple[int, int],
     latest: int,
-    *,
-    truncated: bool,
+    epoch_end: int | None,
 ) -> int:
-    """Return the replacement of a group's offset outside of [log_range); log skipped offsets.
+    """Return the replacement of a group's offset outside of the log [log_range); log skipped offsets.
 
-    `truncated`: the range ends where the leader epoch of the committed offset ended; the log may be longer.
+    `epoch_end`: where the leader epoch of the committed offset ended, if that is before the offset: from there on the
+    log has other records.
 
     Raises
     ------
@@ -358,10 +359,11 @@ def _replace_out_of_range(
         if offset < start
         else "the log was truncated (unclean leader election), or the topic was deleted and created again"
     )
-    holds, first_unread = f"the log holds [{start}, {end})", min(offset, start)
-    if truncated:
-        holds += f" of the records that existed when it was committed, in leader epoch {committed.leader_epoch}"
-        first_unread = end
+    first_unread, when = min(offset, start), ""
+    if epoch_end is not None:
+        first_unread, end = epoch_end, max(start, min(end, epoch_end))
+        when = f" of the records that existed when it was committed, in leader epoch {committed.leader_epoch}"
+    holds = f"the log holds [{start}, {end}){when}"
     message = (
         f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: {holds}. Likely "
         f"cause: {cause}"

@@ -129,6 +129,15 @@ def regrown(cluster: Cluster) -> Cluster:
 PROTOCOLS = pytest.mark.parametrize("protocol", ["none", "classic", "consumer"])
 
 
+def test_replaced_group_offset_is_in_the_log(regrown: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Retention has removed the first of the records that have replaced the old ones."""
+    regrown.log("a", 0).delete_before(16)
+    reader = regrown.reader(**{"kafka.group.id": "g", "failOnDataLoss": "false"})
+    assert offsets_read(reader, *first_batch(reader)) == list(range(16, 30))
+    assert "Starts at 16: 2 offsets are skipped" in caplog.text
+    reader.stop()
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize(("epoch", "written", "first"), [(5, 3, 14), (5, 11, 14), (-1, 3, 17)])
 def test_truncation_between_assignment_and_batch_is_found(
