@@ -303,20 +303,19 @@ class FetchPosition:
         Raises `LogTruncated`, which the leader must confirm, if there are none.
         """
         offsets, epochs = records.headers["base_offset"], records.headers["partition_leader_epoch"]
+        if self.until_epoch == NO_LEADER_EPOCH:
+            return len(offsets)
         newer = (epochs > self.until_epoch) & (offsets < self.until_offset)
-        if self.until_epoch == NO_LEADER_EPOCH or not newer.any():
+        if not newer.any():
             return len(offsets)
         batches = int(np.argmax(newer))
         if batches and offsets[batches] > self.position:
             return batches
-        raise LogTruncated(
-            f"{self.name}: the log was truncated below offset {self.until_offset}: {broker} has records of leader "
-            f"epoch {epochs[batches]} at offset {offsets[batches]}, and offsets up to {self.until_offset} existed in "
-            f"leader epoch {self.until_epoch}. Likely cause: an unclean leader election. Offsets {self.position} to "
-            f"{self.until_offset} now have other records or none",
-            topic=self.topic,
-            partition=self.partition,
-            offset=self.position,
+        raise self._truncated(
+            self.until_offset,
+            f"{broker} has records of leader epoch {epochs[batches]} at offset {offsets[batches]}, and offsets up to "
+            f"{self.until_offset} existed in leader epoch {self.until_epoch}",
+            f"Offsets {self.position} to {self.until_offset} now have other records or none",
             leader_epoch=self.until_epoch,
             record_epoch=int(epochs[batches]),
         )
@@ -333,14 +332,11 @@ class FetchPosition:
         if agreed["end_offset"] < 0:
             return
         if agreed["end_offset"] < self.position:
-            raise LogTruncated(
-                f"{self.name}: the log was truncated below offset {self.position}: {broker} has the log that was "
-                f"read only up to offset {agreed['end_offset']} (leader epoch {agreed['epoch']}; read: "
-                f"{self.last_epoch}). Likely cause: an unclean leader election. Offsets {agreed['end_offset']} to "
-                f"{self.position} were read and now have other records or none",
-                topic=self.topic,
-                partition=self.partition,
-                offset=self.position,
+            raise self._truncated(
+                self.position,
+                f"{broker} has the log that was read only up to offset {agreed['end_offset']} (leader epoch "
+                f"{agreed['epoch']}; read: {self.last_epoch})",
+                f"Offsets {agreed['end_offset']} to {self.position} were read and now have other records or none",
                 end_offset=agreed["end_offset"],
             )
         # No record is missing: the leader of that epoch was replaced before its first record.
@@ -355,15 +351,22 @@ class FetchPosition:
         end = self.high_watermark if self.last_stable_offset < 0 else min(self.high_watermark, self.last_stable_offset)
         if end >= self.until_offset or not NO_LEADER_EPOCH < self.confirmed_epoch < self.leader_epoch:
             return
-        raise LogTruncated(
-            f"{self.name}: the log was truncated below offset {self.until_offset}: {broker} has it up to offset "
-            f"{end} in leader epoch {self.leader_epoch}, and offsets up to {self.until_offset} existed "
-            f"in leader epoch {self.until_epoch}. Likely cause: an unclean leader election. Offsets {self.position} to "
-            f"{self.until_offset} are lost",
+        raise self._truncated(
+            self.until_offset,
+            f"{broker} has it up to offset {end} in leader epoch {self.leader_epoch}, and offsets up to "
+            f"{self.until_offset} existed in leader epoch {self.until_epoch}",
+            f"Offsets {self.position} to {self.until_offset} are lost",
+            leader_epoch=self.until_epoch,
+        )
+
+    def _truncated(self, below: int, seen: str, lost: str, **context: int) -> LogTruncated:
+        text = f"{self.name}: the log was truncated below offset {below}: {seen}"
+        return LogTruncated(
+            f"{text}. Likely cause: an unclean leader election. {lost}",
             topic=self.topic,
             partition=self.partition,
             offset=self.position,
-            leader_epoch=self.until_epoch,
+            **context,
         )
 
     def _grow(self, partial_bytes: int) -> None:

@@ -90,6 +90,8 @@ class GroupCommits:
 
     def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Log the offsets that have changed since the last call: once for each batch."""
+        if not log.isEnabledFor(logging.INFO):
+            return
         changed = sorted(key for key, offset in offsets.items() if self._logged.get(key) != offset)
         self._logged = offsets
         if changed:

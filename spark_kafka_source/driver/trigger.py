@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
-from protocol.consumer.list_offsets import end_of_epoch, ends_of_epochs
+from protocol.consumer.list_offsets import ends_of_epochs
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import assign_all, discover_present, leaders, retry_unknown_topics
@@ -122,23 +122,23 @@ class Trigger:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
         truncated, epochs, owned = backlog.truncated(), backlog.logs.epochs, backlog.logs.assignment.owned
         present = discover_present(self._client, self._options, self.deadline) if truncated else {}
-        divergent = {}
         for key in truncated:
             if present.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{partition_name(key)} ends before the position, and now belongs to another topic")
-            divergent[key] = end = backlog.ends[key]
-            if key in epochs:
-                epoch_end = end_of_epoch(self._client, *key, epochs[key], self.deadline)
-                divergent[key] = end if epoch_end is None else min(epoch_end, end)
+        # Tasks compare the other epochs, which are those of offsets that this query has read.
+        asked = {key: epochs[key] for key in truncated if key in epochs} | backlog.logs.unconfirmed_epochs()
+        epoch_ends = ends_of_epochs(self._client, asked, self.deadline) if asked else {}
+        divergent = {}
+        for key in truncated:
+            end = backlog.ends[key]
+            divergent[key] = min(end, epoch_ends.get(key, end))
             self._raise_or_defer([data_loss.truncated(key, backlog.starts[key], end, divergent[key])])
-        # A task compares only the epochs of offsets that this query has read.
-        assigned = backlog.logs.unconfirmed_epochs()
-        epoch_ends = ends_of_epochs(self._client, assigned, self.deadline) if assigned else {}
-        for key, epoch_end in epoch_ends.items():
-            if key not in divergent and epoch_end < (position := backlog.logs.positions[key]):
+        for key in sorted(epoch_ends.keys() - divergent.keys()):
+            epoch_end, position = epoch_ends[key], backlog.logs.positions[key]
+            if epoch_end < position:
                 divergent[key] = epoch_end
-                self._raise_or_defer([data_loss.regrown(key, position, assigned[key], epoch_end)])
+                self._raise_or_defer([data_loss.regrown(key, position, asked[key], epoch_end)])
         return divergent
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:

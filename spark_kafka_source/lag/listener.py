@@ -83,9 +83,9 @@ class LagListener(StreamingQueryListener):
         Called with the `LagAtTime` of each trigger. It runs on Spark's listener thread, which all listeners of the
         session share, so it must return quickly; with `options` it runs on a thread of the listener.
     options : str or mapping, optional
-        As in `lag_of_query`: with them lag is also in seconds, from requests to brokers on a thread of the listener. If
-        several triggers of a query end during a request, the next request is for the last of them. Required before
-        PySpark 4.2, which does not report the log end offsets.
+        As in `lag_of_query`: with them lag is that of now, and also in seconds, from requests on a thread of the
+        listener. If several triggers of a query end during a request, the next one is for the last of them. Required
+        before PySpark 4.2, which does not report the log end offsets.
     sample_ms : float
         The time limit of the requests for one trigger.
     kept : int
