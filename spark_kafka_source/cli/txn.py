@@ -17,7 +17,7 @@ from protocol.admin.transactions import (
     list_transactions,
     open_transactions,
 )
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, UnsupportedVersion
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -110,7 +110,7 @@ def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], 
     if found:
         try:
             owners = _owners(cluster, {each.producer_id for each in found})
-        except BrokerError as error:
+        except (BrokerError, UnsupportedVersion) as error:  # not authorized, or Kafka before 3.0
             click.echo(f"Transactional ids are unknown: {error}", err=True)
     rows = [(*_row(each), owners.get(each.producer_id)) for each in found]
     print_rows((*_OPEN, "transactional_id"), rows, output)

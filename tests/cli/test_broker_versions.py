@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
 import pytest
 from click.testing import CliRunner
 
-from protocol import Producer
+from protocol import Producer, TransactionalProducer
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
@@ -70,3 +71,22 @@ def test_commands_work_or_name_what_the_broker_lacks(kafka1: LocalKafka, topic1:
         else:
             assert (result.exit_code, result.stderr.count("\n")) == (1, 1), (line, result.output)
             assert re.match(LACKS, result.stderr), (line, result.stderr)
+
+
+def test_open_transaction_is_listed_with_its_id_or_why_that_is_unknown(
+    kafka1: LocalKafka, topic1: TopicFactory
+) -> None:
+    name, servers = topic1(1), {"bootstrap.servers": kafka1.bootstrap_servers}
+    environment = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    with TransactionalProducer({**servers, "transactional.id": f"of-{name}"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(name, b"open")
+        producer.flush()
+        result = CliRunner().invoke(pykafka, ["txn", "hanging", name, "-o", "json"], env=environment)
+        producer.abort_transaction()
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)
+    known = VERSION >= (3, 0)
+    assert (row["start_offset"], row["transactional_id"]) == (0, f"of-{name}" if known else None)
+    assert result.stderr.startswith("Transactional ids are unknown: ") != known
