@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,9 +15,11 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.jobs import copy_to_parquet
+from tests.support.chaos import Chaos, Move, Program
 from tests.support.consumer_groups import described_by_kafka
 from tests.support.group_watch import GroupWatch
 from tests.support.soak import scaled
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -47,11 +44,17 @@ def test_killed_query_never_commits_ahead_of_checkpoint_and_loses_no_row(
     arguments = [kafka1.bootstrap_servers, name, group, str(checkpoint), str(output)]
     watch = GroupWatch(kafka1, name, PARTITIONS, group, checkpoint)
     rng = random.Random(4)
-    for _ in range(KILLS):
-        batches = len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0
-        with killed_in_the_end(*arguments, "300") as job:
-            wait_for_batches(job, checkpoint, batches + 1)
+    job = Program([sys.executable, "-m", "tests.jobs.copy_to_parquet", *arguments, "300"], tmp_path / "job")
+    chaos = Chaos([job], rng, {Move.KILL: 1})
+    try:
+        for _ in range(KILLS):
+            batches = completed(checkpoint)
+            chaos.step()
+            wait_until(lambda: job.check() or completed(checkpoint) > batches, timeout_s=120, every_s=0.05)  # noqa: B023
             time.sleep(rng.uniform(0, 1.5))  # a random point of the batch
+            chaos.step()
+    finally:
+        chaos.end_all(Move.KILL)
     before_end = spark.read.parquet(str(output)).count()
     assert copy_to_parquet.start(spark, *arguments, "all").awaitTermination(180)  # type: ignore[call-arg]
     watch.close()
@@ -63,21 +66,6 @@ def test_killed_query_never_commits_ahead_of_checkpoint_and_loses_no_row(
     assert [(row.current_offset, row.lag) for row in described_by_kafka(kafka1, group)] == [(RECORDS, 0)] * PARTITIONS
 
 
-@contextmanager
-def killed_in_the_end(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "tests.jobs.copy_to_parquet", *arguments]
-    # A new session: the JVM and the Python workers are killed with it.
-    job = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield job
-    finally:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-
-
-def wait_for_batches(job: subprocess.Popen[bytes], checkpoint: Path, count: int) -> None:
-    deadline_s = time.monotonic() + 120
-    while len(list((checkpoint / "commits").glob("[0-9]*"))) < count:
-        assert job.poll() is None, "the query ended early"
-        assert time.monotonic() < deadline_s, "no batch was completed"
-        time.sleep(0.05)
+def completed(checkpoint: Path) -> int:
+    """Return the number of completed batches."""
+    return len(list((checkpoint / "commits").glob("[0-9]*"))) if checkpoint.exists() else 0

@@ -21,21 +21,41 @@ class NumberSource:
     record : callable
         Returns the arguments of `Producer.produce` for a number: `value`, and `key` or `partition`.
     at_once : int
-        Number of records every 10 ms.
+        Number of records of each round.
+    every_s : float
+        Time between two rounds.
+    settings : object
+        Further properties of the producer, with underscores.
+
+    Attributes
+    ----------
+    count : int
+        Records so far.
     """
 
-    def __init__(self, kafka: LocalKafka, topic: str, record: Callable[[int], dict[str, Any]], at_once: int) -> None:
+    def __init__(
+        self,
+        kafka: LocalKafka,
+        topic: str,
+        record: Callable[[int], dict[str, Any]],
+        at_once: int,
+        every_s: float = 0.01,
+        **settings: object,
+    ) -> None:
         self.count = 0
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0})
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        fixed = {"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0}
+        self._producer = Producer(fixed | given)
         self._topic = topic
         self._record = record
         self._at_once = at_once
+        self._every_s = every_s
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._closing.wait(0.01):
+        while not self._closing.wait(self._every_s):
             for _ in range(self._at_once):
                 self._producer.produce(self._topic, **self._record(self.count))
                 self.count += 1
@@ -45,5 +65,5 @@ class NumberSource:
         """Return the number of records written."""
         self._closing.set()
         self._thread.join()
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(120) == 0
         return self.count

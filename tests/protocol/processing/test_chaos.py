@@ -6,16 +6,14 @@ No record is lost, the order of each key is kept, and only records that were in 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,11 @@ from protocol.consumer.consumer import Consumer
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import ROOT, TopicFactory
+from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.processing.chaos_worker import ATTEMPTS, READY, is_poison
+from tests.support.chaos import Actor, Chaos, Move, Program, State
 from tests.support.number_source import NumberSource
 from tests.support.soak import scaled, variants
 from tests.support.wait_until import wait_until
@@ -37,7 +36,8 @@ from tests.support.wait_until import wait_until
 pytestmark = pytest.mark.soak
 
 KILLS = scaled("CHAOS_KILLS", 2, 20)
-REBALANCES = scaled("CHAOS_REBALANCES", 4, 40)
+# Kills, stops and starts: each is a rebalance.
+STEPS = scaled("CHAOS_STEPS", 8, 80)
 PARTITIONS, KEYS, WORKERS = 4, 24, 3
 COMMIT_MS = 100
 # The shortest that brokers allow.
@@ -50,66 +50,44 @@ def record(number: int) -> dict[str, object]:
 
 
 @dataclass
-class Worker:
-    """One process. `ended_ns`: the time after which it has certainly done nothing."""
+class Run:
+    """One run of a worker. `ended_ns`: the time after which it has certainly done nothing."""
 
-    process: subprocess.Popen[bytes]
     log: Path
     killed: bool = False
     ended_ns: int = 2**63
 
-    def end(self, sign: signal.Signals) -> None:
-        if sign == signal.SIGTERM:  # only a worker that runs has a handler for it
-            wait_until(lambda: self.log.stat().st_size, every_s=0.05)
-        self.process.send_signal(sign)
-        code = self.process.wait(60)
-        self.ended_ns = time.monotonic_ns()
-        self.killed = sign == signal.SIGKILL
-        assert self.killed or code == 0, f"{self.log} ended with {code}"
 
+class Worker(Actor):
+    """A worker, each time another process with another log."""
 
-@dataclass
-class Workers:
-    """The living workers, and those that have ended."""
+    def __init__(self, arguments: Callable[[Path], list[str]], folder: Path, runs: list[Run]) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        self._runs = runs  # of all workers
+        self._program: Program
+        self._run: Run
 
-    kafka: LocalKafka
-    topic: str
-    dead: str
-    group: str
-    folder: Path
-    options: str
-    living: list[Worker] = field(default_factory=list)
-    ended: list[Worker] = field(default_factory=list)
+    def start(self) -> None:
+        self._run = Run(self._folder / f"{len(self._runs)}.log")
+        self._run.log.touch()
+        self._runs.append(self._run)
+        command = [sys.executable, "-m", "tests.protocol.processing.chaos_worker", *self._arguments(self._run.log)]
+        self._program = Program(command, self._run.log.with_suffix(".out"), signal.SIGTERM)
+        self._program.start()
 
-    def add(self) -> None:
-        number = len(self.living) + len(self.ended)
-        log = self.folder / f"{number}.log"
-        log.touch()
-        command = [sys.executable, "-m", "tests.protocol.processing.chaos_worker", self.kafka.bootstrap_servers]
-        command += [self.topic, self.group, self.dead, str(log), self.options]
-        with (self.folder / f"{number}.err").open("wb") as errors:
-            process = subprocess.Popen(command, cwd=ROOT, stderr=errors, env=dict(os.environ))
-        self.living.append(Worker(process, log))
+    def stop(self) -> None:
+        # Only a worker that runs has a handler for the signal.
+        wait_until(lambda: self._run.log.stat().st_size, every_s=0.05)
+        self._program.stop()
+        self._run.ended_ns = time.monotonic_ns()
 
-    def remove(self, sign: signal.Signals, dice: random.Random) -> None:
-        worker = self.living.pop(dice.randrange(len(self.living)))
-        self.ended.append(worker)
-        worker.end(sign)
+    def kill(self) -> None:
+        self._program.kill()
+        self._run.ended_ns, self._run.killed = time.monotonic_ns(), True
 
-    def wait_for_more(self, count: int) -> None:
-        enough = self.finished + count
-        wait_until(lambda: self.finished >= enough, lambda: f"{self.finished} of {enough}", 120, 0.05)
-
-    def close(self) -> None:
-        for worker in self.living:
-            if worker.process.poll() is None:
-                worker.end(signal.SIGTERM)
-        self.ended += self.living
-        self.living = []
-
-    @property
-    def finished(self) -> int:
-        return sum(each.log.read_bytes().count(b" end ") for each in [*self.living, *self.ended])
+    def check(self) -> None:
+        self._program.check()
 
 
 @dataclass(frozen=True)
@@ -124,9 +102,9 @@ class Event:
     worker: int
 
 
-def events_of(workers: list[Worker]) -> Iterator[Event]:
-    for number, worker in enumerate(workers):
-        for line in worker.log.read_text().splitlines(keepends=True):
+def events_of(runs: list[Run]) -> Iterator[Event]:
+    for number, run in enumerate(runs):
+        for line in run.log.read_text().splitlines(keepends=True):
             if not line.endswith("\n"):
                 continue  # killed while it was written
             if line == READY:
@@ -140,38 +118,47 @@ def events_of(workers: list[Worker]) -> Iterator[Event]:
 def test_records_survive_kills_and_rebalances(
     kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: dict[str, Any]
 ) -> None:
-    topic, dead, dice = topic1(PARTITIONS), topic1(), random.Random(7)
+    topic, dead, rng = topic1(PARTITIONS), topic1(), random.Random(7)
+    group = f"group-{uuid.uuid4().hex[:10]}"
     properties = {"auto.commit.interval.ms": COMMIT_MS, **protocol}
     options = json.dumps({"threads": 4, "max_in_flight": 400, "properties": properties})
-    workers = Workers(kafka1, topic, dead, f"group-{uuid.uuid4().hex[:10]}", tmp_path, options)
+    runs: list[Run] = []
+
+    def arguments(log: Path) -> list[str]:
+        return [kafka1.bootstrap_servers, topic, group, dead, str(log), options]
+
+    workers = [Worker(arguments, tmp_path, runs) for _ in range(WORKERS)]
+    chaos = Chaos(workers, rng, {Move.KILL: 1, Move.STOP: 1}, WORKERS - 1)
     source = NumberSource(kafka1, topic, record, 8)
-    steps = ["kill"] * KILLS + ["rebalance"] * REBALANCES
-    dice.shuffle(steps)
     with client_of(kafka1) as client:
         try:
-            workers.add()
-            workers.add()
-            for step in steps:
-                workers.wait_for_more(150)
-                if step == "kill":
-                    workers.remove(signal.SIGKILL, dice)
-                    workers.add()
-                elif len(workers.living) < 2 or (len(workers.living) < WORKERS and dice.random() < 0.5):
-                    workers.add()
-                else:
-                    workers.remove(signal.SIGTERM, dice)
+            while chaos.counts[Move.KILL] < KILLS or chaos.counts.total() < STEPS:
+                chaos.step()
+                if chaos.those(State.UP):
+                    wait_for_more(runs, 150)
+            chaos.start_all()
             source.close()
-            wait_until(lambda: committed(client, workers.group) == source.count, timeout_s=180, every_s=0.2)
+            wait_until(lambda: committed(client, group) == source.count, timeout_s=180, every_s=0.2)
         finally:
             source.close()
-            workers.close()
+            chaos.end_all()
         written = written_records(client, topic)
         dead_values = {value for value, _, _ in written_records(client, dead).values()}
     assert len(written) == source.count
-    events = list(events_of(workers.ended))
+    events = list(events_of(runs))
     assert sum(each.what == "committed" for each in events) >= KILLS, "workers do not commit in time"
-    duplicates = check(events, workers.ended, written, dead_values)
-    print(f"{source.count} records, {KILLS} kills, {REBALANCES} rebalances, {duplicates} handled again")
+    duplicates = check(events, runs, written, dead_values)
+    print(f"{source.count} records, {chaos.counts}, {duplicates} handled again")
+
+
+def wait_for_more(runs: list[Run], count: int) -> None:
+    """Wait until so many more records are finished."""
+
+    def finished() -> int:
+        return sum(each.log.read_bytes().count(b" end ") for each in runs)
+
+    enough = finished() + count
+    wait_until(lambda: finished() >= enough, lambda: f"{finished()} of {enough}", 120, 0.05)
 
 
 def committed(client: Client, group: str) -> int:
@@ -193,7 +180,7 @@ def written_records(client: Client, topic: str) -> dict[tuple[int, int], tuple[b
 
 def check(
     events: list[Event],
-    workers: list[Worker],
+    runs: list[Run],
     written: dict[tuple[int, int], tuple[bytes, str, int]],
     dead_values: set[bytes],
 ) -> int:
@@ -202,13 +189,13 @@ def check(
     ended = {(each.partition, each.offset) for each in events if each.what == "end"}
     assert ended == set(written) - poison, "lost records"
     assert dead_values >= {written[place][0] for place in poison}, "lost dead letters"
-    check_order(events, workers, written, poison)
-    return check_duplicates(events, workers, poison)
+    check_order(events, runs, written, poison)
+    return check_duplicates(events, runs, poison)
 
 
 def check_order(
     events: list[Event],
-    workers: list[Worker],
+    runs: list[Run],
     written: dict[tuple[int, int], tuple[bytes, str, int]],
     poison: set[tuple[int, int]],
 ) -> None:
@@ -223,7 +210,7 @@ def check_order(
         number = written[place][2]
         if event.what == "begin":
             before = running.get(event.key)
-            assert before is None or event.time_ns > workers[before.worker].ended_ns, f"{before} and {event} overlap"
+            assert before is None or event.time_ns > runs[before.worker].ended_ns, f"{before} and {event} overlap"
             assert number <= done[event.key], f"{event}: only {done[event.key]} records of its key have ended"
             running[event.key] = event
             continue
@@ -234,7 +221,7 @@ def check_order(
                 done[event.key] += 1
 
 
-def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tuple[int, int]]) -> int:
+def check_duplicates(events: list[Event], runs: list[Run], poison: set[tuple[int, int]]) -> int:
     """A finished record begins again only after an assignment, and if the former one had not committed it.
 
     A revocation commits all records before the first unfinished one. A killed worker has committed what it has logged
@@ -250,7 +237,7 @@ def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tup
         done: set[int] = set()
         start = lowest = acknowledged = unfinished = 0
         failures = Counter[int]()
-        last = workers[0]
+        last = runs[0]
         for event in found:
             if event.what == "committed":
                 while unfinished in finished:
@@ -268,7 +255,7 @@ def check_duplicates(events: list[Event], workers: list[Worker], poison: set[tup
                 done = {offset for offset in done if offset < start}
                 failures = Counter()
                 continue
-            last = workers[event.worker]
+            last = runs[event.worker]
             if event.what == "begin" and event.offset in finished and (partition, event.offset) not in poison:
                 assert event.offset >= start, f"{event} was committed when it was handled again"
                 assert event.offset not in done, f"{event} is handled again by its owner"

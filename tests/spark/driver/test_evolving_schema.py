@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import signal
 import struct
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.support.chaos import Program
 from tests.support.soak import SOAK, scaled
 
 pytestmark = [
@@ -154,31 +153,30 @@ def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_kil
             *((0.4 + 0.4 * number, "start the registry") for number in range(2)),
             *((rng.uniform(0.1, 0.95), "kill") for _ in range(KILLS)),
         ]
-        job = start(arguments)
+        job = Program([sys.executable, "-m", "tests.jobs.decode_to_parquet", *arguments, "3600"], tmp_path / "job")
+        job.start()
         began_s = time.monotonic()
         waiting = 0
         try:
             for share, event in sorted(events):
                 time.sleep(max(0, began_s + share * SECONDS - time.monotonic()))
                 if event == "kill":
-                    os.killpg(job.pid, signal.SIGKILL)
-                    job.wait()
-                    job = start(arguments)
+                    job.kill()
+                    job.start()
                 elif event == "stop the registry":
                     registry.stop()
                 elif event == "start the registry":
                     registry.start()
                     # A query that was started meanwhile has failed: load() needs the registry.
-                    if job.poll() is not None:
+                    if not job.runs:
                         waiting += 1
-                        job = start(arguments)
+                        job.start()
                 elif event == "evolve":
                     writing.evolve()
             time.sleep(max(0, began_s + SECONDS - time.monotonic()))
         finally:
             writing.stop()
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
+            job.kill()
         assert subprocess.run([sys.executable, "-m", "tests.jobs.decode_to_parquet", *arguments, "all"]).returncode == 0
     rows = spark.read.option("mergeSchema", "true").parquet(str(output)).collect()
     by_offset = {row["offset"]: row.asDict() for row in rows}
@@ -199,11 +197,6 @@ def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_kil
     assert set(offsets) == set(writing.incompatible)
     print(f"{len(writing.versions)} records, {len(letters)} dead letters of {len(writing.incompatible)} records, "
           f"{waiting} restarts after the registry")  # fmt: skip
-
-
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.jobs.decode_to_parquet", *arguments, "3600"]
-    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @of_each_language

@@ -5,14 +5,12 @@ Its host becomes unreachable (no reset, no reply), or its process is killed whil
 
 from __future__ import annotations
 
-import threading
+import random
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from protocol.cluster.client import Client
@@ -23,11 +21,13 @@ from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.protocol.consumer.consuming import client_of
-from tests.support.background import background
+from tests.support.chaos import Chaos, ChosenBroker, Move
 from tests.support.consumer_groups import coordinator_of, wait_for_lag_zero
 from tests.support.group_watch import GroupWatch
+from tests.support.number_source import NumberSource
 from tests.support.soak import scaled
 from tests.support.wait_for_brokers import wait_until_known
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -35,49 +35,28 @@ pytestmark = pytest.mark.soak
 KILLS = scaled("KILLS", 0, 5)
 PARTITIONS = 3
 # The controller takes nine seconds to fence a silent broker.
-DARK = ("none", LocalKafka.pause, LocalKafka.resume, 30.0)
-KILLED = (LocalKafka.kill, LocalKafka.start, 15.0)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> float:
-    """Wait for the condition; return the seconds that it took."""
-    started_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started_s < timeout_s, f"it did not happen in {timeout_s:.0f} s"
-        time.sleep(0.05)
-    return time.monotonic() - started_s
+DARK = ("none", Move.SUSPEND, 30.0)
+KILLED = (Move.KILL, 15.0)
 
 
 def wait_until_in_sync(kafka: LocalKafka, topic: str) -> None:
     wait_until_known(kafka, topic, PARTITIONS)
     with client_of(kafka) as client:
-        wait_for(
-            lambda: all(len(each.isr) == 3 for each in client.metadata([topic]).topics[topic].partitions.values()), 60
+        wait_until(
+            lambda: all(len(each.isr) == 3 for each in client.metadata([topic]).topics[topic].partitions.values()),
+            timeout_s=60,
+            every_s=0.05,
         )
 
 
-class Load:
-    """Writes records to all partitions until `ended`."""
-
-    def __init__(self, kafka: LocalKafka, topic: str) -> None:
-        self.ended = threading.Event()
-        self._topic = topic
-        # Short timeouts: a paused broker must not delay records for the others.
-        patience = {"socket.timeout.ms": 3_000, "request.timeout.ms": 3_000}
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0, **patience})
-
-    def run(self) -> None:
-        while not self.ended.wait(0.05):
-            for partition in range(PARTITIONS):
-                self._producer.produce(self._topic, value=b"v", partition=partition)
-            self._producer.poll(0)
-        assert self._producer.flush(120) == 0
+def record(number: int) -> dict[str, object]:
+    return {"value": b"v", "partition": number % PARTITIONS}
 
 
 @pytest.mark.skipif(not KILLS, reason="takes a minute each time; `make soak` runs it")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("protocol", "lose", "bring_back", "commits_go_on_within_s"),
+    ("protocol", "lose", "commits_go_on_within_s"),
     [DARK, ("classic", *KILLED), pytest.param("consumer", *KILLED, marks=NEEDS_KIP_848)],
     ids=["dark", "killed, classic", "killed, consumer"],
 )
@@ -87,8 +66,7 @@ def test_commits_continue_after_repeated_loss_of_coordinator(
     topic: TopicFactory,
     tmp_path: Path,
     protocol: str,
-    lose: Callable[[LocalKafka, int], None],
-    bring_back: Callable[[LocalKafka, int], None],
+    lose: Move,
     commits_go_on_within_s: float,
 ) -> None:
     name, group = topic(PARTITIONS, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
@@ -110,28 +88,32 @@ def test_commits_continue_after_repeated_loss_of_coordinator(
         .trigger(processingTime="200 milliseconds")
         .start()
     )
-    load, watch = Load(kafka, name), GroupWatch(kafka, name, PARTITIONS, group, tmp_path)
+    # Short timeouts: a paused broker must not delay records for the others.
+    patience = {"socket_timeout_ms": 3_000, "request_timeout_ms": 3_000}
+    source = NumberSource(kafka, name, record, PARTITIONS, 0.05, **patience)
+    watch = GroupWatch(kafka, name, PARTITIONS, group, tmp_path)
+    chaos = Chaos([ChosenBroker(kafka, lambda: coordinator_of(kafka, group))], random.Random(), {lose: 1})
+    chaos.start_all()
     took_s = []
-    with client_of(kafka) as client, background(load.run):
+    with client_of(kafka) as client:
         try:
-            wait_for(lambda: committed(client, group) > 0, 120)
+            wait_until(lambda: committed(client, group), timeout_s=120, every_s=0.05)
             for _ in range(KILLS):
-                lost, seen = coordinator_of(kafka, group), committed(client, group)
-                lose(kafka, lost)
+                seen = committed(client, group)
+                chaos.step()
                 lost_since_s = time.monotonic()
-                try:
-                    # A commit in flight may still succeed; the second one was sent after the failure.
-                    for _ in range(2):
-                        wait_for(lambda: committed(client, group) > seen, 120)  # noqa: B023
-                        seen = max(seen, committed(client, group))
-                    took_s.append(time.monotonic() - lost_since_s)
-                finally:
-                    bring_back(kafka, lost)
+                # A commit in flight may still succeed; the second one was sent after the failure.
+                for _ in range(2):
+                    wait_until(lambda: committed(client, group) > seen, timeout_s=120, every_s=0.05)  # noqa: B023
+                    seen = max(seen, committed(client, group))
+                took_s.append(time.monotonic() - lost_since_s)
+                chaos.step()
                 print(f"commits went on after {took_s[-1]:.1f} s")
                 assert query.isActive, query.exception()
                 wait_until_in_sync(kafka, name)
         finally:
-            load.ended.set()
+            chaos.start_all()
+            source.close()
     wait_for_lag_zero(kafka, group, PARTITIONS, 120)
     query.stop()
     watch.close()

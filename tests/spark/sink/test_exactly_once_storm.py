@@ -10,9 +10,10 @@ import random
 import threading
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import confluent_kafka
@@ -21,10 +22,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.support.chaos import Actor, Chaos, ChosenBroker, Move, State
 from tests.support.copied_exactly_once import Copy, write_numbers
 from tests.support.kafka_proxy import KafkaProxy
 from tests.support.soak import SOAK, scaled
@@ -94,25 +98,36 @@ def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) ->
     assert reader.values == {p: list(range(p, ROWS, PARTITIONS)) for p in range(PARTITIONS)}
 
 
-def run_through(copy: Copy, kill: Callable[[], bool], kills: int) -> int:
-    """Run the query to its end, calling `kill` at random times; restart it after failures. Return the kills."""
-    rng, done = random.Random(5), 0
-    while True:
-        query = copy.start()
-        with contextlib.suppress(StreamingQueryException):
-            while not query.awaitTermination(rng.uniform(0.5, 4)):
-                if done < kills:
-                    done += kill()
-            return done
+def run_through(copy: Copy, actors: Sequence[Actor], kills: int) -> None:
+    """Run the query to its end, killing an actor at random times; start the query again when it fails."""
+    rng = random.Random(5)
+    chaos = Chaos(actors, rng, {Move.KILL: 1})
+    chaos.start_all()
+    try:
+        while True:
+            query = copy.start()
+            with contextlib.suppress(StreamingQueryException):
+                while not query.awaitTermination(rng.uniform(0.3, 2)):
+                    if chaos.counts[Move.KILL] < kills or chaos.those(State.DOWN):
+                        chaos.step()
+                return
+    finally:
+        chaos.start_all()
 
 
-def kill_a_process() -> bool:
-    """Kill one of Spark's Python processes that forks no others. Return False if there is none."""
-    daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
-    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-        random.choice([each for each in daemons if each.parent() in daemons]).kill()
-        return True
-    return False
+class SparkWorker(Actor):
+    """One of Spark's Python processes that forks no others; Spark starts the next one."""
+
+    killed = 0
+
+    def start(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # there may be none at this moment
+            random.choice([each for each in daemons if each.parent() in daemons]).kill()
+            self.killed += 1
 
 
 def _is_daemon(process: psutil.Process) -> bool:
@@ -126,33 +141,32 @@ def test_exactly_once_copy_survives_random_process_kills(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     with copied(spark, kafka1, topic1(PARTITIONS), tmp_path) as copy:
-        kills = KILLS * 3 // 2
-        assert run_through(copy, kill_a_process, kills) == kills
+        worker = SparkWorker()
+        run_through(copy, [worker], KILLS * 2)
+        assert worker.killed >= KILLS
 
 
 def test_exactly_once_copy_survives_broker_kills(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Kill in turn a partition's leader, a transaction coordinator and the coordinator of the ledger's group."""
+    """Kill a partition's leader, a transaction coordinator and the coordinator of the ledger's group."""
     target = topic(PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
-    deaths = 0
+    victims: list[Callable[[Client, Deadline, str], Broker]] = [
+        lambda client, deadline, _: client.leader(target, 0, deadline)[0],
+        lambda client, deadline, query: client.coordinator(transaction_coordinator(f"copy-{query}-0"), deadline),
+        lambda client, deadline, query: client.coordinator(group_coordinator(f"copy-{query}"), deadline),
+    ]
+    killed: Counter[int] = Counter()
 
-    def kill_a_broker() -> bool:
-        nonlocal deaths
+    def choose(number: int) -> int:
+        killed[number] += 1
         query_id = (copy.checkpoint / "metadata").read_text().split('"')[3]
         with copy.client() as client:
             deadline = client.deadline()
-            victims: list[Callable[[], Broker]] = [
-                lambda: client.leader(target, 0, deadline)[0],
-                lambda: client.coordinator(transaction_coordinator(f"copy-{query_id}-0"), deadline),
-                lambda: client.coordinator(group_coordinator(f"copy-{query_id}"), deadline),
-            ]
-            victim = client.retrying("whom to kill", victims[deaths % 3], deadline, topics=[target]).node_id
-        deaths += 1
-        kafka.kill(victim)
-        time.sleep(2)  # clients may or may not notice within this time
-        kafka.start(victim)
-        return True
+            ask = partial(victims[number], client, deadline, query_id)
+            return client.retrying("whom to kill", ask, deadline, topics=[target]).node_id
 
     with copied(spark, kafka, target, tmp_path) as copy:
-        assert run_through(copy, kill_a_broker, max(3, KILLS // 2)) == deaths >= 3
+        actors = [ChosenBroker(kafka, partial(choose, number)) for number in range(len(victims))]
+        run_through(copy, actors, max(5, KILLS // 2))
+    assert killed.total() >= 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -24,6 +24,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import client_of
+from tests.support.chaos import Actor, Chaos, Move
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -78,12 +79,12 @@ class Worker(threading.Thread):
         self.client, self.ledger, self.group = client, ledger, given["group.id"]
         self.membership = Membership(client, parse_consumer(given), TopicSubscription(frozenset({topic})))
         self.offsets: dict[TopicPartition, int] = {}
-        self.group_effect = threading.Event()
+        self.ending = threading.Event()
         self.start()
 
     def run(self) -> None:
         try:
-            while not self.group_effect.is_set():
+            while not self.ending.is_set():
                 if self.membership.rebalance_pending or not self.offsets:
                     self.poll_rebalance()
                 time.sleep(random.random() / 20)
@@ -125,6 +126,20 @@ class Worker(threading.Thread):
             self.ledger.note_commit(newer)
 
 
+class Member(Actor):
+    """A worker, each time another one."""
+
+    def __init__(self, new: Callable[[], Worker]) -> None:
+        self._new = new
+
+    def start(self) -> None:
+        self._worker = self._new()
+
+    def stop(self) -> None:
+        self._worker.ending.set()
+        self._worker.join(20)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(STORM_S + 60)
 def test_members_join_and_leave_without_shared_ownership(
@@ -138,21 +153,17 @@ def test_members_join_and_leave_without_shared_ownership(
         def new() -> Worker:
             return Worker(client, ledger, name, {"group.id": group, **KINDS[kind]})
 
-        workers = [new() for _ in range(MEMBERS)]
+        chaos = Chaos([Member(new) for _ in range(MEMBERS)], random.Random(), {Move.STOP: 1}, 1)
+        chaos.start_all()
         storm_ends = client.deadline(STORM_S * 1_000)
         while not storm_ends.passed and not ledger.faults:
-            time.sleep(random.random())
-            gone = random.choice(workers)
-            gone.group_effect.set()
-            gone.join(20)
-            workers[workers.index(gone)] = new()
+            time.sleep(random.random() / 2)
+            chaos.step()
+        chaos.start_all()
         settled_by = client.deadline(10_000)
         while len(ledger.owners) < PARTITIONS and not settled_by.passed and not ledger.faults:
             time.sleep(0.05)
         assert (ledger.faults, len(ledger.owners)) == ([], PARTITIONS)
-        for worker in workers:
-            worker.group_effect.set()
-        for worker in workers:
-            worker.join(20)
+        chaos.end_all()
         assert (ledger.faults, ledger.owners) == ([], {})
         assert ledger.handed_over > PARTITIONS
