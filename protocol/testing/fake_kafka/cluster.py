@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
@@ -307,9 +307,18 @@ class Cluster:
         return self._led(topic, partition, broker_id).log
 
     def _led(self, name: str, number: int, broker_id: int | None = None) -> Hosted:
-        topic = self.controller.topic(name)
-        leader = topic.partitions[number].leader if broker_id is None else broker_id
-        return self.brokers[leader].hosted(topic, number)
+        broker = self.leader(name, number) if broker_id is None else broker_id
+        return self.brokers[broker].hosted(self.controller.topic(name), number)
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Return the broker that leads a partition; raise `BrokerError` if there is none."""
+        leader = self.controller.topic(topic).partitions[partition].leader
+        if leader < 0:
+            name = f"{topic}-{partition}"
+            raise broker_error(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{name} has no leader", topic=topic, partition=partition
+            )
+        return leader
 
     @_step
     def write(self, topic: str, partition: int, records: bytes) -> None:

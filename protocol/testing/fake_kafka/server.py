@@ -197,7 +197,8 @@ class FakeKafka(Cluster):
         UsageError
             The topic or the partition does not exist.
         BrokerError
-            The cluster refuses the records, for example one without a key for a compacted topic.
+            The cluster refuses the records, for example one without a key for a compacted topic, or the partition has
+            no leader.
         """
         found = self._existing(topic, partition)
         time_ms = self.clock.wall_ms() if timestamp_ms is None else timestamp_ms
@@ -237,7 +238,7 @@ class FakeKafka(Cluster):
         data = write_batch(Batch(records, first_timestamp=time_ms, max_timestamp=time_ms))
         found = self.controller.topic(topic)
         rows = [{"topic_id": found.topic_id, "partition_data": [{"index": partition, "records": data}]}]
-        leader = found.partitions[partition].leader
+        leader = self.leader(topic, partition)
         reply = self.ask(leader, PRODUCE, {"acks": 1, "timeout_ms": 0, "topic_data": rows})
         (row,) = reply["responses"][0]["partition_responses"]
         if row["error_code"]:

@@ -108,6 +108,12 @@ class TestControls:
         with pytest.raises(UsageError, match="broker 1 is running"):
             fake.start(1)
 
+    def test_partition_without_leader_refuses_records_with_kafkas_error(self, fake: FakeKafka) -> None:
+        fake.move_leader("orders", 0, -1)
+        for call in (lambda: fake.produce("orders", b"a", partition=0), lambda: fake.records("orders")):
+            with pytest.raises(BrokerError, match=r"orders-0 has no leader: LEADER_NOT_AVAILABLE"):
+                call()
+
     def test_cleared_faults_do_not_happen(self, fake: FakeKafka) -> None:
         fake.refuse("Produce", "TOPIC_AUTHORIZATION_FAILED", 5)
         fake.clear_faults()
