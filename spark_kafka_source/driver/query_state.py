@@ -30,7 +30,7 @@ from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import LogSnapshot
+from spark_kafka_source.plan.backlog import Confirmed, LogSnapshot
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
 from spark_kafka_source.process_state import PROCESS
 
@@ -58,6 +58,8 @@ class QueryState:
         Number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
     logs : LogSnapshot or None
         The logs in the last trigger; None before the first one.
+    confirmed : dict of TopicPartition to Confirmed
+        Positions at which leaders have confirmed the records before them; asked once after an election.
     last_batch_ms : float or None
         Time of the last trigger that did not wait for `minOffsetsPerTrigger`.
     """
@@ -73,6 +75,7 @@ class QueryState:
         self.planned_end = STARTING_OFFSETS
         self.replay_lost: dict[TopicPartition, int] = {}
         self.logs: LogSnapshot | None = None
+        self.confirmed: dict[TopicPartition, Confirmed] = {}
         self.last_batch_ms: float | None = None
         self._starting: Offsets | None = None
 

@@ -291,7 +291,7 @@ def group_offsets(
     starts = log_start_offsets(client, committed, deadline)
     epochs = {key: entry.leader_epoch for key, entry in committed.items()}
     watermarks = _newest_high_watermarks(client, committed, epochs, deadline)
-    epoch_ends = _known_ends(client, epochs, deadline)
+    epoch_ends = known_ends_of_epochs(client, epochs, deadline)
     truncated = {key: end for key, end in epoch_ends.items() if end < committed[key].offset}
     out_of_range = {key for key, each in committed.items() if not starts[key] <= each.offset <= watermarks[key]}
     out_of_range |= truncated.keys()
@@ -304,7 +304,9 @@ def group_offsets(
     return {key: entry if key in epoch_ends else CommittedOffset(entry.offset) for key, entry in committed.items()}
 
 
-def _known_ends(client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline) -> dict[TopicPartition, int]:
+def known_ends_of_epochs(
+    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
     """Return the ends of the epochs that leaders know; none from brokers without the request."""
     known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
     try:

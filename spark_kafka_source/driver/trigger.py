@@ -10,12 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
-from protocol.consumer.list_offsets import ends_of_epochs
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import assign_all, discover_present, leaders, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
-from spark_kafka_source.driver.start_offsets import high_watermarks, log_end_offsets, log_start_offsets
+from spark_kafka_source.driver.start_offsets import (
+    high_watermarks,
+    known_ends_of_epochs,
+    log_end_offsets,
+    log_start_offsets,
+)
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss, limits
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
@@ -126,9 +130,9 @@ class Trigger:
             if present.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{partition_name(key)} ends before the position, and now belongs to another topic")
-        # Tasks compare the other epochs, which are those of offsets that this query has read.
-        asked = {key: epochs[key] for key in truncated if key in epochs} | backlog.logs.unconfirmed_epochs()
-        epoch_ends = ends_of_epochs(self._client, asked, self.deadline) if asked else {}
+        unconfirmed = backlog.logs.unconfirmed(self.query.confirmed)
+        asked = {key: epochs[key] for key in [*truncated, *unconfirmed] if key in epochs}
+        epoch_ends = known_ends_of_epochs(self._client, asked, self.deadline)
         divergent = {}
         for key in truncated:
             end = backlog.ends[key]
@@ -139,6 +143,7 @@ class Trigger:
             if epoch_end < position:
                 divergent[key] = epoch_end
                 self._raise_or_defer([data_loss.regrown(key, position, asked[key], epoch_end)])
+        self.query.confirmed |= {key: each for key, each in unconfirmed.items() if key not in divergent}
         return divergent
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:

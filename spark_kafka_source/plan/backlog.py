@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from protocol.consumer.log_offsets import ListedOffset
-from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 
@@ -58,6 +59,14 @@ class QueryAssignment:
             **{key: epoch for key, epoch in self.added_epochs.items() if positions[key] == self.added.get(key)},
             **{key: epoch for key, epoch in completed.epochs.items() if positions[key] == completed.ends[key]},
         }
+
+
+class Confirmed(NamedTuple):
+    """A position before which the leader of an epoch has the records that were read."""
+
+    topic_id: bytes
+    position: int
+    leader_epoch: int
 
 
 @dataclass(frozen=True)
@@ -112,15 +121,28 @@ class LogSnapshot:
         """Return the log end offsets of partitions that are not `stale`."""
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
-    def unconfirmed_epochs(self) -> dict[TopicPartition, int]:
-        """Return the epochs of positions at which partitions were assigned, if their leaders have changed since."""
-        return {
-            key: epoch
-            for key, epoch in self.assignment.added_epochs.items()
-            if key in self.current
-            and self.current[key].leader_epoch > epoch
-            and self.positions[key] == self.assignment.added[key] > self.completed.ends.get(key, -1)
-        }
+    def unconfirmed(self, confirmed: Mapping[TopicPartition, Confirmed]) -> dict[TopicPartition, Confirmed]:
+        """Return the positions whose records only the leader can confirm, since it was elected later.
+
+        These are positions at which a partition was assigned, and those at the log's end: the log may have been
+        truncated and have grown again to the same end. Tasks compare the epochs of all others.
+
+        Parameters
+        ----------
+        confirmed : mapping of TopicPartition to Confirmed
+            Positions that were confirmed before; they are left out.
+        """
+        found = {}
+        for key, epoch in self.epochs.items():
+            now = self.current.get(key)
+            if now is None or now.leader_epoch <= epoch or key[0] in self.recreated:
+                continue
+            topic_id, position = self.assignment.owned[key], self.positions[key]
+            read = position == self.completed.ends.get(key)
+            if read and (topic_id == NO_TOPIC_ID or now.offset != position):
+                continue
+            found[key] = Confirmed(topic_id, position, now.leader_epoch)
+        return {key: each for key, each in found.items() if confirmed.get(key) != each}
 
     def ends_before_position(self) -> dict[TopicPartition, int]:
         """Return the newest known leader epoch of partitions whose log end offset is before the position.

@@ -141,7 +141,7 @@ def regrown(key: TopicPartition, position: int, epoch: int, divergent: int) -> L
     return Loss(
         PARTITION_OFFSET_CHANGED,
         f"{partition_name(key)} was truncated (unclean leader election) at offset {divergent}, where leader epoch "
-        f"{epoch} ended, but the group has read up to {position} in that epoch. Offsets {divergent} to {position} were "
+        f"{epoch} ended, but was read up to {position} in that epoch. Offsets {divergent} to {position} were "
         "read, and now have other records",
         key,
     )

@@ -31,8 +31,8 @@ def offset_ranges(
     """Return the ranges of a batch, sorted by partition and offset; partitions without new offsets have none.
 
     A partition starts at the end in `start`, or later at `end.joined` (the records between are lost). It starts at
-    `end.joined` if `start` lacks the partition, has another topic id, or ends after `end` (a truncated log). If
-    `end.joined` lacks it, too (offsets of Spark's own connector), it starts at `earliest`.
+    `end.joined` if `start` lacks the partition or has another topic id, or if the log was truncated. If `end.joined`
+    lacks it, too (offsets of Spark's own connector), it starts at `earliest`.
 
     Parameters
     ----------
@@ -123,7 +123,9 @@ def _start_offset(start: Offsets, end: Offsets, tp: TopicPartition) -> int | Non
         return joined
     if joined is None:
         return start.ends[tp]
-    truncated = end.ends[tp] < start.ends[tp]
+    # A truncated log may have grown again to just the old end. PySpark before 4.2 also asks for (end, end).
+    newer_epoch = end.epochs.get(tp, NO_LEADER_EPOCH) > start.epochs.get(tp, NO_LEADER_EPOCH)
+    truncated = end.ends[tp] < start.ends[tp] or (end.ends[tp] == start.ends[tp] and newer_epoch)
     return joined if truncated else max(joined, start.ends[tp])
 
 

@@ -68,7 +68,6 @@ def simulate(rng: random.Random) -> None:
                 cluster.heal()
             cluster.change()
         cluster.heal()
-        cluster.write_to_all()
         PROCESS.reset()
         query.read_all()
         cluster.judge(query.rows)
@@ -129,7 +128,6 @@ def simulate_members(rng: random.Random) -> None:
             elif chance < 0.7:
                 cluster.move_leader()
         cluster.heal()
-        cluster.write_to_all()
         wait_until(
             lambda: any(each.error for each in members) or not cluster.written.keys() - cluster.gone - read(),
             lambda: (

@@ -18,11 +18,14 @@ from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
-from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
+from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, offsets_read, ranges, read_to
+from tests.protocol.consumer.consuming import records
 from tests.support.wait_until import wait_until
 
 # -- a topic deleted during a trigger -----------------------------------------------------------------
@@ -259,6 +262,40 @@ def test_truncated_log_with_open_transaction_is_data_loss(cluster: Cluster) -> N
     assert (end["a"], end["@joined"]) == ({"0": 12, "1": 20}, {"a": {"0": 12}})
     assert reader.partitions(read_to(15), end) == []
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_log_truncated_and_grown_again_to_the_position_is_data_loss(cluster: Cluster, available_now: bool) -> None:
+    """It has no lag: its leader is asked, once after each election."""
+    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
+    cluster.log("a", 0).truncate(14)
+    cluster.set_leader_epoch("a", 0, 6)
+    cluster.write("a", 0, b"".join(records(offset, 1, epoch=6) for offset in range(14, 20)))
+    reader = cluster.reader()
+    with pytest.raises(
+        DataLoss, match=r"a-0 was truncated .* at offset 14.* leader epoch 5 ended, but was read up to 20"
+    ):
+        reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    reader = cluster.reader(failOnDataLoss="false")
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    assert offsets_read(reader, read_to(20), end) == list(range(14, 20))
+    asked = len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH))
+    cluster.set_leader_epoch("a", 0, 7)
+    for _ in range(3):
+        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    assert len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH)) == asked + 1
+
+
+def test_position_at_the_end_of_a_log_needs_no_offset_for_leader_epoch(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some brokers lack the request, such as those of Kafka-compatible services."""
+    monkeypatch.delitem(VERSIONS, OFFSET_FOR_LEADER_EPOCH)
+    cluster.set_leader_epoch("a", 0, 6)
+    reader = cluster.reader()
+    assert reader.latestOffset(read_to(20), reader.getDefaultReadLimit()) == read_to(20)
 
 
 # -- replay of the first batch ------------------------------------------------------------------------

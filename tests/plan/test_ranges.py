@@ -169,6 +169,13 @@ def test_log_without_the_next_offset_begins_at_its_joined_offset() -> None:
     assert offset_ranges(end, end) == []
 
 
+def test_log_that_has_grown_again_to_its_old_end_begins_at_its_joined_offset() -> None:
+    start = Offsets({T1: 20}, ids={"t1": NEW_ID}, epochs={T1: 3})
+    end = Offsets({T1: 20}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 14})
+    assert offset_ranges(start, end) == [Range("t1", 1, 14, 20, topic_id=NEW_ID, until_epoch=4)]
+    assert offset_ranges(end, end) == []
+
+
 def test_start_offset_takes_precedence_over_joined_offset() -> None:
     # Older versions of Spark request (end, end) after a restart: no record may be read again.
     end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
