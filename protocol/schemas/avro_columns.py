@@ -122,8 +122,8 @@ class NumberReader(ColumnReader):
     def __init__(self, kind: str, type: pa.DataType, factor: int = 1) -> None:
         self.type = type
         self._factor = factor
-        lowest, highest = _INT if kind == "int" else _LONG
-        self._range = -(highest // factor) if factor > 1 else lowest, highest // factor
+        # The product must be a long, too; every int times a thousand is one.
+        self._range = _INT if kind == "int" else (-(_LONG[1] // factor), _LONG[1] // factor)
         self._checked = kind == "int" or factor > 1
         self._what = f"a number too large for {'an int' if kind == 'int' else type}"
         self._dtype = np.dtype("i4") if pa.types.is_date32(type) else numpy_type(type)

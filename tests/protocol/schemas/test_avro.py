@@ -239,6 +239,25 @@ MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 
 
+@pytest.mark.parametrize(
+    ("reader", "kind", "factor"),
+    [
+        (MILLIS, pa.timestamp("us", "UTC"), 1000),
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, pa.timestamp("us"), 1000),
+        (MICROS, pa.timestamp("us", "UTC"), 1),
+        ({"type": "long", "logicalType": "time-micros"}, pa.int64(), 1),
+        (DATE, pa.date32(), 1),
+    ],
+)
+def test_every_int_is_read_as_a_time(reader: Any, kind: pa.DataType, factor: int) -> None:
+    numbers = [0, -1, 2_147_484, 2**31 - 1, -(2**31)]
+    column, invalid = decode("int", [*encoded("int", numbers), *encoded("long", [2**31])], reader)
+    assert [(each.row, str(each)) for each in invalid] == [(5, "a number too large for an int")]
+    assert column.type == kind
+    stored = column.view(pa.int32()) if kind == pa.date32() else column.view(pa.int64())
+    assert stored.to_pylist() == [each * factor for each in numbers]
+
+
 def money(precision: int, scale: int) -> dict[str, Any]:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
 
