@@ -96,9 +96,12 @@ def _require_same_logical(writer: AvroType, reader: AvroType, path: str) -> None
 
 
 def _primitive(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
+    written, read = (each.logical or each.unit for each in (writer, reader))
+    # A plain number may become a date or a timestamp, and the reverse: the number stays the same.
+    if written != read and None not in (written, read):
+        raise _incompatible(writer, reader, path)
     if writer.logical is not None or reader.logical is not None:
-        # A plain number may become a date or a timestamp, and the reverse: the number stays the same.
-        if (writer.logical is not None and reader.logical is not None) or writer.kind in ("bytes", "string"):
+        if writer.kind in ("bytes", "string"):
             _require_same_logical(writer, reader, path)
         if reader.kind not in (writer.kind, "long"):
             raise _incompatible(writer, reader, path)

@@ -34,6 +34,10 @@ _LOGICAL: dict[tuple[str, str], pa.DataType] = {
     ("long", "local-timestamp-millis"): LOCAL_TIMESTAMP,
     ("long", "local-timestamp-micros"): LOCAL_TIMESTAMP,
 }
+# Logical types that only tell the unit of a number; the column has the number.
+_UNITS = frozenset(
+    [("int", "time-millis"), ("long", "time-micros"), ("long", "timestamp-nanos"), ("long", "local-timestamp-nanos")]
+)
 _ARROW = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -80,6 +84,8 @@ class AvroType:
         The items of an array, the values of a map, the branches of a union.
     logical : str or None
         A logical type that changes the Arrow type; for decimals with `precision` and `scale`.
+    unit : str or None
+        A logical type that only tells what a number counts, such as timestamp-nanos.
     """
 
     kind: str
@@ -93,6 +99,7 @@ class AvroType:
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    unit: str | None = None
 
     @property
     def text(self) -> str:
@@ -101,7 +108,7 @@ class AvroType:
             return f"union of {', '.join(each.text for each in self.children)}"
         if self.logical == "decimal":
             return f"decimal({self.precision}, {self.scale})"
-        return self.logical or (f"{self.kind} {self.name}" if self.name else self.kind)
+        return self.logical or self.unit or (f"{self.kind} {self.name}" if self.name else self.kind)
 
     @property
     def nullable(self) -> bool:
@@ -274,6 +281,8 @@ def _with_logical(plain: AvroType, given: Mapping[str, Any]) -> AvroType:
             )  # fmt: skip
     elif (plain.kind, logical) in _LOGICAL:
         return AvroType(plain.kind, logical=logical)
+    elif (plain.kind, logical) in _UNITS:
+        return AvroType(plain.kind, unit=logical)
     return plain
 
 

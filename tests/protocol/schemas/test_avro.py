@@ -258,6 +258,41 @@ def test_every_int_is_read_as_a_time(reader: Any, kind: pa.DataType, factor: int
     assert stored.to_pylist() == [each * factor for each in numbers]
 
 
+TIME_MILLIS = {"type": "int", "logicalType": "time-millis"}
+TIME_MICROS = {"type": "long", "logicalType": "time-micros"}
+NANOS = {"type": "long", "logicalType": "timestamp-nanos"}
+LOCAL_NANOS = {"type": "long", "logicalType": "local-timestamp-nanos"}
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        (MILLIS, MICROS),
+        (NANOS, MILLIS),
+        (NANOS, LOCAL_NANOS),
+        (MICROS, NANOS),
+        (TIME_MILLIS, TIME_MICROS),
+        (TIME_MILLIS, MILLIS),
+        (TIME_MICROS, MICROS),
+        (DATE, NANOS),
+        (DATE, MILLIS),
+    ],
+)
+def test_number_of_another_unit_is_refused(writer: Any, reader: Any) -> None:
+    """Avro and `from_avro` would take the number as it is: a thousand times another time."""
+    message = f"a is {writer['logicalType']} in the writer's schema, {reader['logicalType']} in the reader's"
+    with pytest.raises(ConfigurationError, match=message):
+        decode(record(("a", writer)), [], record(("a", reader)))
+
+
+@pytest.mark.parametrize("unit", [TIME_MILLIS, TIME_MICROS, NANOS, LOCAL_NANOS])
+def test_number_with_a_unit_without_a_type_stays_a_number(unit: Any) -> None:
+    for writer, reader in ((unit, unit), (unit, unit["type"]), (unit["type"], unit), ("int", unit), (unit, "double")):
+        column, invalid = decode(writer, encoded("long", [7]), reader)
+        assert (column.to_pylist(), invalid) == ([7], [])
+    assert arrow_type(parse(["int", unit] if unit["type"] == "long" else [unit, "long"])) == pa.int64()
+
+
 def money(precision: int, scale: int) -> dict[str, Any]:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
 
@@ -267,7 +302,6 @@ def money(precision: int, scale: int) -> dict[str, Any]:
     [
         ("long", "int", "a is long in the writer's schema, int in the reader's"),
         ("string", "int", "a is string in the writer's schema, int in the reader's"),
-        (MILLIS, MICROS, "a is timestamp-millis in the writer's schema, timestamp-micros in the reader's"),
         (money(10, 2), money(10, 3), "a is decimal(10, 2) in the writer's schema, decimal(10, 3) in the reader's"),
         (money(10, 2), money(9, 2), "a is decimal(10, 2) in the writer's schema, decimal(9, 2) in the reader's"),
         (DATE, "double", "a is date in the writer's schema, double in the reader's"),
