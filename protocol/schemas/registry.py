@@ -15,12 +15,12 @@ import ssl
 import threading
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.config_providers import resolve_references
-from protocol.errors import ConfigurationError, ConnectFailed, RegistryFailed
+from protocol.errors import ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
 from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
 from protocol.net.tls_context import TLSContext
 from protocol.net.token_endpoint import ask_endpoint
@@ -93,8 +93,16 @@ class _Unknown:
     until_s: float
 
 
+@dataclass
+class _Pending:
+    """A request for a schema by one thread. Other threads wait for `done`, then for its result in the cache."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    error: KafkaError | None = None
+
+
 class SchemaRegistry:
-    """A client of one registry. Thread-safe.
+    """A client of one registry. Thread-safe: one request for each schema at a time; no lock is held during a request.
 
     Parameters
     ----------
@@ -108,6 +116,8 @@ class SchemaRegistry:
         self._tls = TLSContext(config.tls)
         self._lock = threading.Lock()
         self._schemas: dict[str, RegisteredSchema | _Unknown] = {}  # by the path of their request
+        self._pending: dict[str, _Pending] = {}  # by the same path
+        self._token_lock = threading.Lock()
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
         self._token: _Token | None = None
 
@@ -189,20 +199,43 @@ class SchemaRegistry:
         return bool(response.get("is_compatible")), [str(each) for each in response.get("messages", ())]
 
     def _cached(self, path: str, what: str, schema_id: int | None) -> RegisteredSchema:
-        with self._lock:
-            known = self._schemas.get(path)
-            if isinstance(known, RegisteredSchema):
-                return known
-            if known is not None and known.until_s > self._clock.now_s():
-                raise known.error
-            try:
-                found = _schema(self._request("GET", path, what), schema_id)
-            except RegistryFailed as error:
-                if is_unknown(error):
-                    self._schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
-                raise
-            self._schemas[path] = found
+        deadline = Deadline.after_ms(self._longest_request_ms())
+        while True:
+            with self._lock:
+                known = self._schemas.get(path)
+                if isinstance(known, RegisteredSchema):
+                    return known
+                if known is not None and known.until_s > self._clock.now_s():
+                    raise known.error
+                pending = self._pending.get(path)
+                if pending is None:
+                    mine = self._pending[path] = _Pending()
+                    break
+            if not pending.done.wait(deadline.remaining_s()):
+                raise self._no_response(what, "another thread is still waiting for it")
+            if pending.error is not None:
+                raise pending.error
+        try:
+            found = _schema(self._request("GET", path, what), schema_id)
+            with self._lock:
+                self._schemas[path] = found
             return found
+        except KafkaError as error:
+            mine.error = error
+            if isinstance(error, RegistryFailed) and is_unknown(error):
+                with self._lock:
+                    self._schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
+            raise
+        finally:
+            with self._lock:
+                del self._pending[path]
+            mine.done.set()
+
+    def _longest_request_ms(self) -> int:
+        """Return the time after which `_request` has failed at all addresses."""
+        config = self.config
+        tries = (config.max_retries + 1) * len(config.url) * config.request_timeout_ms
+        return tries + 2 * config.max_retries * config.retries_max_wait_ms  # twice: more than the jitter
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -229,9 +262,12 @@ class SchemaRegistry:
                 failure = f"{shown_url(url)}: status {status}"
             if attempt < self.config.max_retries:
                 log.warning("the schema registry does not respond, the request will be repeated: %s", failure)
+        raise self._no_response(what, failure)
+
+    def _no_response(self, what: str, reason: str) -> RegistryFailed:
         names = f"{PREFIX}url", f"{PREFIX}request.timeout.ms"
-        raise RegistryFailed(
-            f"the schema registry does not respond to the request for {what}: {failure}. Check {names[0]}; a registry "
+        return RegistryFailed(
+            f"the schema registry does not respond to the request for {what}: {reason}. Check {names[0]}; a registry "
             f"that is slow may need a higher {names[1]}, which is {self.config.request_timeout_ms}",
             settings=names,
         )
@@ -295,22 +331,34 @@ class SchemaRegistry:
 
     @hide_variables
     def _oauth_token(self, deadline: Deadline) -> Secret:
-        now_s = self._clock.now_s()
-        token = self._token
-        if token is None or token.renew_at_s <= now_s:
-            config = self.config
-            assert config.bearer_auth_issuer_endpoint_url
-            assert config.bearer_auth_client_id
-            assert config.bearer_auth_client_secret is not None
-            source = TokenEndpoint(
-                resolve_references(config.bearer_auth_issuer_endpoint_url),
-                Secret(resolve_references(config.bearer_auth_client_id)),
-                Secret(_resolved("bearer.auth.client.secret", config.bearer_auth_client_secret)),
-                config.bearer_auth_scope,
-            )
-            text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
-            token = self._token = _Token(Secret(text), now_s + _TOKEN_SHARE * (lifetime_s or _TOKEN_S))
+        known = self._token
+        if known is not None and known.renew_at_s > self._clock.now_s():
+            return known.text
+        if not self._token_lock.acquire(timeout=deadline.remaining_s()):
+            raise ConnectFailed("the token endpoint has not yet responded to another thread")
+        try:
+            token = self._token
+            if token is None or token is known:
+                token = self._token = self._new_token(deadline)
+        finally:
+            self._token_lock.release()
         return token.text
+
+    @hide_variables
+    def _new_token(self, deadline: Deadline) -> _Token:
+        config = self.config
+        assert config.bearer_auth_issuer_endpoint_url
+        assert config.bearer_auth_client_id
+        assert config.bearer_auth_client_secret is not None
+        source = TokenEndpoint(
+            resolve_references(config.bearer_auth_issuer_endpoint_url),
+            Secret(resolve_references(config.bearer_auth_client_id)),
+            Secret(_resolved("bearer.auth.client.secret", config.bearer_auth_client_secret)),
+            config.bearer_auth_scope,
+        )
+        now_s = self._clock.now_s()
+        text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
+        return _Token(Secret(text), now_s + _TOKEN_SHARE * (lifetime_s or _TOKEN_S))
 
 
 def is_unknown(error: RegistryFailed) -> bool:

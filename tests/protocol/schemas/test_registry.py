@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -98,6 +100,91 @@ def test_references_in_a_circle_end(server: FakeSchemaRegistry) -> None:
 def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> None:
     with Answering(answer) as url, pytest.raises(RegistryFailed):
         client(url).by_id(1)
+
+
+class Gated:
+    """A registry whose responses for some ids wait until the test opens the gate; counts the requests."""
+
+    def __init__(self, held: str, status: int = 200) -> None:
+        self.opened = threading.Event()
+        self.arrived = threading.Event()
+        self.requests: list[str] = []
+        gated = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                gated.requests.append(self.path)
+                failed = held in self.path and status != 200
+                if held in self.path:
+                    gated.arrived.set()
+                    gated.opened.wait(30)
+                body = b'{"error_code": 50001}' if failed else json.dumps({"schema": ORDER}).encode()
+                self.send_response(status if failed else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Gated:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.opened.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_known_and_other_ids_do_not_wait_for_a_slow_response() -> None:
+    with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
+        registry = client(server.url)
+        registry.by_id(2)
+        slow = pool.submit(registry.by_id, 1)
+        assert server.arrived.wait(10)
+        for schema_id in (2, 3):
+            assert pool.submit(registry.by_id, schema_id).result(timeout=10).text == ORDER
+        assert not slow.done()
+        server.opened.set()
+        assert slow.result(timeout=10).text == ORDER
+
+
+def test_threads_that_want_one_id_share_its_request() -> None:
+    with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
+        registry = client(server.url)
+        found = [pool.submit(registry.by_id, 1) for _ in range(4)]
+        assert server.arrived.wait(10)
+        server.opened.set()
+        assert {each.result(timeout=10).text for each in found} == {ORDER}
+        assert server.requests == ["/schemas/ids/1"]
+
+
+def test_failure_of_a_shared_request_reaches_all_threads_and_is_not_kept() -> None:
+    with Gated("/ids/1", status=500) as server, ThreadPoolExecutor() as pool:
+        registry = client(server.url, max_retries=0)
+        found = [pool.submit(registry.by_id, 1) for _ in range(4)]
+        assert server.arrived.wait(10)
+        server.opened.set()
+        assert all(isinstance(each.exception(timeout=10), RegistryFailed) for each in found)
+        with pytest.raises(RegistryFailed, match="does not respond to the request for the schema with the id 1"):
+            registry.by_id(1)
+
+
+def test_wait_for_the_request_of_another_thread_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
+        registry = client(server.url)
+        slow = pool.submit(registry.by_id, 1)
+        assert server.arrived.wait(10)
+        monkeypatch.setattr(registry, "_longest_request_ms", lambda: 50)
+        with pytest.raises(RegistryFailed, match="for the schema with the id 1: another thread is still waiting"):
+            registry.by_id(1)
+        server.opened.set()
+        assert slow.result(timeout=10).text == ORDER
 
 
 class Answering:
