@@ -142,15 +142,35 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
         return None
     if "url" not in given:
         raise _missing("url", next(iter(given)).replace("_", "."))
-    given.pop("basic_auth_source", None)
+    _check_sources(given)
     tls = {name.removeprefix("ssl_"): given.pop(name) for name in list(given) if name.startswith("ssl_")}
     config = RegistryConfig(**given, tls=parse_tls(tls))
     _check_bearer(config)
     return config
 
 
+_BASIC_SOURCE, _USER = "basic.auth.credentials.source", "basic.auth.user.info"
 _SOURCE, _TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
 _OAUTH = ("bearer.auth.issuer.endpoint.url", "bearer.auth.client.id", "bearer.auth.client.secret")
+
+
+def _check_sources(given: dict[str, Any]) -> None:
+    """Raise `ConfigurationError` for a source without its credentials, or two kinds of credentials."""
+    if given.pop("basic_auth_source", None) and "basic_auth_user_info" not in given:
+        raise _missing(_USER, _BASIC_SOURCE)
+    source = given.get("bearer_auth_source")
+    bearer = _SOURCE if source else _TOKEN if "bearer_auth_token" in given else None
+    if "basic_auth_user_info" in given and bearer is not None:
+        raise _contradiction(_USER, bearer)
+    if source == "OAUTHBEARER" and "bearer_auth_token" in given:
+        raise _contradiction(_TOKEN, _SOURCE)
+
+
+def _contradiction(name: str, other: str) -> ConfigurationError:
+    names = PREFIX + name, PREFIX + other
+    return ConfigurationError(
+        f"{names[0]} and {names[1]} are both set, but a request has only one of them. Remove one.", settings=names
+    )
 
 
 def _check_bearer(config: RegistryConfig) -> None:
@@ -165,9 +185,6 @@ def _check_bearer(config: RegistryConfig) -> None:
     if given:
         names = PREFIX + given[0], PREFIX + _SOURCE
         warn_once(f"{names[0]} has no effect: {names[1]} is not OAUTHBEARER", *names)
-    if config.bearer_auth_token is not None and config.basic_auth_user_info is not None:
-        both = PREFIX + _TOKEN, f"{PREFIX}basic.auth.user.info"
-        raise ConfigurationError(f"{both[0]} and {both[1]} are both set. Remove one of them.", settings=both)
 
 
 def _missing(name: str, because_of: str) -> ConfigurationError:

@@ -295,12 +295,43 @@ def test_token_comes_from_the_endpoint_once(server: FakeSchemaRegistry) -> None:
             "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not",
         ),
         ({"schema.registry.url": "http://r:1", "schema.registry.basic.auth.user.info": "pw"}, "there is no colon"),
+        (
+            {"schema.registry.url": "http://r:1", "schema.registry.basic.auth.credentials.source": "USER_INFO"},
+            "basic.auth.credentials.source is set, but schema.registry.basic.auth.user.info is not",
+        ),
     ],
 )
 def test_wrong_property_is_refused_with_its_name(properties: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as refused:
         parse_registry(properties)
     assert "pw" not in str(refused.value).replace("wrong", "")
+
+
+USER = {"basic.auth.user.info": "me:hunter2"}
+TOKEN = {"bearer.auth.token": "hunter2"}
+STATIC = {"bearer.auth.credentials.source": "STATIC_TOKEN", **TOKEN}
+OAUTH = {
+    "bearer.auth.credentials.source": "OAUTHBEARER", "bearer.auth.issuer.endpoint.url": "http://t:1",
+    "bearer.auth.client.id": "me", "bearer.auth.client.secret": "hunter2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("properties", "names"),
+    [
+        (USER | OAUTH, ("basic.auth.user.info", "bearer.auth.credentials.source")),
+        (USER | STATIC, ("basic.auth.user.info", "bearer.auth.credentials.source")),
+        (USER | TOKEN, ("basic.auth.user.info", "bearer.auth.token")),
+        (TOKEN | OAUTH, ("bearer.auth.token", "bearer.auth.credentials.source")),
+    ],
+)
+def test_two_kinds_of_credentials_are_refused_with_both_names(properties: dict[str, str], names: Any) -> None:
+    given = {f"schema.registry.{name}": value for name, value in {"url": "http://r:1", **properties}.items()}
+    with pytest.raises(ConfigurationError) as refused:
+        parse_registry(given)
+    first, second = (f"schema.registry.{each}" for each in names)
+    assert f"{first} and {second} are both set" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_property_of_another_source_of_tokens_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
