@@ -9,6 +9,7 @@ Source: the Avro specification 1.12, "Binary Encoding".
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from protocol.wire.primitives import Reader
 # An array's items are read in rounds over all records, as long as enough records have more items.
 _MAX_ROUNDS = 64
 _FEWEST_ROWS = 16
-# For items without bytes, such as nulls.
+# Items without bytes, such as nulls, of one value and of all values that are decoded together.
 _MAX_EMPTY_ITEMS = 1 << 16
+_MAX_EMPTY_ITEMS_IN_ALL = 1 << 24
 _INT = (-(2**31), 2**31 - 1)
 _LONG = (-(2**63), 2**63 - 1)
 _DECIMAL_BYTES = 16
@@ -58,6 +60,21 @@ class ColumnReader(ABC):
     @abstractmethod
     def skip_one(self, reader: Reader) -> None:
         """Skip one value, for values that must be found one by one. Raises `ProtocolError` for one that is invalid."""
+
+
+class _EmptyItems(threading.local):
+    """Count of items without bytes that the thread's `read_column` may still read: no length of data limits them."""
+
+    left = _MAX_EMPTY_ITEMS_IN_ALL
+
+
+_empty_items = _EmptyItems()
+
+
+def read_column(reader: ColumnReader, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+    """Read a value at each cursor with the topmost reader of a schema; see `ColumnReader.read`."""
+    _empty_items.left = _MAX_EMPTY_ITEMS_IN_ALL
+    return reader.read(data, at, ends)
 
 
 # -- numbers ----------------------------------------------------------------------------------
@@ -409,6 +426,8 @@ class ArrayReader(ColumnReader):
 
     def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
         """Read the items of all records in rounds: the first of each, then the second, and so on."""
+        if not self._items.smallest_bytes:
+            return self._read_empty(data, at, ends)
         rows, cursor = len(at), at.copy()
         pieces: list[pa.Array] = []
         owners: list[Positions] = []
@@ -427,6 +446,29 @@ class ArrayReader(ColumnReader):
                 left = left - 1
                 live, left = live[left > 0], left[left > 0]
         return self._column(rows, pieces, owners), cursor
+
+    def _read_empty(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
+        """Read arrays whose items have no bytes: add up the sizes of their blocks."""
+        rows, cursor = len(at), at.copy()
+        sizes = np.zeros(rows, np.int64)
+        open_rows = np.arange(rows)
+        while len(open_rows):
+            count, cursor[open_rows] = self._block(data, cursor, ends, open_rows)
+            sizes[open_rows] += count
+            open_rows = open_rows[(count > 0) & (sizes[open_rows] <= _MAX_EMPTY_ITEMS)]
+        wrong = sizes > _MAX_EMPTY_ITEMS
+        order = np.argsort(np.where(wrong, 0, sizes), kind="stable")
+        together = np.cumsum(np.where(wrong, 0, sizes)[order])
+        if rows and together[-1] > _empty_items.left:
+            # The largest ones are refused. Half of the limit is left for other fields.
+            wrong[order] |= together > _empty_items.left // 2
+        refuse(wrong, "too many items without bytes")
+        offsets = np.zeros(rows + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        _empty_items.left -= int(offsets[-1])
+        one, _ = self._items.read(data, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        items = one.take(to_arrow(np.zeros(int(offsets[-1]), np.int32)))
+        return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items]), cursor
 
     def _read_items(
         self, data: Bytes, cursor: Positions, ends: Positions, live: Positions, owners: Positions
@@ -512,7 +554,9 @@ class ArrayReader(ColumnReader):
             if count < 0:
                 reader.advance(_not_negative(reader.varlong()))
                 continue
-            if count > (reader.left if self._items.smallest_bytes else _MAX_EMPTY_ITEMS):
+            if not self._items.smallest_bytes:
+                continue  # the items have no bytes
+            if count > reader.left:
                 raise Corrupt(f"a block of {count} items")
             for _ in range(count):
                 self._items.skip_one(reader)

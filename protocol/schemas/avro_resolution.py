@@ -25,6 +25,7 @@ from protocol.schemas.avro_columns import (
     NumberReader,
     RecordReader,
     UnionReader,
+    read_column,
 )
 from protocol.schemas.avro_default import encode_default
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, arrow_type, widened_kind
@@ -152,7 +153,7 @@ def _default_column(field: AvroField, path: str) -> pa.Array:
         encoded = encode_default(field.type, field.default)
         # A byte follows, since a value may have none.
         data = np.frombuffer(encoded + b"\0", np.uint8)
-        column, _ = reader.read(data, np.zeros(1, np.int64), np.array([len(encoded)]))
+        column, _ = read_column(reader, data, np.zeros(1, np.int64), np.array([len(encoded)]))
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, InvalidRows):
         raise Incompatible(f"{below} has a default that is no {field.type.text}: {field.default!r}") from None
     return column
@@ -218,7 +219,7 @@ class AvroDecoder:
         return read_valid(self._read, data, at, ends)
 
     def _read(self, data: Bytes, at: Positions, ends: Positions) -> pa.Array:
-        column, after = self._reader.read(data, at, ends)
+        column, after = read_column(self._reader, data, at, ends)
         refuse(after != ends, "bytes are left behind the value")
         return column
 

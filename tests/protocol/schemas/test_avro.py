@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, UsageError
+from protocol.schemas.avro_default import zigzag_varint
 from protocol.schemas.avro_encode import encoder
 from protocol.schemas.avro_resolution import AvroDecoder, select_fields
 from protocol.schemas.avro_schema import AvroType, arrow_type, parse_avro
@@ -168,6 +169,49 @@ def test_hostile_counts_reserve_no_memory() -> None:
     tracemalloc.stop()
     assert len(invalid) >= 700
     assert peak < 20_000_000
+
+
+EMPTY_RECORD: dict[str, Any] = {"type": "record", "name": "Empty", "fields": []}
+
+
+@pytest.mark.parametrize("items", ["null", EMPTY_RECORD, {"type": "fixed", "name": "F", "size": 0}])
+def test_items_without_bytes_in_many_blocks_are_limited(items: Any) -> None:
+    """Three bytes are a block of 60,000 items."""
+    schema = {"type": "array", "items": items}
+    block = zigzag_varint(60_000)
+    values = [b"\x04\0", block + b"\0", block + b"\x04\0", block * 20_000 + b"\0", b"\xc8\x01" * 700 + b"\0"]
+    tracemalloc.start()
+    column, invalid = decode(schema, values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(each) for each in column] == [2, 60_000, 60_002]
+    assert [(each.row, each.reason) for each in invalid] == [(row, "too many items without bytes") for row in (3, 4)]
+    assert peak < 10_000_000
+
+
+def test_items_without_bytes_of_all_values_are_limited() -> None:
+    schema = record(("a", {"type": "array", "items": "null"}), ("b", {"type": "array", "items": EMPTY_RECORD}))
+    large, small = (zigzag_varint(count) + b"\0" for count in (60_000, 10))
+    values = [large + small, small + large, *[small + small] * 10] * 300
+    column, invalid = decode(schema, values)
+    assert len(column) + len(invalid) == len(values)
+    assert sum(len(column.field(name).values) for name in (0, 1)) <= 2**24
+    # The largest ones are refused, not those that follow them.
+    assert {each.row % 12 for each in invalid} == {0, 1}
+    assert {(each.path, each.reason) for each in invalid} <= {(n, "too many items without bytes") for n in "ab"}
+    again, _ = decode(schema, values[:2])
+    assert len(again) == 2
+
+
+def test_items_without_bytes_in_nested_arrays_are_limited() -> None:
+    schema = {"type": "array", "items": {"type": "array", "items": "null"}}
+    inner = zigzag_varint(60_000) + b"\0"
+    good = zigzag_varint(2) + inner * 2 + b"\0"
+    began_s = time.process_time()
+    column, invalid = decode(schema, [good, zigzag_varint(30_000) + inner * 30_000 + b"\0"])
+    assert time.process_time() - began_s < 20
+    assert [[len(each) for each in value] for value in column] == [[60_000] * 2]
+    assert [(each.row, str(each)) for each in invalid] == [(1, "field []: too many items without bytes")]
 
 
 @pytest.mark.parametrize("items", ["string", "long", "boolean", "double", ["null", "int"]])
