@@ -167,17 +167,20 @@ def _to_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
             return NullReader(target)
         raise _incompatible(writer, reader, path)
     members = reader.members
-    exact = [each for each in members if each.kind == writer.kind and (not each.name or each.name == writer.name)]
-    for member in (*exact, *members):
+    if len(members) == 1:
+        return column_reader(writer, members[0], path)
+
+    def is_same(member: AvroType) -> bool:
+        return member.kind == writer.kind and (not member.name or member.name == writer.name)
+
+    for number, member in sorted(enumerate(members), key=lambda each: not is_same(each[1])):
         try:
             found = column_reader(writer, member, path)
         except Incompatible:
             continue
         if widened := widened_kind(reader):
             return column_reader(writer, AvroType(widened), path)
-        return found if len(members) == 1 else MemberReader(target, members.index(member), found)
-    if len(members) == 1:
-        return column_reader(writer, members[0], path)  # for its message
+        return MemberReader(target, number, found)
     raise _incompatible(writer, reader, path)
 
 

@@ -20,6 +20,11 @@ from protocol.errors import ConfigurationError
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _MAX_DEPTH = 64
+# References make a small text a large type. A hundred symbols of an enum count as a type.
+_MAX_TYPES = 20_000
+_SYMBOLS_OF_A_TYPE = 100
+# As many bytes as a value of a binary column may have.
+_MAX_FIXED_BYTES = 2**31 - 1
 _MAX_PRECISION = 38
 # A field without a default, for which None would be ambiguous.
 NO_DEFAULT = object()
@@ -151,15 +156,41 @@ def _from_json(text: str) -> Any:
         raise ConfigurationError(f"the Avro schema is not JSON: {error}") from None
 
 
-class _Parser:
-    def __init__(self) -> None:
-        self._named: dict[str, AvroType | None] = {}  # None: its definition is being read
+@dataclass(frozen=True)
+class _Named:
+    """A named type with the number of types in it, itself included, and the depth of the deepest one."""
 
-    def parse(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
+    type: AvroType
+    types: int
+    depth: int
+
+
+class _Parser:
+    """Parses schemas that share their named types.
+
+    Counts the types of all schemas: each reference counts as many types as the schema that it refers to.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[str, _Named | None] = {}  # None: its definition is being read
+        self._types = 0
+        self._deepest = 0
+
+    def _count(self, types: int, depth: int, path: str) -> None:
+        """Count types of which the deepest is at this depth."""
+        self._types += types
+        self._deepest = max(self._deepest, depth)
         if depth > _MAX_DEPTH:
             raise _invalid(path, f"is nested deeper than {_MAX_DEPTH} types")
+        if self._types > _MAX_TYPES:
+            raise _invalid(path, f"is one of more than {_MAX_TYPES} types")
+
+    def parse(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
+        if isinstance(given, str) and given not in PRIMITIVES:
+            return self._reference(given, namespace, path, depth)
+        self._count(1, depth, path)
         if isinstance(given, str):
-            return self._reference(given, namespace, path)
+            return AvroType(given)
         if isinstance(given, list):
             return self._union(given, namespace, path, depth)
         if not isinstance(given, dict) or "type" not in given:
@@ -175,12 +206,10 @@ class _Parser:
                 raise _invalid(path, f"is {_an(kind)} without {inside}")
             return AvroType(kind, children=(self.parse(given[inside], namespace, f"{path}[]", depth + 1),))
         if kind not in PRIMITIVES:
-            return self._reference(kind, namespace, path)
+            return self._reference(kind, namespace, path, depth)
         return _with_logical(AvroType(kind), given)
 
-    def _reference(self, name: str, namespace: str, path: str) -> AvroType:
-        if name in PRIMITIVES:
-            return AvroType(name)
+    def _reference(self, name: str, namespace: str, path: str, depth: int) -> AvroType:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         full = full if full in self._named else name
         if full not in self._named:
@@ -188,7 +217,8 @@ class _Parser:
         known = self._named[full]
         if known is None:
             raise _invalid(path, f"contains the type {full} in itself: recursive types have no columns")
-        return known
+        self._count(known.types, depth + known.depth, path)
+        return known.type
 
     def _union(self, given: list[Any], namespace: str, path: str, depth: int) -> AvroType:
         branches = tuple(self.parse(each, namespace, path, depth + 1) for each in given)
@@ -207,16 +237,21 @@ class _Parser:
         names = _aliases(given, path)
         aliases = tuple(each if "." in each or not inner else f"{inner}.{each}" for each in names)
         self._named[name] = None
+        types_before, deepest_before = self._types, self._deepest
+        self._deepest = depth
         if kind == "enum":
             made = self._enum(name, aliases, given, path)
+            self._count(len(made.symbols) // _SYMBOLS_OF_A_TYPE, depth, path)
         elif kind == "fixed":
             size = given.get("size")
-            if not isinstance(size, int) or size < 0:
-                raise _invalid(path, "is a fixed without a size")
+            if not isinstance(size, int) or not 0 <= size <= _MAX_FIXED_BYTES:
+                raise _invalid(path, f"is a fixed without a size from 0 to {_MAX_FIXED_BYTES}")
             made = _with_logical(AvroType("fixed", name, aliases, size_bytes=size), given)
         else:
             made = AvroType("record", name, aliases, fields=self._fields(given, inner, path, depth))
-        self._named[name] = made
+        # The type itself was counted before.
+        self._named[name] = _Named(made, self._types - types_before + 1, self._deepest - depth)
+        self._deepest = max(self._deepest, deepest_before)
         return made
 
     def _name(self, given: dict[str, Any], namespace: str, path: str) -> str:

@@ -411,6 +411,64 @@ def test_invalid_schema_is_refused_with_the_field(text: str, message: str) -> No
         parse_avro(text)
 
 
+def test_large_and_deep_types_through_references_are_refused() -> None:
+    """Each type is used twice by the next one: 25 of them are 2^25 types."""
+
+    def chained(count: int, fields: str) -> Any:
+        inner = record(("a", "int"), name="R0")
+        for number in range(1, count):
+            types = [inner, *[f"R{number - 1}"] * (len(fields) - 1)]
+            inner = record(*zip(fields, types, strict=True), name=f"R{number}")
+        return inner
+
+    def referring(count: int, fields: str) -> Any:
+        """Return the same types side by side: each one is nested only by the names of others."""
+        chain = [record(("a", "int"), name="R0")]
+        for number in range(1, count):
+            chain.append(record(*((each, f"R{number - 1}") for each in fields), name=f"R{number}"))
+        return record(*((f"f{number}", each) for number, each in enumerate(chain)))
+
+    began_s = time.process_time()
+    for doubling in (chained(25, "lr"), referring(25, "lr")):
+        with pytest.raises(ConfigurationError, match="is one of more than 20000 types"):
+            parse(doubling)
+    for deep in (referring(80, "l"), referring(3_000, "l"), chained(80, "l")):
+        with pytest.raises(ConfigurationError, match="is nested deeper than 64 types"):
+            parse(deep)
+    assert time.process_time() - began_s < 5
+    assert arrow_type(parse(referring(60, "l"))).num_fields == 60
+    others = {f"R{number}": json.dumps(each["type"]) for number, each in enumerate(referring(80, "l")["fields"])}
+    with pytest.raises(ConfigurationError, match="is nested deeper than 64 types"):
+        parse_avro('"R79"', others)
+
+
+def test_enum_that_many_fields_use_counts_by_its_symbols() -> None:
+    enum = {"type": "enum", "name": "E", "symbols": [f"S{number}" for number in range(100_000)]}
+    fields = [("f0", enum), *((f"f{number}", "E") for number in range(1, 30))]
+    assert arrow_type(parse(record(*fields[:10]))).num_fields == 10
+    with pytest.raises(ConfigurationError, match="field f19, is one of more than 20000 types"):
+        parse(record(*fields))
+
+
+@pytest.mark.parametrize("size", [2**31, 2**63 - 1, 2**90, -1, "2"])
+def test_size_of_a_fixed_that_no_column_can_have_is_refused(size: Any) -> None:
+    with pytest.raises(ConfigurationError, match="field a, is a fixed without a size from 0 to 2147483647"):
+        parse(record(("a", {"type": "fixed", "name": "F", "size": size})))
+
+
+def test_deep_incompatible_types_are_compared_once() -> None:
+    """Each nullable type was compared three times: 3^25 comparisons of the innermost one."""
+    writer: Any = "string"
+    reader: Any = "int"
+    for number in range(25):
+        writer = record(("a", writer), name=f"R{number}")
+        reader = ["null", record(("a", reader), name=f"R{number}")]
+    began_s = time.process_time()
+    with pytest.raises(ConfigurationError, match=r"a\.a\.a is string in the writer's schema, int in the reader's"):
+        decode(writer, [], reader)
+    assert time.process_time() - began_s < 5
+
+
 def test_types_of_references_and_namespaces_are_found() -> None:
     address = json.dumps({"type": "record", "name": "shop.Address", "fields": [{"name": "city", "type": "string"}]})
     order = record(("home", "Address"), ("work", ["null", "shop.Address"]), namespace="shop")
