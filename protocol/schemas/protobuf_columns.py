@@ -41,7 +41,7 @@ _FIXED = {"double": "<f8", "float": "<f4", "fixed64": "<i8", "sfixed64": "<i8", 
 _LONGS = ("int64", "uint64", "sint64")
 _MAX_DEPTH = 10
 _MAX_FIELDS = 20_000
-_MAX_NESTING = 64
+MAX_NESTING = 64
 _MICROS = 1_000_000
 WRAPPERS = tuple(
     f"google.protobuf.{each}Value"
@@ -717,8 +717,8 @@ class _Builder:
     def fields(
         self, message: MessageType, chosen: Collection[FieldType], depths: dict[str, int], path: str
     ) -> list[FieldReader]:
-        if path.count(".") >= _MAX_NESTING:
-            raise ConfigurationError(f"the Protobuf schema is nested deeper than {_MAX_NESTING} messages")
+        if path.count(".") >= MAX_NESTING:
+            raise ConfigurationError(f"the Protobuf schema is nested deeper than {MAX_NESTING} messages")
         rules = _Rules(message.is_map_entry, self._settings.emit_default_values)
         found = []
         for each in chosen:

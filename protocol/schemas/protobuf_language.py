@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidRows, InvalidValue, SchemaText, ValueDecoder, read_valid
 from protocol.schemas.encoding import ColumnWriter
-from protocol.schemas.protobuf_columns import MessageReader, message_reader
+from protocol.schemas.protobuf_columns import MAX_NESTING, MessageReader, message_reader
 from protocol.schemas.protobuf_encode import encoder, message_indexes, schema_of
 from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema, wire_compatible
 from protocol.schemas.protobuf_source import parse_protobuf
@@ -174,12 +175,11 @@ def _why_incompatible(writer: MessageType, reader: MessageType) -> str:
 
     Such a field would be read as another value, or as absent, without an error.
     """
-    seen: set[tuple[str, str]] = set()
-
-    def check(old: MessageType, new: MessageType, path: str) -> str:
-        if (old.name, new.name) in seen:
-            return ""
-        seen.add((old.name, new.name))
+    pending = deque([(writer, reader, "", 0)])
+    seen = {(writer.name, reader.name)}
+    # By depth: a pair of messages that is left out was compared at a smaller one.
+    while pending:
+        old, new, path, depth = pending.popleft()
         written = {each.number: each for each in old.fields}
         for field in new.fields:
             other = written.get(field.number)
@@ -191,13 +191,13 @@ def _why_incompatible(writer: MessageType, reader: MessageType) -> str:
                     f"incompatible Protobuf schemas: {below}, with the number {field.number}, is {_text(other)} "
                     f"in the writer's schema, {_text(field)} in the reader's"
                 )
-            if other.message is not None and field.message is not None:
-                reason = check(other.message, field.message, below)
-                if reason:
-                    return reason
-        return ""
-
-    return check(writer, reader, "")
+            if other.message is None or field.message is None or depth == MAX_NESTING:
+                continue
+            pair = other.message.name, field.message.name
+            if pair not in seen:
+                seen.add(pair)
+                pending.append((other.message, field.message, below, depth + 1))
+    return ""
 
 
 def _alike(old: FieldType, new: FieldType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,10 @@ _WIRE_COMPATIBLE = (
     {"string", "bytes"},
 )
 _MAX_NUMBER = 2**29 - 1
+# Of a name with its package. Each type has all of it, and is looked up in each of its parts.
+_MAX_NAME = 1_000
+_MAX_SHOWN = 80
+_FIELD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 Default = int | float | bool | bytes
 
 
@@ -212,8 +217,16 @@ def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
     nodes: list[tuple[str, MessageNode, FileNode]] = []
     enums: dict[str, EnumType] = {}
 
+    def full_name(scope: str, name: str) -> str:
+        full = f"{scope}.{name}" if scope else name
+        if len(full) > _MAX_NAME:
+            raise ConfigurationError(
+                f"the Protobuf schema has a name of more than {_MAX_NAME} characters: {full[:_MAX_SHOWN]}…"
+            )
+        return full
+
     def add_enum(scope: str, node: EnumNode, file: FileNode) -> None:
-        full = f"{scope}.{node.name}" if scope else node.name
+        full = full_name(scope, node.name)
         symbols: dict[int, str] = {}
         for name, number in node.values:
             symbols.setdefault(number, name)
@@ -224,7 +237,7 @@ def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
         enums.setdefault(full, EnumType(node.name, symbols, dict(node.values), closed))
 
     def add(scope: str, node: MessageNode, file: FileNode) -> None:
-        full = f"{scope}.{node.name}" if scope else node.name
+        full = full_name(scope, node.name)
         if full in messages:
             return
         messages[full] = MessageType(full, is_map_entry=node.is_map_entry)
@@ -257,6 +270,8 @@ def _field(
     messages: Mapping[str, MessageType],
     enums: Mapping[str, EnumType],
 ) -> FieldType:
+    if _FIELD_NAME.fullmatch(node.name) is None or len(node.name) > _MAX_NAME:
+        raise ConfigurationError(f"the message {scope} has a field with an invalid name: {node.name[:_MAX_SHOWN]!r}")
     path = f"{scope}.{node.name}"
     if not 1 <= node.number <= _MAX_NUMBER:
         raise ConfigurationError(f"the field {path} has the number {node.number}, which is not in 1 to {_MAX_NUMBER}")
@@ -296,7 +311,9 @@ def _set_type(
 ) -> None:
     """Find a type by its name: in the message itself, in those around it, then in the packages around them."""
     candidates = [node.type[1:]]
-    if not node.type.startswith("."):
+    if len(node.type) > _MAX_NAME:
+        candidates = []
+    elif not node.type.startswith("."):
         parts = scope.split(".")
         candidates = [".".join((*parts[:count], node.type)) for count in range(len(parts), -1, -1)]
     for full in candidates:
@@ -307,7 +324,8 @@ def _set_type(
             made.kind, made.enum = "enum", enums[full]
             return
     raise ConfigurationError(
-        f"the field {scope}.{node.name} has the type {node.type}, which neither the schema nor its imports have"
+        f"the field {scope}.{node.name} has the type {node.type[:_MAX_SHOWN]}, which neither the schema "
+        "nor its imports have"
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.protobuf_language import ProtobufLanguage
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.values import ColumnDecoder
@@ -146,6 +149,50 @@ def test_schema_that_makes_too_many_fields_is_refused() -> None:
     messages = "".join(f"message A{n} {{ A{n + 1} a = 1; A{n + 1} b = 2; }} " for n in range(40))
     with pytest.raises(ConfigurationError, match="one of more than 20000"):
         decode(f'syntax = "proto3"; {messages} message A40 {{ int32 a = 1; }}', [b""])
+
+
+def chain(count: int) -> str:
+    """Return `count` messages, each with the next one in it."""
+    return "".join(f"message M{n} {{ M{n + 1} f = 1; int32 x = 2; }} " for n in range(count)) + f"message M{count} {{}}"
+
+
+def test_deep_schema_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is nested deeper than 64 messages"):
+        decode(f'syntax = "proto3"; {chain(3_000)}', [])
+
+
+def test_deep_schema_of_a_writer_is_compared_as_deep_as_it_is_read() -> None:
+    reader = ReaderSchema(
+        "confluent-protobuf",
+        'syntax = "proto3"; message M0 { M0 f = 1; int32 x = 2; }',
+        protobuf=ProtobufSettings(recursive_fields_max_depth=3),
+    )
+    deep = f'syntax = "proto3"; {chain(3_000)}'
+    resolver = ProtobufLanguage().resolver(deep, {}, reader, b"\0")
+    assert resolver.type == reader.type
+    wrong = deep.replace("message M2 { M3 f = 1; int32 x", "message M2 { M3 f = 1; string x")
+    with pytest.raises(ConfigurationError, match=r"f\.f\.x, with the number 2, is string in the writer's schema"):
+        ProtobufLanguage().resolver(wrong, {}, reader, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'syntax = "proto3"; package {"a." * 20_000}a; message M {{ int32 x = 1; }}', "name of more than 1000 char"),
+        (f'syntax = "proto3"; message M {{ {"a." * 20_000}a x = 1; }}', "field M.x has the type a.a.a"),
+    ],
+)
+def test_long_name_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        decode(text, [])
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "ä"])
+def test_invalid_name_in_a_descriptor_is_refused(name: str) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto3")
+    file.message_type.add(name="M").field.add(name=name, number=1, type=5, label=1)
+    with pytest.raises(ConfigurationError, match="the message M has a field with an invalid name"):
+        decode(base64.b64encode(file.SerializeToString()).decode(), [])
 
 
 def test_extensions_are_unknown_fields() -> None:
