@@ -120,13 +120,13 @@ class _Resolver:
         return known
 
     def _check(self, indexes: Sequence[int]) -> str:
-        names = self._writer.at(indexes)
-        own = self._reader.name.rpartition(".")[2]
-        same = [name for name in sorted(names) if name.rpartition(".")[2] == own]
-        if not same:
-            found = " or ".join(sorted(names)) or f"number {list(indexes)}, which its schema does not have"
-            return f"its message is {found}, not {self._reader.name}"
-        return _why_incompatible(self._writer.messages[same[0]], self._reader)
+        """Compare names without packages: a registry may allow a new version to change the package."""
+        names = sorted(self._writer.at(indexes))
+        for name in names:
+            if self._writer.messages[name].local_name == self._reader.local_name:
+                return _why_incompatible(self._writer.messages[name], self._reader)
+        found = " or ".join(names) or f"number {list(indexes)}, which its schema does not have"
+        return f"its message is {found}, not {self._reader.name}"
 
 
 def _prefix(value: bytes) -> bytes | None:

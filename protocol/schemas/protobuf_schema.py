@@ -107,11 +107,17 @@ class FieldType:
 
 @dataclass(eq=False)
 class MessageType:
-    """A message; fields are in the order of the file. May contain itself."""
+    """A message; fields are in the order of the file. May contain itself. `package` is that of its file."""
 
     name: str
     fields: list[FieldType] = field(default_factory=list)
     is_map_entry: bool = False
+    package: str = ""
+
+    @property
+    def local_name(self) -> str:
+        """The name without the package: with the messages that enclose it."""
+        return self.name.removeprefix(f"{self.package}.") if self.package else self.name
 
 
 @dataclass(frozen=True)
@@ -121,20 +127,25 @@ class ProtobufSchema:
     Attributes
     ----------
     main : FileNode
-        The file whose messages may be values.
+        The file of the first message, and of the messages that Confluent's indexes select.
+    others : sequence of FileNode
+        The other files of a set of descriptors: their messages may be values, those of imported files may not.
     messages : dict of str to MessageType
         All messages by full name, also those of imported files.
     """
 
     main: FileNode
     messages: Mapping[str, MessageType]
+    others: Sequence[FileNode] = ()
 
     def own_messages(self) -> list[MessageType]:
         """Return the messages of the main file, in its order, without the entries of maps."""
         return [self.messages[full] for full, _ in _declared(self.main)]
 
     def message(self, name: str | None = None) -> MessageType:
-        """Return a message of the main file by its name, with or without the package; by default the first one.
+        """Return a message of the schema's own files by its name; by default the first one of the main file.
+
+        The name may lack the package of the main file.
 
         Raises
         ------
@@ -147,10 +158,11 @@ class ProtobufSchema:
         if name is None:
             return own[0]
         name = name.lstrip(".")
+        known = [*(each.name for each in own), *(full for file in self.others for full, _ in _declared(file))]
         for full in (name, f"{self.main.package}.{name}"):
-            if full in self.messages:
+            if full in known:
                 return self.messages[full]
-        names = ", ".join(each.name for each in own)
+        names = ", ".join(known)
         raise UnknownName(f"the Protobuf schema has no message {name}; it has {names}", of="MessageName")
 
     def indexes(self, message: MessageType) -> list[int]:
@@ -240,7 +252,7 @@ def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
         full = full_name(scope, node.name)
         if full in messages:
             return
-        messages[full] = MessageType(full, is_map_entry=node.is_map_entry)
+        messages[full] = MessageType(full, is_map_entry=node.is_map_entry, package=file.package)
         nodes.append((full, node, file))
         for enum in node.enums:
             add_enum(full, enum, file)

@@ -31,7 +31,7 @@ def parse_protobuf(text: str, references: Mapping[str, str] | None = None) -> Pr
     """
     given = dict(references or {})
     files = _files(text)
-    main = files[-1]
+    *others, main = files
     # A file of the schema hides one of the same name among the well-known ones.
     wanted = [name for each in files for name in each.imports]
     seen = set()
@@ -45,7 +45,7 @@ def parse_protobuf(text: str, references: Mapping[str, str] | None = None) -> Pr
             imported = _files(source)[-1]
             files.append(imported)
             wanted += imported.imports
-    return ProtobufSchema(main, resolve_files(files))
+    return ProtobufSchema(main, resolve_files(files), others)
 
 
 def _files(text: str) -> list[FileNode]:

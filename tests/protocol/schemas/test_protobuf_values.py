@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from google.protobuf import timestamp_pb2
+from google.protobuf import descriptor_pb2, timestamp_pb2
 
 import protocol
 from protocol.errors import ConfigurationError
@@ -24,6 +26,7 @@ from protocol.schemas.values import ColumnDecoder, registered
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.protocol.schemas.protobuf_samples import as_column, message_class, text_of
 from tests.support.protobuf_messages import Field, message_type
 
 SUBJECT = "orders-value"
@@ -91,6 +94,74 @@ def test_message_indexes_select_the_message(serialize: Serialize, registry: Sche
     decoded, invalid = decoder(registry).decode(column([refund, first, long_form]))
     assert decoded.to_pylist() == [None, {"x": 7}, {"x": 8}]
     assert [str(each) for each in invalid] == ["schema id 1: its message is shop.Refund, not shop.First"]
+
+
+NESTED = """
+syntax = "proto3"; package shop;
+message Order { Item first = 1; message Item { int64 id = 1; } }
+message Refund { Item first = 1; message Item { int64 id = 1; } }
+"""
+
+
+def test_message_of_the_same_name_in_another_message_is_refused(
+    registry: SchemaRegistry, server: FakeSchemaRegistry
+) -> None:
+    prefix = struct.pack(">bI", 0, server.register(SUBJECT, NESTED, "PROTOBUF"))
+    values = [prefix + indexes + b"\x08\x07" for indexes in (b"\4\0\0", b"\4\2\0")]
+    decoded, invalid = decoder(registry, "Order.Item").decode(column(values))
+    assert decoded.to_pylist() == [{"id": 7}, None]
+    assert [str(each) for each in invalid] == ["schema id 1: its message is shop.Refund.Item, not shop.Order.Item"]
+
+
+def test_message_in_another_package_is_read(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
+    """A registry may take a new package for a compatible change."""
+    old = struct.pack(">bI", 0, server.register(SUBJECT, NESTED, "PROTOBUF"))
+    server.register(SUBJECT, NESTED.replace("package shop;", "package shop.v2;"), "PROTOBUF")
+    decoded, invalid = decoder(registry, "shop.v2.Order.Item").decode(column([old + b"\4\0\0\x08\x07"]))
+    assert (decoded.to_pylist(), invalid) == ([{"id": 7}], [])
+
+
+INTEGERS = ["int32", "int64", "uint32", "uint64", "bool"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [*itertools.permutations(INTEGERS, 2), ("sint32", "sint64"), ("sint64", "sint32")]
+)
+def test_integer_of_another_size_is_converted_as_by_the_protobuf_package(
+    registry: SchemaRegistry, server: FakeSchemaRegistry, old: str, new: str
+) -> None:
+    writer, reader = (message_type({"a": (1, getattr(Field, f"TYPE_{each.upper()}"))}) for each in (old, new))
+    numbers = [0, 1, 5, 2**31 - 1, -(2**31), -1, 2**31, 2**32 - 1, 2**32, 2**40 + 5, 2**63 - 1, -(2**63), 2**64 - 1]
+    messages = []
+    for number in numbers:
+        with contextlib.suppress(ValueError):
+            messages.append(writer(a=bool(number) if old == "bool" else number).SerializeToString())
+    prefix = b"\0\0\0\0\1\0"
+    for kind in (old, new):
+        text = f'syntax = "proto3"; package shop; message Order {{ {kind} a = 1; }}'
+        server.register(SUBJECT, text, "PROTOBUF")
+    decoded, invalid = decoder(registry).decode(column([prefix + each for each in messages]))
+    assert invalid == []
+    assert decoded.to_pylist() == [as_column(reader.FromString(each)) for each in messages]
+
+
+def test_fields_that_become_a_oneof_keep_the_last_one_as_in_the_protobuf_package(
+    registry: SchemaRegistry, server: FakeSchemaRegistry
+) -> None:
+    text = 'syntax = "proto3"; package shop; message Order { %s }'
+    server.register(SUBJECT, text % "int32 a = 1; int32 b = 2;", "PROTOBUF")
+    server.register(SUBJECT, text % "oneof choice { int32 a = 1; int32 b = 2; }", "PROTOBUF")
+    file = descriptor_pb2.FileDescriptorProto(name="o.proto", package="shop", syntax="proto3")
+    message = file.message_type.add(name="Order")
+    message.oneof_decl.add(name="choice")
+    for number, name in enumerate("ab", 1):
+        message.field.add(name=name, number=number, type=Field.TYPE_INT32, label=1, oneof_index=0)
+    reader = message_class(file, "shop.Order")
+    messages = [b"\x08\1\x10\2", b"\x10\2\x08\1", b"\x08\1", b"\x10\0"]
+    decoded, invalid = decoder(registry).decode(column([b"\0\0\0\0\1\0" + each for each in messages]))
+    assert invalid == []
+    assert decoded.to_pylist() == [as_column(reader.FromString(each)) for each in messages]
+    assert decoded.to_pylist()[0] == {"a": None, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +246,33 @@ def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegist
     serialize(FIRST(id=1))
     with pytest.raises(ConfigurationError, match="has no message Bill; it has shop"):
         decoder(registry, "Bill")
+
+
+IMPORTING = 'syntax = "proto3"; package shop; import "a.proto"; message Order { Address to = 1; }'
+IMPORTED = 'syntax = "proto3"; package shop; message Address { string city = 1; }'
+
+
+@pytest.mark.parametrize("name", ["Address", "shop.Address", "google.protobuf.Timestamp", "Order.TagsEntry"])
+def test_message_of_an_imported_file_is_refused(name: str) -> None:
+    text = IMPORTING.replace("message Order {", 'import "google/protobuf/timestamp.proto"; message Order {'
+                             " google.protobuf.Timestamp at = 2; map<string, string> tags = 3;")  # fmt: skip
+    for format in ("protobuf", "confluent-protobuf"):
+        schema = ReaderSchema(format, text, (("a.proto", IMPORTED),), protobuf=ProtobufSettings(name))  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=f"has no message {name}; it has shop.Order$"):
+            _ = schema.type
+
+
+def test_message_of_any_file_in_a_set_of_descriptors_is_read() -> None:
+    """As by `from_protobuf`."""
+    address = message_type({"city": (1, Field.TYPE_STRING)}, "Address")
+    order = message_type({"to": (1, ".shop.Address")}, imports=[address])
+    files = []
+    for each in (address, order):
+        files.append(descriptor_pb2.FileDescriptorProto())
+        each.DESCRIPTOR.file.CopyToProto(files[-1])
+    schema = ReaderSchema("protobuf", text_of(*files), protobuf=ProtobufSettings("Address"))
+    decoded, invalid = ColumnDecoder(schema).decode(column([address(city="Kiel").SerializeToString()]))
+    assert (decoded.to_pylist(), invalid) == ([{"city": "Kiel"}], [])
 
 
 def test_topic_is_read_with_decoded_messages(serialize: Serialize, server: FakeSchemaRegistry) -> None:
