@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from protocol.errors import ConfigurationError
 _MAX_DEPTH = 64
 # References make a small text a large type.
 _MAX_NODES = 10_000
+# So many values of an enum count as a type.
+_VALUES_OF_A_NODE = 100
 _MAX_TEXT = 100
 
 _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
@@ -64,6 +66,8 @@ class JsonType:
         The only valid values of an enum; empty: any.
     open : bool
         True if an object may have other properties.
+    required : frozenset of str
+        Names that an object must have, also those that are no fields.
     """
 
     kind: str
@@ -73,6 +77,7 @@ class JsonType:
     nullable: bool = False
     values: tuple[Any, ...] = ()
     open: bool = True
+    required: frozenset[str] = frozenset()
 
 
 _ANY = JsonType("any", nullable=True)
@@ -141,6 +146,7 @@ class _Parser:
             self._add_ids(each, name, each)
         self._open: list[int] = []  # the schemas that are being read, by identity
         self._nodes = 0
+        self._anchors: dict[int, dict[str, Any]] = {}  # by the identity of a document
 
     def _add_ids(self, document: Any, uri: str, root: Any, depth: int = 0) -> None:
         """Index a document and the schemas embedded in it by their `$id`."""
@@ -158,9 +164,10 @@ class _Parser:
     def parse(self, given: Any, base: _Base, path: str, depth: int) -> JsonType:
         """Parse a schema, and note that it is being read: a type cannot contain itself."""
         self._nodes += 1
-        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
-            limit = f"{_MAX_DEPTH} types" if depth > _MAX_DEPTH else f"more than {_MAX_NODES} types in all"
-            raise _invalid(path, f"is nested deeper than {limit}")
+        if depth > _MAX_DEPTH:
+            raise _invalid(path, f"is nested deeper than {_MAX_DEPTH} types")
+        if self._nodes > _MAX_NODES:
+            raise _invalid(path, f"is one of more than {_MAX_NODES} types")
         if isinstance(given, bool):
             return _ANY
         if not isinstance(given, dict):
@@ -196,6 +203,7 @@ class _Parser:
         values = [given["const"]] if "const" in given else given.get("enum")
         if values is not None and (not isinstance(values, list) or not values):
             raise _invalid(path, "has an enum that is not a list of values")
+        self._nodes += len(values or ()) // _VALUES_OF_A_NODE
         if kinds is None and values is not None:
             kinds = sorted({_kind_of(each) for each in values})
         if kinds is None:
@@ -205,7 +213,7 @@ class _Parser:
         if not isinstance(kinds, list) or not all(isinstance(each, str) and each in _KINDS for each in kinds):
             raise _invalid(path, f"has the unknown type {json.dumps(kinds)[:_MAX_TEXT]}")
         if not kinds:
-            return _ANY
+            return replace(_ANY, required=_required(given))
         made = _union([self._typed(kind, given, base, path, depth) for kind in kinds])
         if values is None or made.kind not in _SIMPLE:
             return made
@@ -229,24 +237,24 @@ class _Parser:
         properties = given.get("properties", {})
         others = given.get("additionalProperties", given.get("unevaluatedProperties", True))
         patterns = given.get("patternProperties", {})
-        required = given.get("required", [])
+        required = _required(given)
         if not isinstance(properties, dict) or not isinstance(patterns, dict):
             raise _invalid(path, "has properties that are no object")
-        required = required if isinstance(required, list) else []  # draft 3: a boolean of the property
         if properties:
             fields = []
             for name, each in properties.items():
-                kind = self.parse(each, base, f"{path}.{name}" if path else name, depth + 1)
+                kind = self.parse(each, base, _below(path, name), depth + 1)
                 fields.append(JsonField(name, kind, name in required))
-            return JsonType("object", fields=tuple(fields), open=others is not False or bool(patterns))
+            is_open = others is not False or bool(patterns)
+            return JsonType("object", fields=tuple(fields), open=is_open, required=required)
         schemas = [*patterns.values(), *([others] if others is not False else [])]
         if others is False and not patterns:
-            return JsonType("object", open=False)
+            return JsonType("object", open=False, required=required)
         # The default of additionalProperties says nothing beside patterns.
         if patterns and "additionalProperties" not in given:
             schemas = list(patterns.values())
         items = _union([self.parse(each, base, f"{path}[]", depth + 1) for each in schemas])
-        return JsonType("map", items=items)
+        return JsonType("map", items=items, required=required)
 
     def _items(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
         items = given.get("items", True)
@@ -278,7 +286,10 @@ class _Parser:
             except (KeyError, IndexError, TypeError, ValueError):
                 raise _invalid(path, f"refers to {reference[:_MAX_TEXT]!r}, which the schema does not have") from None
         if pointer and pointer[0] != "/":
-            target = _anchored(target, pointer)
+            anchors = self._anchors.get(id(target))
+            if anchors is None:
+                anchors = self._anchors[id(target)] = _anchors(target, {})
+            target = anchors.get(pointer)
             if target is None:
                 raise _invalid(path, f"refers to {reference[:_MAX_TEXT]!r}, which the schema does not have")
         return target, base
@@ -292,19 +303,22 @@ _IMPLIED = {
 }
 
 
-def _anchored(document: Any, name: str, depth: int = 0) -> Any:
-    """Return the schema with an `$anchor`, or before 2019-09 an `$id` of this fragment."""
+def _anchors(document: Any, found: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Return the schemas with an `$anchor`, or before 2019-09 an `$id` that is a fragment."""
     if not isinstance(document, dict) or depth > _MAX_DEPTH:
-        return None
-    if document.get("$anchor") == name or f"#{name}" in (document.get("$id"), document.get("id")):
-        return document
+        return found
+    for name in (document.get("$anchor"), *map(_fragment, (document.get("$id"), document.get("id")))):
+        if isinstance(name, str):
+            found.setdefault(name, document)
     for word in ("$defs", "definitions"):
         inside = document.get(word)
         for each in inside.values() if isinstance(inside, dict) else ():
-            found = _anchored(each, name, depth + 1)
-            if found is not None:
-                return found
-    return None
+            _anchors(each, found, depth + 1)
+    return found
+
+
+def _fragment(uri: Any) -> str | None:
+    return uri[1:] if isinstance(uri, str) and uri.startswith("#") else None
 
 
 def _schemas(given: dict[str, Any], name: str, path: str) -> list[Any]:
@@ -312,6 +326,11 @@ def _schemas(given: dict[str, Any], name: str, path: str) -> list[Any]:
     if not isinstance(found, list) or (name in given and not found):
         raise _invalid(path, f"has {name} without schemas")
     return found
+
+
+def _required(given: Mapping[str, Any]) -> frozenset[str]:
+    names = given.get("required")  # in draft 3 a boolean of the property
+    return frozenset(each for each in names if isinstance(each, str)) if isinstance(names, list) else frozenset()
 
 
 def _kind_of(value: Any) -> str:
@@ -324,9 +343,11 @@ def _kind_of(value: Any) -> str:
 def _union(branches: list[JsonType]) -> JsonType:
     """Return the type of values that one of several schemas takes: the only one besides null, otherwise any."""
     nullable = any(each.nullable for each in branches)
+    names = [each.required for each in branches if each.kind != "null"]
+    required = names[0].intersection(*names[1:]) if names else frozenset()
     members: list[JsonType] = []
     for each in branches:
-        plain = replace(each, nullable=False)
+        plain = replace(each, nullable=False, required=required)
         if each.kind != "null" and plain not in members:
             members.append(plain)
     if not members:
@@ -340,41 +361,65 @@ def _union(branches: list[JsonType]) -> JsonType:
         # Enums of one type.
         values = tuple(value for each in members for value in each.values)
         return replace(members[0], nullable=nullable, values=values if all(each.values for each in members) else ())
-    return JsonType("any", nullable=nullable)
+    return JsonType("any", nullable=nullable, required=required)
 
 
 def _all_of(parts: list[JsonType], path: str) -> JsonType:
-    """Return the type of values that all schemas take."""
+    """Return the type of values that all schemas take. Raises `ConfigurationError` if columns have no such type."""
+    required = frozenset().union(*(each.required for each in parts))
     known = [each for each in parts if each.kind != "any"]
     if not known:
-        return replace(_ANY, nullable=all(each.nullable for each in parts))
-    nullable = all(each.nullable for each in parts)
+        return replace(_ANY, nullable=all(each.nullable for each in parts), required=required)
     if any(each.kind == "object" for each in known):
         # A map beside it says only that it is an object.
         known = [each for each in known if each.kind != "map"]
-    if len({each.kind for each in known}) > 1:
-        numbers = {each.kind for each in known} == {"integer", "number"}
-        if not numbers:
-            kinds = ", ".join(sorted({each.kind for each in known}))
-            raise _invalid(path, f"is to have several types at once: {kinds}")
-        known = [each for each in known if each.kind == "integer"]
+    kinds = {each.kind for each in known}
+    if kinds == {"integer", "number"}:
+        integer = JsonType("integer", arrow=_SIMPLE["integer"])
+        known = [each if each.kind == "integer" else replace(integer, values=each.values) for each in known]
+    elif len(kinds) > 1:
+        raise _invalid(path, f"is to have several types at once: {', '.join(sorted(kinds))}")
     merged = known[0]
     for each in known[1:]:
-        fields = {one.name: one for one in merged.fields}
-        for one in each.fields:
-            before = fields.get(one.name)
-            required = one.required or (before is not None and before.required)
-            kind = one.type if before is None else _all_of([before.type, one.type], f"{path}.{one.name}")
-            fields[one.name] = JsonField(one.name, kind, required)
-        merged = replace(
-            merged,
-            fields=tuple(fields.values()),
-            items=merged.items or each.items,
-            values=merged.values or each.values,
-            arrow=merged.arrow if merged.arrow not in _SIMPLE.values() else each.arrow,
-            open=merged.open and each.open,
-        )
-    return replace(merged, nullable=nullable)
+        merged = _both(merged, each, path)
+    fields = tuple(replace(each, required=each.required or each.name in required) for each in merged.fields)
+    return replace(merged, fields=fields, nullable=all(each.nullable for each in parts), required=required)
+
+
+def _both(one: JsonType, other: JsonType, path: str) -> JsonType:
+    """Return the type of values that two schemas of the same kind take."""
+    fields = {each.name: each for each in one.fields}
+    for each in other.fields:
+        before = fields.get(each.name)
+        kind = each.type if before is None else _all_of([before.type, each.type], _below(path, each.name))
+        fields[each.name] = JsonField(each.name, kind, each.required or (before is not None and before.required))
+    items = [each.items for each in (one, other) if each.items is not None]
+    arrows = {each.arrow for each in (one, other)} - {_SIMPLE.get(one.kind)} or {one.arrow}
+    if len(arrows) > 1:
+        raise _invalid(path, f"is to have several types at once: {', '.join(sorted(map(str, arrows)))}")
+    values = one.values or other.values
+    if one.values and other.values:
+        values = _common(one.values, other.values)
+        if not values:
+            raise _invalid(path, "has no value that all of its schemas allow")
+    return replace(
+        one,
+        fields=tuple(fields.values()),
+        items=_all_of(items, f"{path}[]") if items else None,
+        arrow=arrows.pop(),
+        values=values,
+        open=one.open and other.open,
+    )
+
+
+def _common(some: tuple[Any, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of an enum that are in another one; those of simple types, which are compared by hash."""
+    known = {each for each in others if isinstance(each, Hashable)}
+    return tuple(each for each in some if isinstance(each, Hashable) and each in known)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _invalid(path: str, what: str) -> ConfigurationError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.task.row_schema import spark_type
 
 STRING = {"type": "string"}
+INTEGER = {"type": "integer"}
 
 
 def text_of(kind: pa.DataType) -> str:
@@ -68,6 +70,16 @@ def text_of(kind: pa.DataType) -> str:
         ({"const": 1.5}, "double"),
         ({"allOf": [{"properties": {"a": STRING}}, {"properties": {"b": {"type": "number"}}}]},
          "struct<a:string,b:double>"),
+        ({"allOf": [{"type": "array"}, {"type": "array", "items": INTEGER}]}, "array<bigint>"),
+        ({"allOf": [{"items": {"type": "number"}}, {"items": INTEGER}]}, "array<bigint>"),
+        ({"allOf": [{"items": {"properties": {"a": STRING}}}, {"items": {"properties": {"b": INTEGER}}}]},
+         "array<struct<a:string,b:bigint>>"),
+        ({"allOf": [{"type": "object"}, {"type": "object", "additionalProperties": INTEGER}]}, "map<string,bigint>"),
+        ({"$ref": "#/$defs/A", "items": INTEGER, "$defs": {"A": {"type": "array"}}}, "array<bigint>"),
+        ({"allOf": [STRING, {"type": "string", "format": "date"}]}, "date"),
+        ({"allOf": [{"type": "number", "connect.type": "float32"}, INTEGER]}, "bigint"),
+        ({"oneOf": [{"properties": {"a": STRING}, "required": ["b"]}, {"properties": {"a": STRING}}]},
+         "struct<a:string>"),
         ({"type": "object", "properties": {"a": STRING}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
          "struct<a:string>"),
         ({}, "string"),
@@ -104,6 +116,14 @@ def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
         ({"properties": {"a": {"$ref": "#/definitions/A"}}}, "field a, refers to '#/definitions/A', which the schema"),
         ({"properties": {"a": {"$ref": "b.json"}}}, "field a, refers to 'b.json', which is no reference"),
         ({"allOf": [STRING, {"type": "integer"}]}, "is to have several types at once: integer, string"),
+        ({"properties": {"a": {"allOf": [{"items": STRING}, {"items": INTEGER}]}}},
+         r"field a\[\], is to have several types at once: integer, string"),
+        ({"allOf": [{"type": "object", "additionalProperties": each} for each in (STRING, INTEGER)]},
+         r"field \[\], is to have several types at once: integer, string"),
+        ({"properties": {"a": {"allOf": [{**STRING, "format": each} for each in ("date", "date-time")]}}},
+         r"field a, is to have several types at once: date32\[day\], timestamp"),
+        ({"properties": {"a": {"allOf": [{"enum": ["x", "y"]}, {"enum": ["z"]}]}}},
+         "field a, has no value that all of its schemas allow"),
         ({"properties": {"a": 1}}, "field a, is no schema: 1"),
         ({"oneOf": []}, "has oneOf without schemas"),
     ],
@@ -123,8 +143,45 @@ def test_hostile_schemas_are_refused() -> None:
         f"d{n}": {"properties": {side: {"$ref": f"#/$defs/d{n + 1}"} for side in "lr"}}
         for n in range(25)}}  # fmt: skip
     doubling["$defs"]["d25"] = {"type": "string"}
-    with pytest.raises(ConfigurationError, match="10000 types"):
+    with pytest.raises(ConfigurationError, match="is one of more than 10000 types"):
         parse_json_schema(json.dumps(doubling))
+
+
+def test_enum_that_many_fields_use_counts_by_its_values() -> None:
+    large = {"enum": [f"S{number}" for number in range(100_000)]}
+
+    def schema(count: int) -> str:
+        fields = {f"f{number}": {"$ref": "#/$defs/E"} for number in range(count)}
+        return json.dumps({"properties": fields, "$defs": {"E": large}})
+
+    assert arrow_type(parse_json_schema(schema(9))).num_fields == 9
+    with pytest.raises(ConfigurationError, match="field f10, is one of more than 10000 types"):
+        parse_json_schema(schema(20))
+
+
+def test_many_anchors_are_found_at_once() -> None:
+    count = 4_000
+    fields = {f"f{number}": {"$ref": f"#A{number}"} for number in range(count)}
+    anchors = {f"D{number}": {"$anchor": f"A{number}", **INTEGER} for number in range(count)}
+    began_s = time.process_time()
+    assert arrow_type(parse_json_schema(json.dumps({"properties": fields, "$defs": anchors}))).num_fields == count
+    assert time.process_time() - began_s < 2
+
+
+def test_words_of_all_schemas_of_allof_are_kept() -> None:
+    parsed = parse_json_schema(
+        json.dumps(
+            {
+                "properties": {"a": {"enum": ["x", "y", "z"]}, "b": INTEGER, "c": INTEGER},
+                "required": ["c"],
+                "allOf": [{"required": ["a"]}, {"properties": {"a": {"enum": ["z", "y", "w"]}}}],
+                "anyOf": [{"required": ["b", "c"]}, {"required": ["c"]}],
+            }
+        )
+    )
+    assert {each.name: (each.required, set(each.type.values)) for each in parsed.fields} == {
+        "a": (True, {"y", "z"}), "b": (False, set()), "c": (True, set()),
+    }  # fmt: skip
 
 
 # -- values of a registry ---------------------------------------------------------------------
