@@ -93,7 +93,7 @@ class ColumnDecoder:
     registry : SchemaRegistry, optional
         For formats with the ids of schemas.
     part : {"key", "value"}
-        Decides which header may have the schema's id.
+        Decides which header may have the schema's GUID.
     """
 
     def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None = None, part: Part = "value") -> None:
@@ -112,7 +112,7 @@ class ColumnDecoder:
         ----------
         column : pyarrow.BinaryArray
         headers : pyarrow.ListArray, optional
-            The headers of the records, if they may have the ids of schemas.
+            The headers of the records, if they may have the GUIDs of schemas.
 
         Returns
         -------

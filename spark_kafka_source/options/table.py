@@ -387,8 +387,8 @@ class SourceOptions:
         "schemaIdLocation",
         READ,
         one_of("prefix", "header"),
-        "where the id of a schema is: in the first bytes of the key or value, or in the headers `__key_schema_id` and "
-        "`__value_schema_id` (with header, keys and values without them may have the prefix)",
+        "where the schema of a key or value is: an id in its first bytes, or a GUID in the headers "
+        "`__key_schema_id` and `__value_schema_id` (with header, keys and values without them may have the prefix)",
         default="prefix",
     )
     on_decode_error: Literal["fail", "null", "dead-letter"] = option(

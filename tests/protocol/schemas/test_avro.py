@@ -329,6 +329,21 @@ def test_number_of_another_unit_is_refused(writer: Any, reader: Any) -> None:
         decode(record(("a", writer)), [], record(("a", reader)))
 
 
+@pytest.mark.parametrize(
+    ("union", "members"),
+    [(["int", MILLIS], [pa.int32(), pa.timestamp("us", "UTC")]), ([DATE, "long"], [pa.date32(), pa.int64()])],
+)
+def test_union_of_a_number_and_a_time_keeps_its_members(union: Any, members: list[pa.DataType]) -> None:
+    """`from_avro` has bigint: it does not tell a number from a time."""
+    assert arrow_type(parse(union)) == pa.struct([pa.field(f"member{n}", kind) for n, kind in enumerate(members)])
+    column, invalid = decode(union, [b"\0\x0e", b"\2\x0e"])
+    assert invalid == []
+    for number, kind in enumerate(members):
+        values = column.field(number).cast(pa.int64() if kind.bit_width == 64 else pa.int32()).to_pylist()
+        expected = 7_000 if pa.types.is_timestamp(kind) else 7
+        assert values == [expected if row == number else None for row in (0, 1)]
+
+
 @pytest.mark.parametrize("unit", [TIME_MILLIS, TIME_MICROS, NANOS, LOCAL_NANOS])
 def test_number_with_a_unit_without_a_type_stays_a_number(unit: Any) -> None:
     for writer, reader in ((unit, unit), (unit, unit["type"]), (unit["type"], unit), ("int", unit), (unit, "double")):
