@@ -303,12 +303,15 @@ class BoundedReader:
 
     def _reset_position(self, reading: RangePosition, lost: InvalidPosition) -> None:
         resume = max(lost.resume, reading.first_offset)
-        skipped = Range(reading.topic, reading.partition, reading.position, max(reading.position, resume))
+        skipped = Range(reading.topic, reading.partition, lost.first_lost, max(lost.first_lost, resume))
         loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
         loss.__cause__ = lost.cause
         self._on_loss(loss, skipped)
         if skipped.size:
             self.skipped.append(skipped)
-        reading.seek(resume)
+        if lost.first_lost > reading.position:
+            reading.until_offset = lost.first_lost
+        else:
+            reading.seek(resume)
         if reading.done and reading in self._waiting:
             self._waiting.remove(reading)

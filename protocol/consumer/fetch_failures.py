@@ -41,8 +41,9 @@ class InvalidPosition:
     Attributes
     ----------
     cause : KafkaError
-    resume : int
-        Records between the position and this offset can only be skipped; below the position if the log was truncated.
+    first_lost, resume : int
+        Records between these offsets can only be skipped. The records from the position to `first_lost` still exist;
+        `resume` is below the position if the log of an open partition was truncated.
     reason : str
         Text for an error of class `kind`.
     kind : type of DataLoss
@@ -51,6 +52,7 @@ class InvalidPosition:
     """
 
     cause: KafkaError
+    first_lost: int
     resume: int
     reason: str
     kind: type[DataLoss] = DataLoss
@@ -107,6 +109,7 @@ def validate_position(partition: FetchPosition, seen: LogBounds, refused: KafkaE
         return InvalidPosition(
             refused,
             position,
+            position,
             f"{partition.name}: the log was truncated below offset {position}, or the topic was created again: its "
             f"leader does not know leader epoch {partition.last_epoch} of the records before that offset; the "
             f"broker has {there}",
@@ -126,12 +129,22 @@ def validate_position(partition: FetchPosition, seen: LogBounds, refused: KafkaE
     reason = (
         f"{partition.name}: {missing} not in the log any more; {wanted}the broker has {there}. Likely cause: {cause}"
     )
-    return InvalidPosition(refused, resume, reason, log=seen)
+    return InvalidPosition(refused, position, resume, reason, log=seen)
 
 
-def log_truncated(error: LogTruncated) -> InvalidPosition:
-    """Make the result for a truncated log: its records from the truncation on were not read yet."""
-    return InvalidPosition(error, error.context["end_offset"], str(error))
+def log_truncated(partition: FetchPosition, error: LogTruncated) -> InvalidPosition:
+    """Make the result for a log that was truncated below the position: its records from there on were not read yet."""
+    return InvalidPosition(error, partition.position, error.context["end_offset"], str(error))
+
+
+def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: int) -> InvalidPosition:
+    """Make the result for a log whose epoch at the plan of a range ended at `epoch_end`, before the end of the range.
+
+    Records before it still exist, such as those that an open transaction holds back from `read_committed`.
+    """
+    first_lost, until = max(partition.position, epoch_end), partition.until_offset
+    reason = f"{error}. Offsets {first_lost} to {until} now have other records or none"
+    return InvalidPosition(error, first_lost, until, reason)
 
 
 def topic_deleted(partition: FetchPosition, error: KafkaError) -> InvalidPosition:
@@ -139,6 +152,7 @@ def topic_deleted(partition: FetchPosition, error: KafkaError) -> InvalidPositio
     position, until = partition.position, partition.until_offset
     return InvalidPosition(
         error,
+        position,
         until,
         f"{partition.name}: offsets {position} to {until} cannot be read: the brokers repeatedly reply that "
         "they do not know it. Likely cause: the topic was deleted",
@@ -149,7 +163,7 @@ def _topic_recreated(partition: FetchPosition, error: TopicRecreated) -> Invalid
     """Make the result for a recreated topic, which has none of the wanted records at any offset."""
     position, until = partition.position, partition.until_offset
     reason = f"{error}: offsets {position} to {until} belonged to the old one"
-    return InvalidPosition(error, until, reason, TopicRecreated)
+    return InvalidPosition(error, position, until, reason, TopicRecreated)
 
 
 def poll_timed_out(partition: FetchPosition) -> DeadlineExceeded:

@@ -315,7 +315,6 @@ class FetchPosition:
             self.until_offset,
             f"{broker} has records of leader epoch {epochs[batches]} at offset {offsets[batches]}, and offsets up to "
             f"{self.until_offset} existed in leader epoch {self.until_epoch}",
-            f"Offsets {self.position} to {self.until_offset} now have other records or none",
             leader_epoch=self.until_epoch,
             record_epoch=int(epochs[batches]),
         )
@@ -336,7 +335,7 @@ class FetchPosition:
                 self.position,
                 f"{broker} has the log that was read only up to offset {agreed['end_offset']} (leader epoch "
                 f"{agreed['epoch']}; read: {self.last_epoch})",
-                f"Offsets {agreed['end_offset']} to {self.position} were read and now have other records or none",
+                f". Offsets {agreed['end_offset']} to {self.position} were read and now have other records or none",
                 end_offset=agreed["end_offset"],
             )
         # No record is missing: the leader of that epoch was replaced before its first record.
@@ -355,14 +354,13 @@ class FetchPosition:
             self.until_offset,
             f"{broker} has it up to offset {end} in leader epoch {self.leader_epoch}, and offsets up to "
             f"{self.until_offset} existed in leader epoch {self.until_epoch}",
-            f"Offsets {self.position} to {self.until_offset} are lost",
             leader_epoch=self.until_epoch,
         )
 
-    def _truncated(self, below: int, seen: str, lost: str, **context: int) -> LogTruncated:
+    def _truncated(self, below: int, seen: str, lost: str = "", **context: int) -> LogTruncated:
         text = f"{self.name}: the log was truncated below offset {below}: {seen}"
         return LogTruncated(
-            f"{text}. Likely cause: an unclean leader election. {lost}",
+            f"{text}. Likely cause: an unclean leader election{lost}",
             topic=self.topic,
             partition=self.partition,
             offset=self.position,

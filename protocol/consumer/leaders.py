@@ -19,6 +19,7 @@ from protocol.consumer.fetch_failures import (
     Retry,
     decide,
     log_truncated,
+    range_truncated,
     validate_position,
 )
 from protocol.consumer.fetch_position import FetchPosition, P
@@ -147,8 +148,8 @@ def _confirm_truncation(
             else:
                 partition.confirmed_epoch = partition.leader_epoch
             return Retry(error, refresh_metadata=False)
-        return InvalidPosition(error, partition.until_offset, str(error))
-    return log_truncated(error)
+        return range_truncated(partition, error, epoch_end)
+    return log_truncated(partition, error)
 
 
 def decide_with_leader(

@@ -81,7 +81,7 @@ def test_position_refused_by_a_lagging_leader_is_a_retriable_error(log: LogBound
 
 def test_truncated_log_resumes_at_the_divergence() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
-    assert log_truncated(error) == InvalidPosition(error, 5, "t-0: the log was truncated")
+    assert log_truncated(at(10), error) == InvalidPosition(error, 10, 5, "t-0: the log was truncated")
 
 
 @pytest.mark.parametrize("error", [REFUSED, LogTruncated("t-0: the log was truncated", end_offset=5)])

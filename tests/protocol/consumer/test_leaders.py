@@ -64,13 +64,14 @@ def test_refused_position_within_the_log_is_retried(client: Client) -> None:
 
 
 def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
-    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 2, str(TRUNCATED))
+    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 4, 2, str(TRUNCATED))
 
 
 @pytest.mark.parametrize(
     ("epoch_end", "context", "lost", "kept"),
     [
-        (2, {}, True, 0),
+        (0, {}, True, 0),
+        (2, {}, True, 0),  # records 0 and 1 still exist
         (5, {}, False, 0),  # a clean election, and a high watermark that lags
         (5, {"record_epoch": 1}, False, -1),
         (-1, {}, False, -1),
@@ -86,7 +87,8 @@ def test_leader_confirms_that_records_of_a_range_were_replaced(
     error = LogTruncated("orders-0: newer records", leader_epoch=0, **context)
     action = decided(client, partition, error)
     if lost:
-        assert action == InvalidPosition(error, 5, str(error))
+        reason = f"{error}. Offsets {epoch_end} to 5 now have other records or none"
+        assert action == InvalidPosition(error, epoch_end, 5, reason)
     else:
         assert isinstance(action, Retry)
     assert (partition.until_epoch, partition.confirmed_epoch) == (kept, kept)
