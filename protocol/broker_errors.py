@@ -156,7 +156,7 @@ class ErrorCode(IntEnum):
     LISTENER_NOT_FOUND = 72, "the leader has no listener like the one this connection uses", _RETRY_METADATA
     TOPIC_DELETION_DISABLED = 73, "the broker has delete.topic.enable=false"
     FENCED_LEADER_EPOCH = 74, "the leader epoch in the request is older than the broker's", _RETRY_METADATA
-    UNKNOWN_LEADER_EPOCH = 75, "the leader epoch in the request is newer than the broker's", _RETRY
+    UNKNOWN_LEADER_EPOCH = 75, "the leader epoch in the request is newer than the broker's", _RETRY_METADATA
     UNSUPPORTED_COMPRESSION_TYPE = 76, "the version of the request does not allow the compression of the partition"
     STALE_BROKER_EPOCH = 77, "the broker has been restarted meanwhile"
     OFFSET_NOT_AVAILABLE = 78, "the new leader does not know the high watermark yet", _RETRY_METADATA

@@ -9,6 +9,7 @@ import pytest
 from protocol.errors import DataLoss
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges, read_to
@@ -207,6 +208,22 @@ def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster,
     bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
     rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
     assert {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows} == {(30, 6), (20, 5)}
+
+
+@pytest.mark.timeout(20)
+def test_topic_recreated_before_its_epochs_are_compared_delays_no_start(regrown: Cluster) -> None:
+    """Its new leader does not know the epoch in the request: only new metadata help."""
+    recreated: list[bool] = []
+
+    def recreate(body: object) -> None:
+        if not recreated:
+            recreated.append(True)
+            regrown.recreate("a", (0, 25), (0, 25))
+
+    regrown.before[OFFSET_FOR_LEADER_EPOCH] = recreate
+    reader = regrown.reader(**{"kafka.group.id": "g", "failOnDataLoss": "false"})
+    assert ranges(reader, *first_batch(reader)) == [(0, 0, 25), (1, 0, 25)]
+    reader.stop()
 
 
 def test_epoch_of_the_group_does_not_outlive_its_topic(regrown: Cluster) -> None:
