@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from tests.conftest import ROOT
-from tests.versions.__main__ import JOBS, PREFACE, PYTHONS, SPARKS
+from tests.versions.results import JOBS, PYTHONS, SPARKS, Run, page, rows_of
+
+PAGE = (ROOT / "docs" / "versions.md").read_text()
 
 
-def test_versions_page_has_the_preface_and_known_versions_of_this_code() -> None:
-    page = (ROOT / "docs" / "versions.md").read_text()
-    assert page.startswith(PREFACE)
-    rows = [line.split(" | ") for line in page.removeprefix(PREFACE).strip().splitlines()[2:]]
-    assert rows
-    for spark, python, *cells in rows:
-        assert spark.removeprefix("| ") in SPARKS
-        assert python in PYTHONS
-        assert len(cells) == 3 + len(JOBS)
+def test_versions_page_has_the_text_of_this_code_and_rows_of_known_versions() -> None:
+    assert page(PAGE, []) == PAGE
+    rows = rows_of(PAGE)
+    assert {spark for spark, _ in rows} == set(SPARKS)
+    assert {len(cells) for cells in rows.values()} == {5 + len(JOBS)}
+
+
+def test_run_replaces_its_row_and_skipped_run_none() -> None:
+    after = rows_of(page(PAGE, [Run(SPARKS[1], PYTHONS[1]), Run(SPARKS[1], PYTHONS[0], skipped="no Python")]))
+    expected = rows_of(PAGE)
+    expected[SPARKS[1], PYTHONS[1]] = [SPARKS[1], PYTHONS[1], "", "", "", *["fails"] * len(JOBS)]
+    assert after == expected

@@ -1,0 +1,61 @@
+"""Run the jobs of `jobs.py` with one Spark and one Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.versions import environments
+from tests.versions.results import Run
+
+JOBS = Path(__file__).with_name("jobs.py")
+LIMIT_S = 3_600
+
+
+def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, oldest: bool) -> Run:
+    """Run the jobs with one Spark and one Python."""
+    interpreter = shutil.which(f"python{python}")
+    if interpreter is None or not environments.works(interpreter):
+        return Run(spark, python, skipped=f"no Python {python} on the PATH")
+    home = environments.spark_home(spark)
+    (metadata,) = home.glob("pyspark-*.dist-info/METADATA")
+    lowest = re.search(r"^Requires-Python: *>= *3\.(\d+)", metadata.read_text(), re.MULTILINE)
+    if lowest is not None and int(python.split(".")[1]) < int(lowest[1]):
+        return Run(spark, python, skipped=f"Spark {spark} needs Python 3.{lowest[1]}")
+    requirements = environments.packages(spark, python, oldest=oldest)
+    binary = environments.make_environment(folder, interpreter, home, requirements)
+    environments.pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))
+    found = Run(spark, python, environments.versions(binary))
+    work = folder / f"v{spark}-{python}-{int(time.time())}"
+    work.mkdir()
+    command = [str(binary), str(JOBS), bootstrap, str(work)]
+    with (folder / "stderr.log").open("wb") as log, (folder / "stdout.log").open("wb+") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=log,
+            env=environments.variables(binary),
+            cwd=work,
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LIMIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        for line in out.read().decode().splitlines():
+            if line.startswith('{"job"'):
+                job = json.loads(line)
+                found.jobs[job.pop("job")] = job
+    shutil.rmtree(work, ignore_errors=True)
+    return found
