@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
 CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
 
-.PHONY: help setup demo test test-fast test-on-fake class-archive lint format bench soak matrix versions dist docs kafka clean
+.PHONY: help setup demo test test-fast test-on-fake class-archive lint format bench soak matrix versions dist docs links kafka clean
 .PHONY: clean-downloads
 .DEFAULT_GOAL := help
 
@@ -83,6 +83,10 @@ dist: setup ## wheel and source distribution in dist/, checked as the package in
 docs: setup ## the documentation as a site in build/docs, without warnings
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site . build/docs
 	@echo "file://$(CURDIR)/build/docs/index.html"
+
+links: setup ## the links of README and docs to other sites (needs the internet)
+	$(BIN)/python -m sphinx -q -b linkcheck -c docs/site . build/links
+
 versions: setup ## six jobs with each Spark and each Python, in environments of their own; docs/versions.md
 	$(BIN)/python -m tests.versions --table docs/versions.md
 

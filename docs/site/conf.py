@@ -43,6 +43,11 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
+# For `make links`.
+linkcheck_timeout = 20
+linkcheck_retries = 3
+linkcheck_workers = 4
+
 html_theme = "furo"
 html_title = f"spark-kafka-source {version}"
 html_show_copyright = False
