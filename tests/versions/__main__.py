@@ -1,6 +1,6 @@
-"""Run the jobs of `jobs.py` with each Spark and each Python, and write docs/versions.md.
+"""Run the jobs with each Spark and each Python, and in each deployment of each Spark; write docs/versions.md.
 
-    python -m tests.versions [--spark 4.2.1] [--python 3.12] [--table docs/versions.md]
+    python -m tests.versions [--spark 4.2.1] [--python 3.12] [--only deployments] [--table docs/versions.md]
 
 The wheel is built once and installed into an environment per Spark and Python. The other packages alternate: the
 oldest that this package, Spark and Python allow, or the newest. Environments and results stay in build/versions; a run
@@ -11,43 +11,67 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.versions import pairs
+from tests.versions import deployments, pairs
 from tests.versions.environments import BUILD, build_wheel
-from tests.versions.results import JOBS, PYTHONS, SPARKS, digest_of, earlier_run, keep, page, summary
+from tests.versions.results import (
+    DEPLOYMENTS,
+    JOBS,
+    PYTHONS,
+    SPARKS,
+    Run,
+    digest_of,
+    earlier_run,
+    keep,
+    page,
+    summary,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the matrix; return 1 if a job has failed."""
+    """Run the matrix and the deployments; return 1 if a job has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spark", action="append", choices=SPARKS, help="only this Spark; repeatable")
-    parser.add_argument("--python", action="append", choices=PYTHONS, help="only this Python; repeatable")
-    parser.add_argument("--table", type=Path, help="file for the table; rows of other pairs in it are kept")
+    parser.add_argument("--python", action="append", choices=PYTHONS, help="pairs only with this Python; repeatable")
+    parser.add_argument("--only", choices=("pairs", "deployments"), help="only the pairs, or only the deployments")
+    parser.add_argument("--table", type=Path, help="file for the tables; rows of other runs in it are kept")
     given = parser.parse_args(arguments)
     wheel = build_wheel()
-    code = digest_of(wheel, pairs.JOBS)
     sparks = [spark for spark in SPARKS if spark in (given.spark or SPARKS)]
     pythons = [python for python in PYTHONS if python in (given.python or PYTHONS)]
-    runs = []
+    of_pairs, deployed = [], []
     with LocalKafka() as kafka:
-        for spark, python in product(sparks, pythons):
-            folder = BUILD / f"spark-{spark}-python-{python}"
-            found = earlier_run(folder, code)
-            if found is None:
+        if given.only != "deployments":
+            code = digest_of(wheel, pairs.JOBS)
+            for spark, python in product(sparks, pythons):
                 oldest = (SPARKS.index(spark) + PYTHONS.index(python)) % 2 == 0
-                found = pairs.run(wheel, spark, python, folder, kafka.bootstrap_servers, oldest=oldest)
-                if found.green(JOBS) and not found.skipped:
-                    keep(found, folder, code)
-            runs.append(found)
-            print(summary(found), flush=True)
+                start = partial(pairs.run, wheel, spark, python, bootstrap=kafka.bootstrap_servers, oldest=oldest)
+                of_pairs.append(run_once(BUILD / f"spark-{spark}-python-{python}", code, JOBS, start))
+        if given.only != "pairs":
+            code = digest_of(wheel, *deployments.CODE)
+            for spark in sparks:
+                start = partial(deployments.run, wheel, spark, bootstrap=kafka.bootstrap_servers)
+                deployed.append(run_once(BUILD / f"spark-{spark}-deployments", code, DEPLOYMENTS, start))
     if given.table is not None:
         before = given.table.read_text() if given.table.exists() else ""
-        given.table.write_text(page(before, runs))
-    return 0 if all(each.green(JOBS) for each in runs) else 1
+        given.table.write_text(page(before, of_pairs, deployed))
+    return 0 if all(each.green(JOBS) for each in of_pairs) and all(each.green(DEPLOYMENTS) for each in deployed) else 1
+
+
+def run_once(folder: Path, code: str, jobs: dict[str, str], start: Callable[..., Run]) -> Run:
+    """Run the jobs in an environment, unless its last run was green and had the same code."""
+    found = earlier_run(folder, code)
+    if found is None:
+        found = start(folder=folder)
+        if found.green(jobs) and not found.skipped:
+            keep(found, folder, code)
+    print(summary(found), flush=True)
+    return found
 
 
 if __name__ == "__main__":

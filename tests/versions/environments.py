@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +52,13 @@ def packages(spark: str, python: str, *, oldest: bool) -> list[str]:
     pyarrow = max(OLDEST_PYARROW[minor], OLDEST_PYARROW_OF_PYTHON.get(python, 0))
     numpy = OLDEST_NUMPY.get(python, "1.26.0")
     return [*always, f"pyarrow=={pyarrow}.0.0", f"numpy=={numpy}", f"pandas=={OLDEST_PANDAS.get(python, '2.2.0')}"]
+
+
+def extras(home: Path, names: Iterable[str]) -> list[str]:
+    """Return the requirements of optional parts of PySpark."""
+    (metadata,) = home.glob("pyspark-*.dist-info/METADATA")
+    found = re.findall(r'^Requires-Dist: (.+); extra == "(.+)"$', metadata.read_text(), re.MULTILINE)
+    return sorted({requirement for requirement, name in found if name in names})
 
 
 def make_environment(folder: Path, interpreter: str, spark: Path, requirements: list[str]) -> Path:

@@ -21,6 +21,12 @@ JOBS = {
     "exactly_once": "exactly once, killed",
     "member": "group member",
 }
+DEPLOYMENTS = {
+    "connect": "Connect",
+    "standalone": "standalone, 2 workers",
+    "local_cluster": "local-cluster",
+    "pipelines": "pipelines",
+}
 
 
 @dataclass
@@ -32,7 +38,7 @@ class Run:
     packages : dict of str to str
         Installed versions of pyarrow, NumPy and pandas.
     jobs : dict
-        By name: what the job observed, or its error.
+        By name: what the job observed, its error, or why this Spark does not have it.
     skipped : str
         The reason, if there was nothing to run.
     """
@@ -78,29 +84,35 @@ def keep(run: Run, folder: Path, digest: str) -> None:
 def summary(run: Run) -> str:
     """Return one line for a terminal."""
     what = run.skipped or ", ".join(
-        f"{name}: {job.get('error', 'ok')} ({job['seconds']} s)" for name, job in run.jobs.items()
+        f"{name}: {job.get('error') or job.get('missing', 'ok')} ({job['seconds']} s)" for name, job in run.jobs.items()
     )
     return f"Spark {run.spark}, Python {run.python}, {run.packages}: {what or 'no job ended'}"
 
 
-def page(before: str, pairs: Sequence[Run]) -> str:
+def page(before: str, pairs: Sequence[Run], deployed: Sequence[Run]) -> str:
     """Return docs/versions.md: the page as it was, with the rows of these runs."""
     rows = rows_of(before)
     for each in pairs:
         if not each.skipped:
             names = [each.packages.get(name, "") for name in ("pyarrow", "numpy", "pandas")]
             rows[each.spark, each.python] = [each.spark, each.python, *names, *(cell(each, job) for job in JOBS)]
+    for each in deployed:
+        if not each.skipped:
+            rows[each.spark,] = [each.spark, *(cell(each, job) for job in DEPLOYMENTS)]
     of_pairs = [rows[spark, python] for spark in SPARKS for python in PYTHONS if (spark, python) in rows]
-    return f"{PREFACE}\n{table(['Spark', 'Python', 'pyarrow', 'NumPy', 'pandas', *JOBS.values()], of_pairs)}"
+    of_sparks = [rows[spark,] for spark in SPARKS if (spark,) in rows]
+    first = table(["Spark", "Python", "pyarrow", "NumPy", "pandas", *JOBS.values()], of_pairs)
+    second = table(["Spark", *DEPLOYMENTS.values()], of_sparks)
+    return f"{PREFACE}\n{first}\n{DEPLOYED}\n{second}"
 
 
-def rows_of(page: str) -> dict[tuple[str, str], list[str]]:
-    """Return the rows of the table, by Spark and Python."""
-    rows: dict[tuple[str, str], list[str]] = {}
+def rows_of(page: str) -> dict[tuple[str, ...], list[str]]:
+    """Return the rows of both tables of the page, by Spark and Python, or by Spark."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for line in page.splitlines():
         cells = [each.strip() for each in line.strip("| ").split("|")]
         if cells[0] in SPARKS:
-            rows[cells[0], cells[1]] = cells
+            rows[tuple(cells[:2] if cells[1] in PYTHONS else cells[:1])] = cells
     return rows
 
 
@@ -115,11 +127,13 @@ def cell(run: Run, job: str) -> str:
     found = run.jobs.get(job)
     if found is None or "error" in found:
         return "fails"
-    if job != "available_now":
-        return "works"
+    if "missing" in found:
+        return str(found["missing"])
     observed = found["observed"]
+    if "committed at the end" not in observed:
+        return "works"
     committed = "committed at the end" if observed["committed at the end"] else "committed by the next run"
-    return f"{observed['batches of the first run']} batch(es), {committed}"
+    return f"{observed['batches of the first run']} batch(es), {committed}" if job in JOBS else f"works, {committed}"
 
 
 PREFACE = """\
@@ -137,4 +151,17 @@ compares all rows, and the group's offsets with the ends of the logs:
 * **sink**: a batch and a stream write rows;
 * **exactly once, killed**: a copy in transactions that is killed four times writes each row once;
 * **group member**: with `kafka.group.protocol=consumer` the query shares the topic with a client of the same group.
+"""
+
+DEPLOYED = """\
+## Deployments
+
+For each Spark, with Python 3.12 and the newest packages, `make versions` also starts these deployments from the PySpark
+of the package index. In each, a stream with `availableNow` copies a topic to another topic. All rows are compared, and
+the group's offsets with the ends of the logs. Before 4.2, the query's next run commits its last batch.
+
+* **Connect**: a Spark Connect server in a separate process;
+* **standalone**: a master and two workers, with one executor each;
+* **local-cluster**: `local-cluster[2,1,1024]`, with two executors;
+* **pipelines**: `spark-pipelines run --remote`, with a flow from the topic to a sink.
 """

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from tests.conftest import ROOT
-from tests.versions.results import JOBS, PYTHONS, SPARKS, Run, page, rows_of
+from tests.versions.results import DEPLOYMENTS, JOBS, PYTHONS, SPARKS, Run, page, rows_of
 
 PAGE = (ROOT / "docs" / "versions.md").read_text()
 
 
 def test_versions_page_has_the_text_of_this_code_and_rows_of_known_versions() -> None:
-    assert page(PAGE, []) == PAGE
+    assert page(PAGE, [], []) == PAGE
     rows = rows_of(PAGE)
-    assert {spark for spark, _ in rows} == set(SPARKS)
-    assert {len(cells) for cells in rows.values()} == {5 + len(JOBS)}
+    assert {key[0] for key in rows if len(key) == 2} == set(SPARKS)
+    assert [key[0] for key in rows if len(key) == 1] == list(SPARKS)
+    for key, cells in rows.items():
+        assert len(cells) == (5 + len(JOBS) if len(key) == 2 else 1 + len(DEPLOYMENTS))
 
 
 def test_run_replaces_its_row_and_skipped_run_none() -> None:
-    after = rows_of(page(PAGE, [Run(SPARKS[1], PYTHONS[1]), Run(SPARKS[1], PYTHONS[0], skipped="no Python")]))
+    deployed = Run(
+        SPARKS[0],
+        "3.12",
+        jobs={"connect": {"observed": {"committed at the end": False}}, "pipelines": {"missing": "none"}},
+    )
+    after = rows_of(
+        page(PAGE, [Run(SPARKS[1], PYTHONS[1]), Run(SPARKS[1], PYTHONS[0], skipped="no Python")], [deployed])
+    )
     expected = rows_of(PAGE)
     expected[SPARKS[1], PYTHONS[1]] = [SPARKS[1], PYTHONS[1], "", "", "", *["fails"] * len(JOBS)]
+    expected[SPARKS[0],] = [SPARKS[0], "works, committed by the next run", "fails", "fails", "none"]
     assert after == expected
