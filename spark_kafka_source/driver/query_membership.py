@@ -48,12 +48,12 @@ class _AssignedPartition:
     """An assigned partition.
 
     `start` is the group's offset at the assignment, None without one. It applies until the query has completed a batch
-    that moves `completed`, the query's own offset at the assignment: forward, or back to where a log was truncated.
+    after `completed`, its last one at the assignment: that batch begins at `start`, or at a truncation before it.
     """
 
     topic_id: bytes
     start: CommittedOffset | None
-    completed: int | None = None
+    completed: int = 0
 
 
 class QueryMembership:
@@ -75,6 +75,9 @@ class QueryMembership:
         self._starting: dict[TopicPartition, _AssignedPartition] = {}
         self._assigned: dict[TopicPartition, _AssignedPartition] = {}
         self._last = QueryAssignment({})
+        # The end of the last complete batch, and the number of different ends so far.
+        self._completed = Offsets({})
+        self._completed_count = 0
         self.member = NO_MEMBER
 
     def assignment(
@@ -104,6 +107,7 @@ class QueryMembership:
             if key in existing.owned:
                 start = CommittedOffset(offset, existing.added_epochs.get(key, NO_LEADER_EPOCH))
                 self._starting.setdefault(key, _AssignedPartition(existing.owned[key], start))
+        self._drop_passed_starts(completed)
         membership = self._subscribe(existing)
         membership.progress()
         if membership.rebalance_pending is not None:
@@ -218,12 +222,24 @@ class QueryMembership:
 
     # -- start offsets --------------------------------------------------------------------------
 
-    def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
-        """Fetch the group's offsets of new partitions. They apply until the query has read beyond them."""
+    def _drop_passed_starts(self, completed: Offsets) -> None:
+        """Drop the group's offsets that no longer apply, before a revocation commits `completed`.
+
+        After a truncation, the end of a batch may be lower than the group's offset, or the same as before.
+        """
+        if completed != self._completed:
+            self._completed, self._completed_count = completed, self._completed_count + 1
         for key, assigned in self._assigned.items():
             reached, start = completed.ends.get(key), assigned.start
-            if start is not None and reached is not None and (reached >= start.offset or reached != assigned.completed):
+            if start is None or reached is None:
+                continue
+            if reached >= start.offset or assigned.completed != self._completed_count:
                 self._assigned[key] = replace(assigned, start=None)
+        passed = {key for key, assigned in self._assigned.items() if assigned.start is None}
+        self._last = self._last.without_starts(passed)
+
+    def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
+        """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says."""
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
@@ -233,10 +249,7 @@ class QueryMembership:
         starts = {key: self._starting[key].start for key, _ in unread if key not in completed.ends}
         starts.update(offsets)
         self._assigned.update(
-            {
-                key: _AssignedPartition(topic_id, starts.get(key), completed.ends.get(key))
-                for key, topic_id in new.items()
-            }
+            {key: _AssignedPartition(topic_id, starts.get(key), self._completed_count) for key, topic_id in new.items()}
         )
         if ahead := [key for key in new if key in completed.ends and key in offsets]:
             log.warning(

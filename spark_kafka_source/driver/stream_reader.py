@@ -169,8 +169,12 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
 
     def commit(self, end: JsonDict) -> None:
         """Mark the end of a complete batch for the commit."""
-        if self.query.logs is not None:
-            self.query.commits.mark(Offsets.from_json_dict(end), self.query.logs.assignment, self.query.member)
+        if (logs := self.query.logs) is not None:
+            completed = Offsets.from_json_dict(end)
+            # Spark may plan the next batch before this call.
+            is_planned_already = completed == logs.completed
+            assignment = logs.assignment if is_planned_already else logs.assignment.after(completed)
+            self.query.commits.mark(completed, assignment, self.query.member)
 
     def stop(self) -> None:
         """Leave the group, and stop committing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,15 +39,31 @@ class QueryAssignment:
     revoked: Collection[TopicPartition] = frozenset()
     added_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
+    def without_starts(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
+        """Return a copy in which the offsets of these partitions in `added` no longer apply."""
+        return replace(
+            self,
+            added={key: offset for key, offset in self.added.items() if key not in partitions},
+            added_epochs={key: epoch for key, epoch in self.added_epochs.items() if key not in partitions},
+        )
+
     def positions(self, completed: Offsets) -> dict[TopicPartition, int]:
         """Return the next offset of each partition that was read or assigned at an offset, owned or not.
 
         The larger of both: this query has delivered up to `completed`, the previous owner up to the assigned offset.
+        `completed` is the batch before this assignment; see `after` for a later one.
         """
         return {
             **completed.ends,
             **{key: max(offset, completed.ends.get(key, 0)) for key, offset in self.added.items()},
         }
+
+    def after(self, planned: Offsets) -> QueryAssignment:
+        """Return the assignment after a batch that was planned with it: its ends replace the assigned offsets.
+
+        An end is lower than the assigned offset if the log was truncated before it.
+        """
+        return self.without_starts(planned.ends.keys())
 
     def epochs(self, completed: Offsets) -> dict[TopicPartition, int]:
         """Return the leader epochs of the last records before `positions`.

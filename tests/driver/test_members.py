@@ -19,6 +19,7 @@ from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
+from protocol.kafka_terms import LATEST as LATEST_TIME
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -224,6 +225,79 @@ def test_available_now_fails_if_members_do_not_revoke_partitions() -> None:
             with pytest.raises(DeadlineExceeded, match="the group has not assigned its partitions to this query yet"):
                 reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
             reader.stop()
+
+
+# -- truncated logs -----------------------------------------------------------------------------------
+
+FROM_EARLIEST = {"failOnDataLoss": "false", "startingOffsets": "earliest", "kafka.auto.offset.reset": None}
+
+
+def asks_for_end_of_trigger(requests: list[Any]) -> bool:
+    """Return True for the second request for latest offsets; the first one checks the group's offsets."""
+    times = [body["topics"][0]["partitions"][0]["timestamp"] for body in requests]
+    return times[-1] == LATEST_TIME and times.count(LATEST_TIME) == 2
+
+
+@pytest.mark.parametrize("end", [12, 18])
+def test_revocation_after_truncation_commits_end_of_completed_batch(end: int) -> None:
+    """The log is truncated before the group's offset, after the trigger has fetched that, and grows to `end`."""
+    with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
+        cluster.grow(10)
+        cluster.offsets.committed["g"] = {("orders", number): Committed(20, 0, "") for number in (0, 1)}
+        given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **FROM_EARLIEST, **given)
+        limit = reader.getDefaultReadLimit()
+        requests: list[Any] = []
+
+        def truncate(body: Any) -> None:
+            requests.append(body)
+            if not asks_for_end_of_trigger(requests):
+                return
+            del cluster.before[LIST_OFFSETS]
+            for number in (0, 1):
+                cluster.log("orders", number).truncate(10)
+                cluster.set_leader_epoch("orders", number, 1)
+                cluster.write("orders", number, records(10, end - 10, epoch=1))
+
+        cluster.before[LIST_OFFSETS] = truncate
+        after = reader.latestOffset(reader.initialOffset(), limit)
+        assert ranges(reader, reader.initialOffset(), after) == [(0, 10, end), (1, 10, end)]
+        other = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
+        joining = pool.submit(other.poll_rebalance, client.deadline(20_000))
+        wait_for_rebalance(reader)
+        reader.latestOffset(after, limit)
+        joining.result()
+        offsets = {(each.offset, each.leader_epoch) for each in cluster.offsets.committed["g"].values()}
+        assert offsets == {(end, 1)}
+        other.close()
+        reader.stop()
+
+
+@pytest.mark.parametrize("end", [10, 18])
+def test_commit_of_batch_from_truncation_stages_its_end(end: int) -> None:
+    """The offset at which the partition was assigned is higher, and no longer applies."""
+    with Cluster(20) as cluster:
+        cluster.offsets.committed["g"] = {("a", 0): Committed(20, 0, "")}
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **FROM_EARLIEST)
+        limit = reader.getDefaultReadLimit()
+        requests: list[Any] = []
+
+        def truncate(body: Any) -> None:
+            requests.append(body)
+            if asks_for_end_of_trigger(requests):
+                del cluster.before[LIST_OFFSETS]
+                cluster.set_leader_epoch("a", 0, 1)
+                cluster.rewrite("a", 0, records(0, 1, last_offset=9) + (records(10, 8, epoch=1) if end > 10 else b""))
+
+        cluster.before[LIST_OFFSETS] = truncate
+        after = reader.latestOffset(reader.initialOffset(), limit)
+        assert after["a"] == {"0": end}
+        reader.commit(after)
+        wait_until(lambda: cluster.committed("g") == {("a", 0): end})
+        assert reader.latestOffset(after, limit)["a"] == {"0": end}
+        reader.commit(after)
+        wait_until(lambda: cluster.committed("g") == {("a", 0): end})
+        reader.stop()
 
 
 # -- failed commits -----------------------------------------------------------------------------------
