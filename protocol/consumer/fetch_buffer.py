@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from protocol.clock import Clock, PausableClock
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 
@@ -57,6 +58,8 @@ class FetchBuffer:
         A seek replaces it, so that late replies for the old position are dropped.
     position, last_epoch : int
         Offset of the next record to deliver, and the leader epoch of the record before it.
+    leader_epochs : LeaderEpochs
+        Those of the reply that was read last.
     ahead : deque of CompletedFetch
         Replies behind the one being read.
     batches : ReplyBatches or None
@@ -73,6 +76,7 @@ class FetchBuffer:
         self.source = source
         self.position = source.position
         self.last_epoch = source.last_epoch
+        self.leader_epochs = LeaderEpochs(source.last_epoch)
         self.ahead: deque[CompletedFetch] = deque()
         self.batches: ReplyBatches | None = None
         self.unread_since_s = 0.0
@@ -131,6 +135,7 @@ class FetchBuffer:
     def _begin(self, fetched: CompletedFetch) -> ReplyBatches:
         self.position = fetched.position
         self.unread_since_s = self._clock.now_s()
+        self.leader_epochs = fetched.leader_epochs()
         self._reading, self.batches = fetched, ReplyBatches(self._decode(fetched, self.name))
         return self.batches
 
@@ -152,7 +157,7 @@ class FetchBuffer:
             self._reading = self.batches = None
         else:
             self.position = batch.column("offset")[-1].as_py() + 1
-        self.last_epoch = fetched.epoch_at(self.position)
+        self.last_epoch = self.leader_epochs.before_offset(self.position)
         return True
 
     def restart(self, position: int) -> None:
@@ -207,12 +212,15 @@ class FetchBuffer:
         self.revive()
         return True
 
-    def seek(self, offset: int) -> None:
+    def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
         """Continue at `offset`, without an error. After a raised `TopicRecreated`, it is an offset of the new topic."""
-        self.source = self.source.at(offset)
-        if isinstance(self.error, TopicRecreated) and self._was_raised:
+        is_recreated = isinstance(self.error, TopicRecreated) and self._was_raised
+        if is_recreated:
+            epoch_before = NO_LEADER_EPOCH
+        self.source = self.source.at(offset, epoch_before)
+        if is_recreated:
             self.source.forget_topic()
-        self.position, self.last_epoch = offset, NO_LEADER_EPOCH
+        self.position, self.last_epoch = offset, epoch_before
         self._reading = self.batches = self.error = None
         self.ahead.clear()
         self.expired = False

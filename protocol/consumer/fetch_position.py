@@ -18,7 +18,7 @@ from protocol.clock import Backoff
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
-from protocol.consumer.log_offsets import Range
+from protocol.consumer.log_offsets import LeaderEpochs, Range
 from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import decode
@@ -54,10 +54,13 @@ class CompletedFetch:
         """Bytes of the record batches."""
         return self.records.buffer.nbytes
 
-    def epoch_at(self, offset: int) -> int:
-        """Return the leader epoch of the last of these records before `offset`; -1 if unknown."""
-        nth = int(np.searchsorted(self.records.headers["base_offset"], offset)) - 1
-        return int(self.records.headers["partition_leader_epoch"][nth])
+    def leader_epochs(self) -> LeaderEpochs:
+        """Return the leader epochs of the records."""
+        headers = self.records.headers
+        epochs = headers["partition_leader_epoch"]
+        first = np.flatnonzero(np.append(True, epochs[1:] != epochs[:-1]))
+        changes = zip(headers["base_offset"][first].tolist(), epochs[first].tolist(), strict=True)
+        return LeaderEpochs(self.epoch_before, tuple(changes))
 
     def decode(
         self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED
@@ -337,6 +340,7 @@ class FetchPosition:
                 f"{agreed['epoch']}; read: {self.last_epoch})",
                 f". Offsets {agreed['end_offset']} to {self.position} were read and now have other records or none",
                 end_offset=agreed["end_offset"],
+                end_epoch=agreed["epoch"],
             )
         # No record is missing: the leader of that epoch was replaced before its first record.
         self.last_epoch = agreed["epoch"]

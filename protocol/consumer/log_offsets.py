@@ -44,6 +44,40 @@ class Range:
 
 
 @dataclass(frozen=True)
+class LeaderEpochs:
+    """Leader epochs of consecutive records, for commits at any offset among them.
+
+    Attributes
+    ----------
+    before : int
+        Leader epoch of the last record before them; -1 if unknown.
+    changes : tuple of (int, int)
+        Offset from which on record batches have another leader epoch, and this epoch; ascending.
+    """
+
+    before: int = NO_LEADER_EPOCH
+    changes: tuple[tuple[int, int], ...] = ()
+
+    def before_offset(self, offset: int) -> int:
+        """Return the leader epoch of the last record before `offset`, which is one of these records or the next one."""
+        found = self.before
+        for first, epoch in self.changes:
+            if first >= offset:
+                break
+            found = epoch
+        return found
+
+    def followed_by(self, later: LeaderEpochs) -> LeaderEpochs:
+        """Return the leader epochs of these records and of `later` ones, which were read next."""
+        if not later.changes:
+            return self
+        begin, epoch = later.changes[0]
+        kept = tuple(change for change in self.changes if change[0] < begin)
+        same = epoch == (kept[-1][1] if kept else self.before)
+        return LeaderEpochs(self.before, kept + later.changes[same:])
+
+
+@dataclass(frozen=True)
 class ListedOffset:
     """An offset with its leader epoch and timestamp.
 

@@ -17,7 +17,9 @@ import pyarrow as pa
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.errors import KafkaError, ProtocolError, UsageError
+from protocol.kafka_terms import NO_LEADER_EPOCH
 from protocol.metrics.client_sensors import ClientSensors
 
 log = logging.getLogger(__name__)
@@ -227,13 +229,16 @@ class PartitionConsumer:
                 self._arrival.notify_all()
                 self._on_change(self.buffer)
 
-    def seek(self, offset: int) -> None:
+    def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
         """Continue at `offset`, or at the first record after it. Clears an error.
 
         Parameters
         ----------
         offset : int
             After `TopicRecreated`, an offset of the new topic. `list_offsets` returns the earliest and latest offsets.
+        epoch_before : int
+            Leader epoch of the record before `offset`, -1 if unknown. With it, the reader notices that the log was
+            truncated below `offset` (KIP-320).
 
         Raises
         ------
@@ -244,7 +249,7 @@ class PartitionConsumer:
             raise UsageError(f"{self.name}: cannot seek to offset {offset}")
         with self._lock:
             self._seeks += 1
-            self.buffer.seek(offset)
+            self.buffer.seek(offset, epoch_before)
             self._on_change(self.buffer)
 
     def close(self) -> None:
@@ -269,6 +274,11 @@ class PartitionConsumer:
     def last_epoch(self) -> int:
         """Leader epoch of the last record before `position`, -1 if unknown."""
         return self.buffer.last_epoch
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """Leader epochs of the records of the last batch, for the thread that reads."""
+        return self.buffer.leader_epochs
 
     @property
     def topic_id(self) -> bytes:

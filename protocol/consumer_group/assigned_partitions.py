@@ -19,13 +19,13 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset
+from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class AssignedPartitions:
         self.reader = Consumer(client, config.consumer, columns=columns)
         client.sensors.add_gauge("assigned-partitions", self, lambda this: [((), len(this))])
         self._consumers: dict[TopicPartition, PartitionConsumer] = {}
-        # Partitions that have not started, with the offset set by `seek`.
-        self._not_started: dict[TopicPartition, int | None] = {}
+        # Partitions that have not started, with the position set by `seek`.
+        self._not_started: dict[TopicPartition, CommittedOffset | None] = {}
         # Of these, the partitions without a committed offset, and the paused ones.
         self._without_commit: set[TopicPartition] = set()
         self._paused_not_started: set[TopicPartition] = set()
@@ -95,12 +95,12 @@ class AssignedPartitions:
         if not (self._not_started or self._lost) or self._client.clock.now_s() < self._retry_at_s:
             return
         committed = self._fetch_committed(deadline)
-        missing = [key for key, offset in self._not_started.items() if offset is None and key not in committed]
-        sought = {key: offset for key, offset in self._not_started.items() if offset is not None}
-        symbolic = {key: offset for key, offset in sought.items() if offset < 0}
-        plain = {key: offset for key, offset in sought.items() if offset >= 0}
-        offsets = {key: each.offset for key, each in committed.items()} | plain
-        epochs = {key: each.leader_epoch for key, each in committed.items()}
+        missing = [key for key, sought in self._not_started.items() if sought is None and key not in committed]
+        sought = {key: each for key, each in self._not_started.items() if each is not None}
+        symbolic = {key: each.offset for key, each in sought.items() if each.offset < 0}
+        starts = committed | {key: each for key, each in sought.items() if each.offset >= 0}
+        offsets = {key: each.offset for key, each in starts.items()}
+        epochs = {key: each.leader_epoch for key, each in starts.items()}
         self._start_consumers(offsets, deadline, epochs)
         listed, failure = try_list_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
         self._start_consumers(listed, deadline)
@@ -131,7 +131,7 @@ class AssignedPartitions:
 
     def _fetch_committed(self, deadline: Deadline) -> dict[TopicPartition, CommittedOffset]:
         """Fetch the group's offsets once per partition; retries are for leaders only."""
-        asked = [key for key, offset in self._not_started.items() if offset is None and key not in self._without_commit]
+        asked = [key for key, sought in self._not_started.items() if sought is None and key not in self._without_commit]
         found = fetch_group_offsets(self._client, self._config, asked, deadline)
         self._without_commit.update(set(asked) - found.keys())
         self._committed.update((key, each.offset) for key, each in found.items())
@@ -192,19 +192,22 @@ class AssignedPartitions:
             raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
         return self._consumers[key]
 
-    def seek(self, key: TopicPartition, offset: int) -> None:
-        """Set the position. `EARLIEST` and `LATEST` are allowed before the partition has started."""
+    def seek(self, key: TopicPartition, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
+        """Set the position, see `PartitionConsumer.seek`.
+
+        `EARLIEST` and `LATEST` are allowed before the partition has started.
+        """
         if key in self._not_started:
-            self._not_started[key] = offset
+            self._not_started[key] = CommittedOffset(offset, epoch_before)
             self._retry_at_s = 0.0
         else:
-            self[key].seek(offset)
+            self[key].seek(offset, epoch_before)
             self._lost.pop(key, None)
 
-    def rewind(self, key: TopicPartition, offset: int) -> None:
+    def rewind(self, key: TopicPartition, offset: int, epoch_before: int) -> None:
         """Seek back to a record that the user did not get, unless its topic was recreated: the new one has others."""
         if not isinstance(self._lost.get(key), TopicRecreated):
-            self.seek(key, offset)
+            self.seek(key, offset, epoch_before)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
         """Return positions to commit: of started partitions, unless in a recreated topic.
@@ -236,8 +239,10 @@ class AssignedPartitions:
         """Record offsets that are being committed."""
         self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._consumers)
 
-    def poll(self, timeout_ms: float, max_rows: int | None = None) -> tuple[TopicPartition, pa.RecordBatch] | None:
-        """Return the next record batch of any partition, see `Consumer.poll`.
+    def poll(
+        self, timeout_ms: float, max_rows: int | None = None
+    ) -> tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None:
+        """Return the next record batch of any partition, see `Consumer.poll`, with the leader epochs of its records.
 
         None also means lost data: the next `start_added` finds the offset to continue at.
         """
@@ -251,7 +256,8 @@ class AssignedPartitions:
                 self._lost[key] = loss
                 self._retry_at_s = 0.0
             return None
-        return None if read is None else ((read[0].topic, read[0].partition), read[1])
+        # No further call: a signal handler that raises there would lose the batch.
+        return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
     def recover(self, loss: DataLoss) -> int:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
@@ -280,7 +286,7 @@ class AssignedPartitions:
         # Brokers delete the committed offsets of a deleted topic.
         self._committed.pop(key, None)
         if (consumer := self._consumers.get(key)) is not None:
-            consumer.seek(offset)
+            consumer.seek(offset, loss.context.get("end_epoch", NO_LEADER_EPOCH))
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Pause partitions, also before they have started."""

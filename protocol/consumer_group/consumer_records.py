@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import pyarrow as pa
 
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import ConsumerMessage, messages_of
 from protocol.kafka_terms import TopicPartition
 
@@ -16,8 +18,13 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
     The counterpart of Java's `ConsumerRecords`, in columns.
     """
 
-    def __init__(self, batches: Mapping[TopicPartition, list[pa.RecordBatch]]) -> None:
+    def __init__(
+        self,
+        batches: Mapping[TopicPartition, list[pa.RecordBatch]],
+        epochs: Mapping[TopicPartition, list[LeaderEpochs]] = MappingProxyType({}),
+    ) -> None:
         self._batches = batches
+        self._epochs = epochs
 
     def __getitem__(self, key: TopicPartition) -> list[pa.RecordBatch]:
         return self._batches[key]
@@ -27,6 +34,10 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def leader_epochs(self, key: TopicPartition) -> list[LeaderEpochs]:
+        """Return the leader epochs of each record batch of a partition, for commits at an offset within a batch."""
+        return self._epochs.get(key) or [LeaderEpochs()] * len(self[key])
 
     @property
     def num_rows(self) -> int:

@@ -21,7 +21,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.condition import acquired
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset
+from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions, fetch_group_offsets
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
@@ -50,7 +50,14 @@ _ENOUGH_ROWS = 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Batches = dict[TopicPartition, list[pa.RecordBatch]]
+Batches = dict[TopicPartition, list[tuple[pa.RecordBatch, LeaderEpochs]]]
+
+
+def _records(batches: Batches) -> ConsumerRecords:
+    return ConsumerRecords(
+        {key: [batch for batch, _ in pairs] for key, pairs in batches.items()},
+        {key: [epochs for _, epochs in pairs] for key, pairs in batches.items()},
+    )
 
 
 def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
@@ -315,7 +322,7 @@ class KafkaConsumer:
             # The process may have been suspended, and the partitions assigned to another member.
             closes = self._closed or self._pending_close is not None
             if batches and self._still_owned() and not closes:
-                return ConsumerRecords(batches)
+                return _records(batches)
             self._rewind(batches)
             batches.clear()
             if deadline.passed or closes:
@@ -382,14 +389,15 @@ class KafkaConsumer:
                 break
             if read is None:
                 break
-            key, batch = read
-            batches.setdefault(key, []).append(batch)
+            key, batch, epochs = read
+            batches.setdefault(key, []).append((batch, epochs))
             rows += batch.num_rows
 
     def _rewind(self, batches: Batches) -> None:
         """Seek back to records that `poll` does not return: their offsets must not be committed."""
-        for key, (first, *_) in batches.items():
-            self._partitions.rewind(key, first.column("offset")[0].as_py())
+        for key, ((first, epochs), *_) in batches.items():
+            offset = first.column("offset")[0].as_py()
+            self._partitions.rewind(key, offset, epochs.before_offset(offset))
 
     def _still_owned(self) -> bool:
         """Return True if the partitions are surely this member's.
@@ -505,8 +513,15 @@ class KafkaConsumer:
         return self._partitions[partition]
 
     @_single_threaded
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position; the next record is that at `offset` or the first after it.
+
+        Parameters
+        ----------
+        partition : (str, int)
+            An assigned partition.
+        offset : int or CommittedOffset
+            With the leader epoch of a `CommittedOffset`, a truncation of the log below the offset is noticed (KIP-320).
 
         Raises
         ------
@@ -516,7 +531,8 @@ class KafkaConsumer:
         about = self._error.context if self._error is not None else {}
         if (about.get("topic"), about.get("partition")) == partition:
             self._error = None
-        self._partitions.seek(partition, offset)
+        to = CommittedOffset(offset) if isinstance(offset, int) else offset
+        self._partitions.seek(partition, to.offset, to.leader_epoch)
 
     @_single_threaded
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:

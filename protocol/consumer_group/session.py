@@ -14,6 +14,7 @@ import pyarrow as pa
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.condition import Event
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer, messages_of
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits
@@ -59,6 +60,8 @@ class ConsumerGroupSession:
         self._partitions = partitions
         self._lock = threading.Lock()
         self._marked = MarkedOffsets()
+        # Leader epochs of the records that claims have returned.
+        self._epochs: dict[TopicPartition, LeaderEpochs] = {}
         self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
 
     @property
@@ -105,7 +108,9 @@ class ConsumerGroupSession:
         UsageError
             The partition is not claimed in this session.
         """
-        self._mark((topic, partition), CommittedOffset(offset, metadata=metadata), self._marked.mark)
+        with self._lock:
+            epoch = self._epochs.get((topic, partition), LeaderEpochs()).before_offset(offset)
+        self._mark((topic, partition), CommittedOffset(offset, epoch, metadata), self._marked.mark)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
@@ -195,11 +200,19 @@ class ConsumerGroupSession:
         with self._lock:
             self._marked.set_start_offset(key, offset)
 
-    def position_lost(self, key: TopicPartition, offset: int) -> None:
+    def position_lost(self, key: TopicPartition, to: CommittedOffset) -> None:
         """Lower the mark to the position after lost data: marks of a recreated topic would not exceed the old ones."""
         with self._lock:
+            self._epochs.pop(key, None)
             if key in self._claimed_partitions:
-                self._marked.reset(key, CommittedOffset(offset))
+                self._marked.reset(key, to)
+
+    def record_epochs(self, key: TopicPartition, epochs: LeaderEpochs) -> None:
+        """Record the leader epochs of records that a claim returns, for their marks."""
+        with self._lock:
+            if key in self._claimed_partitions:
+                known = self._epochs.get(key)
+                self._epochs[key] = epochs if known is None else known.followed_by(epochs)
 
     def ignore_marks_in_recreated_topics(self) -> None:
         """Do not commit marks in deleted topics whose names new topics have. Call before partitions are dropped."""
@@ -218,6 +231,8 @@ class ConsumerGroupSession:
         with self._lock:
             self._claimed_partitions -= set(partitions)
             self._marked.drop(partitions)
+            for key in partitions:
+                self._epochs.pop(key, None)
 
     def end(self, reason: EndReason) -> None:
         """End the session; the first reason is kept."""
@@ -320,6 +335,7 @@ class ConsumerGroupClaim:
                     self._on_error(error)
             # The process may have been suspended, and the partition assigned to another member.
             if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
+                session.record_epochs((self.topic, self.partition), self._consumer.leader_epochs)
                 batch, self._withheld = self._withheld, None
                 return batch
             if deadline.passed:
@@ -333,7 +349,8 @@ class ConsumerGroupClaim:
             return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
             offset = self._recover(loss)
-            self._session.position_lost((self.topic, self.partition), offset)
+            to = CommittedOffset(offset, self._consumer.last_epoch)
+            self._session.position_lost((self.topic, self.partition), to)
         return None
 
 

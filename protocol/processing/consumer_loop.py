@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.condition import Event
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
@@ -139,8 +140,8 @@ class ConsumerLoop:
                 log.warning("%s", error)
                 continue
             for key, batches in records.items():
-                for batch in batches:
-                    self._dispatch(key, batch)
+                for batch, epochs in zip(batches, records.leader_epochs(key), strict=True):
+                    self._dispatch(key, batch, epochs)
             self._update_pauses(may_wait=bool(records))
             if self._clock.now_s() >= self._commit_at_s:
                 self._commit_at_s = self._clock.now_s() + self._config.commit_interval_ms / 1000
@@ -159,9 +160,9 @@ class ConsumerLoop:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
+    def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch, epochs: LeaderEpochs) -> None:
         assigned = self._partitions.setdefault(key, _Assigned())
-        tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes)
+        tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes, epochs)
         self._pool.add(list(self._runs(assigned, PolledBatch(key, batch, tracked), batch)))
 
     def _runs(self, assigned: _Assigned, polled: PolledBatch, batch: pa.RecordBatch) -> Iterator[Run[PolledBatch]]:
@@ -283,7 +284,7 @@ class ConsumerLoop:
             for key in partitions.keys() & self.consumer.assignment:
                 partitions[key].tracker.advance()
                 if (to := partitions[key].tracker.committable) is not None:
-                    self.consumer.seek(key, to.offset)
+                    self.consumer.seek(key, to)
                 if partitions[key].paused:
                     self.consumer.resume([key])
 

@@ -1,7 +1,8 @@
 """The committable offset of one partition whose records finish in any order. Sans-IO.
 
 The committable offset is that of the first unfinished record in the order of reading. Records behind it may be
-finished already; after a restart they are handled again.
+finished already; after a restart they are handled again. After a truncation of the log or a seek to a lower offset, the
+records read before from there on no longer count: the log has others, or they are read again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.group.committed_offsets import CommittedOffset
+
+_UNKNOWN = LeaderEpochs()
 
 
 class TrackedRecords:
@@ -22,12 +26,13 @@ class TrackedRecords:
     by the thread of the tracker.
     """
 
-    __slots__ = ("_first", "_offsets", "_unfinished", "end", "size_bytes")
+    __slots__ = ("_counting", "_epochs", "_first", "_offsets", "_unfinished", "size_bytes")
 
-    def __init__(self, offsets: npt.NDArray[np.int64], end: CommittedOffset, size_bytes: int) -> None:
-        self.end = end
+    def __init__(self, offsets: npt.NDArray[np.int64], epochs: LeaderEpochs, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._offsets = offsets
+        self._epochs = epochs
+        self._counting = len(offsets)  # rows that decide the committable offset
         self._unfinished = bytearray(b"\x01") * len(offsets)
         self._first = 0
 
@@ -50,10 +55,22 @@ class TrackedRecords:
         self._first = self._unfinished.find(1, self._first)
         return None if self._first < 0 else self._first
 
-    def committable(self) -> CommittedOffset:
-        """Return the offset of the first unfinished record, or of the end of the batch."""
+    def ignore_from(self, offset: int) -> None:
+        """Ignore the records from this offset on in `first_committable`."""
+        self._counting = min(self._counting, int(np.searchsorted(self._offsets, offset)))
+
+    def first_committable(self) -> CommittedOffset | None:
+        """Return the offset of the first unfinished record; None without one that counts."""
         row = self.first_unfinished()
-        return self.end if row is None else CommittedOffset(int(self._offsets[row]))
+        return None if row is None or row >= self._counting else self._at(int(self._offsets[row]))
+
+    @property
+    def end(self) -> CommittedOffset:
+        """The offset after the last record."""
+        return self._at(int(self._offsets[-1]) + 1)
+
+    def _at(self, offset: int) -> CommittedOffset:
+        return CommittedOffset(offset, self._epochs.before_offset(offset))
 
 
 class OffsetTracker:
@@ -65,26 +82,32 @@ class OffsetTracker:
 
     def __init__(self) -> None:
         self._batches: deque[TrackedRecords] = deque()
-        self._end: CommittedOffset | None = None
+        self._end: CommittedOffset | None = None  # of the last batch that was added
         self._rows = 0
         self._size_bytes = 0
 
     def append(
-        self, offsets: npt.NDArray[np.int64], size_bytes: int = 0, end: CommittedOffset | None = None
+        self, offsets: npt.NDArray[np.int64], size_bytes: int = 0, epochs: LeaderEpochs = _UNKNOWN
     ) -> TrackedRecords:
         """Add the records of a batch, all unfinished.
+
+        If they begin before the end of the last batch, the records from there on no longer count.
 
         Parameters
         ----------
         offsets : ndarray of int64
-            At least one.
+            At least one, ascending.
         size_bytes : int
             Memory that the batch holds until all of its records are finished.
-        end : CommittedOffset, optional
-            Offset to commit when all of them are finished; by default the one after the last record.
+        epochs : LeaderEpochs
+            Their leader epochs, for the offsets to commit.
         """
-        batch = TrackedRecords(offsets, end or CommittedOffset(int(offsets[-1]) + 1), size_bytes)
+        if self._end is not None and offsets[0] < self._end.offset:
+            for earlier in self._batches:
+                earlier.ignore_from(int(offsets[0]))
+        batch = TrackedRecords(offsets, epochs, size_bytes)
         self._batches.append(batch)
+        self._end = batch.end
         self._rows += len(batch)
         self._size_bytes += size_bytes
         return batch
@@ -93,18 +116,20 @@ class OffsetTracker:
         """Drop finished batches at the front. Call it before the properties are read."""
         while self._batches and self._batches[0].first_unfinished() is None:
             batch = self._batches.popleft()
-            self._end = batch.end
             self._rows -= len(batch)
             self._size_bytes -= batch.size_bytes
 
     @property
     def committable(self) -> CommittedOffset | None:
         """The offset to commit: nothing before it is unfinished; None before the first batch."""
-        return self._batches[0].committable() if self._batches else self._end
+        for batch in self._batches:
+            if (unfinished := batch.first_committable()) is not None:
+                return unfinished
+        return self._end
 
     @property
     def uncommitted_rows(self) -> int:
-        """Number of records from the committable offset on, finished or not."""
+        """Number of records from the first unfinished one on, finished or not."""
         return self._rows - ((self._batches[0].first_unfinished() or 0) if self._batches else 0)
 
     @property

@@ -304,10 +304,10 @@ class MockConsumer:
         self._require_assigned([partition])
         return self._positions[partition]
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position."""
         self._require_assigned([partition])
-        self._positions[partition] = offset
+        self._positions[partition] = offset if isinstance(offset, int) else offset.offset
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek to offset 0 of these partitions, by default all assigned ones."""

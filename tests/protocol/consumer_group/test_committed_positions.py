@@ -13,6 +13,7 @@ import pytest
 from protocol.clock import Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
@@ -34,7 +35,7 @@ from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 COUNT = 20
-Read = tuple[TopicPartition, pa.RecordBatch] | None
+Read = tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None
 Poll = Callable[[float, "int | None"], Read]
 
 

@@ -16,6 +16,7 @@ import pytest
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
 from protocol.consumer_group.consumer_records import ConsumerRecords
@@ -40,7 +41,7 @@ from tests.support.wait_until import wait_until
 
 ALL = sorted((number, offset) for number in range(2) for offset in range(END))
 BOTH = {("orders", 0), ("orders", 1)}
-Read = tuple[TopicPartition, pa.RecordBatch] | None
+Read = tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None
 
 
 @pytest.fixture

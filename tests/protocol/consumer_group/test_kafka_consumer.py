@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
@@ -28,6 +29,8 @@ from tests.protocol.consumer_group.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import read
 from tests.support.internals import membership_of, partitions_of
 from tests.support.wait_until import wait_until
+
+Read = tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None
 
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
 # No longer than a test may wait, no shorter than a busy machine may pause.
@@ -329,6 +332,59 @@ def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: s
                 )
 
 
+def test_position_of_records_that_poll_takes_back_has_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member notices after a Fetch that its assignment may be lost."""
+    given = {"group.id": "readers", "auto.offset.reset": "earliest", "max.poll.records": 6}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        written(client, "orders", *[b"old"] * 10)
+        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+            ours.assign([key])
+            assert len(read(ours, 6)) == 6
+            owned = iter([True, False])
+            monkeypatch.setattr(ours, "_still_owned", lambda: next(owned, False))
+            assert not ours.poll(200)
+            monkeypatch.undo()
+            ours.commit_sync()
+            assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
+
+
+def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
+    given = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        for count in (6, 4):
+            written(client, "orders", *[b"old"] * count)
+        fake.log("orders").truncate(6)
+        fake.move_leader("orders", 0, 1)
+        written(client, "orders", *[b"new"] * 8)
+        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+            ours.assign([key])
+            for started in (False, True):
+                ours.seek(key, CommittedOffset(10, FIRST_EPOCH))
+                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), started
+
+
+def test_position_after_a_truncation_has_the_leader_epoch_of_the_last_record() -> None:
+    given = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        for count in (6, 4):
+            written(client, "orders", *[b"old"] * count)
+        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+            ours.assign([key])
+            assert len(read(ours, 10)) == 10
+            with fake.changed:
+                fake.log("orders").truncate(6)
+                fake.move_leader("orders", 0, 1)
+            wait_until(lambda: not ours.poll(50) and ours.position(key) == 6)
+            ours.commit_sync()
+            assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
+
+
 def test_close_awaits_a_commit_in_flight(client: Client, group: str, orders: str) -> None:
     calls: list[object] = []
     given = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -465,7 +521,7 @@ def test_records_fetched_before_a_long_sleep_are_dropped(
     partitions, slept = partitions_of(ours), threading.Event()
     poll = partitions.poll
 
-    def asleep(timeout_ms: float, max_rows: int | None) -> tuple[TopicPartition, pa.RecordBatch] | None:
+    def asleep(timeout_ms: float, max_rows: int | None) -> Read:
         read = poll(timeout_ms, max_rows)
         if read is not None and not slept.is_set():
             slept.set()

@@ -211,6 +211,44 @@ def test_marks_of_old_records_do_not_hide_marks_of_new_ones() -> None:
             assert committed() == 3
 
 
+def test_marks_are_committed_with_the_leader_epoch_of_the_record_before_them() -> None:
+    """KIP-320: a reader that starts there is notified of a truncation."""
+    key, ended = ("healthy", 0), threading.Event()
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                if message.offset in (4, 7, 12):
+                    session.mark_message(message)
+                    session.commit()
+                    found = fetch_offsets(client, "etl", [key], client.deadline())[key]
+                    committed.append((found.offset, found.leader_epoch))
+                if message.offset == 14:
+                    ended.set()
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    committed: list[tuple[int, int]] = []
+    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.create_topic("healthy", 1)
+        fake.write("healthy", 0, records(0, 5) + records(5, 5, epoch=1))
+        group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"}))
+        thread = threading.Thread(target=group.consume, args=(["healthy"], Handler()))
+        thread.start()
+        try:
+            wait_until(lambda: len(committed) == 2)
+            fake.write("healthy", 0, records(10, 5, epoch=3))
+            assert ended.wait(20)
+        finally:
+            group.close()
+            thread.join()
+    assert committed == [(5, 0), (8, 1), (13, 3)]
+
+
 def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one() -> None:
     """Brokers delete the committed offsets of a deleted topic."""
     with FakeKafka() as fake:
@@ -242,7 +280,7 @@ def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(
 ) -> None:
     """The records of the deleted topic were fetched before, and `poll` does not return them."""
 
-    def interrupt(batches: object) -> None:
+    def interrupt(*given: object) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.processing.offset_tracker import OffsetTracker, TrackedRecords
 
@@ -14,14 +15,17 @@ pytestmark = pytest.mark.soak
 
 
 @given(st.data())
-def test_committable_offset_is_that_of_the_lowest_unfinished_record(data: st.DataObject) -> None:
+def test_committable_offset_is_that_of_the_first_unfinished_record_still_in_the_log(data: st.DataObject) -> None:
     tracker = OffsetTracker()
     model: list[tuple[TrackedRecords, int, int]] = []  # all records: batch, row, offset
     finished: set[int] = set()
+    replaced: set[int] = set()
     next_offset = data.draw(st.integers(0, 2**40))
     for _ in range(data.draw(st.integers(1, 6))):
         gaps = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
-        offsets = next_offset + np.cumsum([gap + 1 for gap in gaps])
+        truncated = data.draw(st.sampled_from([0, 0, 3, 9]))
+        offsets = max(0, next_offset - truncated) + np.cumsum([gap + 1 for gap in gaps])
+        replaced |= {number for number, (_, _, offset) in enumerate(model) if offset >= offsets[0]}
         next_offset = int(offsets[-1]) + 1
         batch = tracker.append(offsets, size_bytes=len(gaps))
         model += [(batch, row, offset) for row, offset in enumerate(offsets.tolist())]
@@ -31,7 +35,8 @@ def test_committable_offset_is_that_of_the_lowest_unfinished_record(data: st.Dat
             finished.add(number)
         tracker.advance()
         first = next((number for number in range(len(model)) if number not in finished), None)
-        assert tracker.committable == CommittedOffset(next_offset if first is None else model[first][2])
+        left = [number for number in range(len(model)) if number not in finished | replaced]
+        assert tracker.committable == CommittedOffset(model[left[0]][2] if left else next_offset)
         assert tracker.uncommitted_rows == (0 if first is None else len(model) - first)
         held = {} if first is None else {id(each): len(each) for each, _, _ in model[first:]}
         assert tracker.size_bytes == sum(held.values())
@@ -43,21 +48,29 @@ def test_nothing_is_committable_before_the_first_batch() -> None:
     assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (None, 0, 0)
 
 
-def test_committable_end_of_a_batch_has_the_leader_epoch_of_the_batch() -> None:
+def test_committable_offset_has_the_leader_epoch_of_the_record_before_it() -> None:
     tracker = OffsetTracker()
-    batch = tracker.append(np.array([5, 6]), end=CommittedOffset(9, leader_epoch=4))
-    batch.finish_rows([1])
-    assert tracker.committable == CommittedOffset(5)
-    batch.finish_rows([0])
+    batch = tracker.append(np.array([5, 6, 7]), epochs=LeaderEpochs(2, ((5, 3), (7, 4), (8, 5))))
+    found = [tracker.committable]
+    for row in range(3):
+        batch.finish(row)
+        found.append(tracker.committable)
     tracker.advance()
-    assert tracker.committable == CommittedOffset(9, leader_epoch=4)
+    assert found == [CommittedOffset(5, 2), CommittedOffset(6, 3), CommittedOffset(7, 3), CommittedOffset(8, 4)]
+    assert tracker.committable == CommittedOffset(8, 4)
 
 
-def test_lower_offsets_after_a_truncation_are_committed_in_the_order_of_reading() -> None:
+def test_records_behind_a_truncation_do_not_hold_back_the_offset() -> None:
+    """They are not in the log any more; those before the truncation are."""
     tracker = OffsetTracker()
-    before, after = tracker.append(np.array([10, 11])), tracker.append(np.array([7, 8]))
+    before = tracker.append(np.array([5, 10, 11]), epochs=LeaderEpochs(0, ((5, 0),)))
+    after = tracker.append(np.array([7, 8]), epochs=LeaderEpochs(0, ((7, 1),)))
+    assert tracker.committable == CommittedOffset(5, 0)
+    before.finish(0)
+    assert tracker.committable == CommittedOffset(7, 0)
     after.finish_rows([0, 1])
-    assert tracker.committable == CommittedOffset(10)
-    before.finish_rows([0, 1])
     tracker.advance()
-    assert tracker.committable == CommittedOffset(9)
+    assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9, 1), 4)
+    before.finish_rows([1, 2])
+    tracker.advance()
+    assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9, 1), 0)
