@@ -20,8 +20,9 @@ from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.errors import NoOffset, UsageError
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.consumer_group.out_of_range import OutOfRange, check_committed
+from protocol.errors import DataLoss, NoOffset, UsageError
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
@@ -74,9 +75,9 @@ def read(
     start, end : str, datetime or mapping
         "earliest": log start offsets. "latest": log end offsets at the time of the call. "committed": offsets that
         the group of `group.id` has committed; partitions without one start as `auto.offset.reset` says, and end at
-        their start. A datetime with a time zone: the first record with this timestamp or a later one, else the log
-        end offset. A mapping of (topic, partition) to offsets: partitions that it lacks are not read. `end` is
-        exclusive.
+        their start. A committed offset that is not in the log is an error, whatever `auto.offset.reset` says. A
+        datetime with a time zone: the first record with this timestamp or a later one, else the log end offset. A
+        mapping of (topic, partition) to offsets: partitions that it lacks are not read. `end` is exclusive.
     columns : collection of str, optional
         Names of columns of `READ_SCHEMA`, by default all of them.
     key_format, value_format : str
@@ -107,13 +108,14 @@ def read(
     ConfigurationError
         A property is missing or wrong.
     UsageError
-        A position or a column is invalid, or a mapping names a partition that does not exist.
+        A position or a column is invalid, or a mapping names a partition that does not exist or an end above the log.
     TopicUnknown
         Brokers have answered for 10 s that the topic does not exist.
     NoOffset
         `auto.offset.reset` is `none`, and a partition has no committed offset.
     DataLoss
-        While reading: records were deleted, by retention for example, before they were read.
+        A committed offset is not in the log, or the log was truncated below it; or a start is above the log end. While
+        reading: records were deleted, by retention for example, before they were read.
     DeadlineExceeded
         No broker has answered within `default.api.timeout.ms`.
     RegistryFailed
@@ -239,35 +241,69 @@ def _ranges(
         topic = client.retrying(f"Metadata of {name}", partial(client.topic, name, deadline), deadline, topics=[name])
         ids[name] = topic.topic_id
         keys += [(name, partition) for partition in sorted(topic.partitions)]
-    begins = _offsets(client, config, keys, start, deadline)
-    ends = _offsets(client, config, keys, end, deadline, missing=begins)
+    begins = _offsets(client, config, keys, "start", start, deadline)
+    ends = _offsets(client, config, keys, "end", end, deadline, missing=begins)
     latest = list_offsets(
         client, dict.fromkeys(keys, LATEST), isolation_level=config.consumer.isolation_level, deadline=deadline
     )
+    if start == "committed" or isinstance(start, Mapping):
+        above = [key for key, begin in begins.items() if begin.offset > latest[key].offset]
+        _require_in_log(client, "start", {key: begins[key].offset for key in above}, deadline)
     found = []
     for key in keys:
         if key not in begins or key not in ends:
             continue
-        if ends[key] > latest[key].offset and isinstance(end, Mapping):
+        begin, until = begins[key], ends[key].offset
+        if until > latest[key].offset and isinstance(end, Mapping):
             raise UsageError(
-                f"end: offset {ends[key]} of {key[0]}-{key[1]} is above its log end offset, {latest[key].offset}"
+                f"end: offset {until} of {key[0]}-{key[1]} is above its log end offset, {latest[key].offset}"
             )
-        until = min(ends[key], latest[key].offset)
-        if begins[key] < until:
-            found.append(Range(*key, begins[key], until, ids[key[0]], until_epoch=latest[key].leader_epoch))
+        until = min(until, latest[key].offset)
+        if begin.offset < until:
+            found.append(
+                Range(*key, begin.offset, until, ids[key[0]], begin.leader_epoch, until_epoch=latest[key].leader_epoch)
+            )
     return found
+
+
+def _require_in_log(client: Client, option: str, offsets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+    """Raise `DataLoss` for an offset above the high watermark. With `read_committed`, "latest" may be lower."""
+    ends = list_offsets(client, dict.fromkeys(offsets, LATEST), deadline=deadline)
+    above = {key: offset for key, offset in offsets.items() if offset > ends[key].offset}
+    starts = list_offsets(client, dict.fromkeys(above, EARLIEST), deadline=deadline)
+    lost = {key: OutOfRange(offset, starts[key].offset, ends[key].offset) for key, offset in above.items()}
+    if lost:
+        raise _out_of_range(option, f"{option}:", lost)
+
+
+def _out_of_range(option: str, whose: str, lost: Mapping[TopicPartition, OutOfRange]) -> DataLoss:
+    key, *others = sorted(lost)
+    found, names = lost[key], ", ".join(f"{topic}-{partition}" for topic, partition in others[:10])
+    also = f". The same applies to {names}{' and others' if len(others) > 10 else ''}" if others else ""
+    symbol = "earliest" if option == "start" else "latest"
+    return DataLoss(
+        f"{found.describe(key, whose)}{also}. Nothing is read. Use {option}={symbol!r}, a datetime, or offsets by "
+        f"(topic, partition), such as {{{key}: {found.nearest}}} for the nearest offset in the log",
+        topic=key[0],
+        partition=key[1],
+        offset=found.offset,
+    )
 
 
 def _offsets(
     client: Client,
     config: GroupConsumerConfig,
     keys: list[TopicPartition],
+    option: str,
     position: Position,
     deadline: Deadline,
-    missing: Mapping[TopicPartition, int] | None = None,
-) -> dict[TopicPartition, int]:
-    """Resolve a position to offsets; `missing` are those of partitions that the group has committed none of."""
-    given: dict[TopicPartition, int] = {}
+    missing: Mapping[TopicPartition, CommittedOffset] | None = None,
+) -> dict[TopicPartition, CommittedOffset]:
+    """Resolve a position to offsets, those of the group with their leader epochs.
+
+    `missing` are the offsets of partitions that the group has committed none of.
+    """
+    given: dict[TopicPartition, CommittedOffset] = {}
     times: dict[TopicPartition, int] = {}
     match position:
         case "earliest":
@@ -275,7 +311,7 @@ def _offsets(
         case "latest":
             times = dict.fromkeys(keys, LATEST)
         case "committed":
-            given = _committed(client, config, keys, deadline)
+            given = _committed(client, config, keys, option, deadline)
             absent = [key for key in keys if key not in given]
             if missing is not None:
                 given.update({key: missing[key] for key in absent if key in missing})
@@ -289,7 +325,10 @@ def _offsets(
             if unknown := set(position) - set(keys):
                 topic, partition = min(unknown)
                 raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
-            given = dict(position)
+            given = {key: CommittedOffset(offset) for key, offset in position.items()}
+            if negative := [key for key, to in given.items() if to.offset < 0]:
+                topic, partition = min(negative)
+                raise UsageError(f"{option}: offset {position[topic, partition]} of {topic}-{partition} is negative")
         case _:
             raise UsageError(
                 f"{position!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "
@@ -300,17 +339,24 @@ def _offsets(
         listed = list_offsets(client, times, isolation_level=isolation, deadline=deadline)
         none_since = [key for key, found in listed.items() if found.offset < 0]
         ends = list_offsets(client, dict.fromkeys(none_since, LATEST), isolation_level=isolation, deadline=deadline)
-        given.update({key: found.offset for key, found in {**listed, **ends}.items()})
+        given.update({key: CommittedOffset(found.offset) for key, found in {**listed, **ends}.items()})
     return given
 
 
 def _committed(
-    client: Client, config: GroupConsumerConfig, keys: list[TopicPartition], deadline: Deadline
-) -> dict[TopicPartition, int]:
+    client: Client, config: GroupConsumerConfig, keys: list[TopicPartition], option: str, deadline: Deadline
+) -> dict[TopicPartition, CommittedOffset]:
     group = config.consumer.group_id
     if group is None:
         raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
-    return {key: found.offset for key, found in fetch_offsets(client, group, keys, deadline).items()}
+    valid, lost = check_committed(client, fetch_offsets(client, group, keys, deadline), deadline)
+    if option == "end":
+        # Records before the log start offset are not part of the range, whether the group has read them or not.
+        valid |= {key: CommittedOffset(found.offset) for key, found in lost.items() if found.is_deleted}
+    if lost.keys() - valid.keys():
+        lost = {key: found for key, found in lost.items() if key not in valid}
+        raise _out_of_range(option, f"{option}='committed': group {group}: its", lost)
+    return valid
 
 
 def _reset(client: Client, config: GroupConsumerConfig, absent: list[TopicPartition]) -> int:

@@ -13,7 +13,7 @@ from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.consumer.log_offsets import ListedOffset, stale_leader
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, UnsupportedVersion
 from protocol.kafka_terms import EARLIEST_LOCAL, MAX_TIMESTAMP, NO_LEADER_EPOCH, TopicPartition
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
@@ -116,3 +116,14 @@ def ends_of_epochs(
     asked, fields = {key: {"leader_epoch": epoch} for key, epoch in epochs.items()}, {"replica_id": _A_CLIENT}
     rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, check_leader_epoch=True)
     return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}
+
+
+def known_ends_of_epochs(
+    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Return the ends of the epochs that leaders know, see `ends_of_epochs`; none from brokers without the request."""
+    known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
+    try:
+        return ends_of_epochs(client, known, deadline) if known else {}
+    except UnsupportedVersion:
+        return {}

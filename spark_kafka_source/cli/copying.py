@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 
+from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.consumer.log_offsets import Range
+from protocol.consumer_group.out_of_range import check_committed
 from protocol.errors import ConfigurationError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.topics import topic_to_write
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
@@ -178,7 +180,7 @@ def replay(
                 _print_written(producer, output)
         _tell_left_out(copied)
         if group is not None:
-            ends = {each.topic_partition: CommittedOffset(each.until_offset) for each in ranges}
+            ends = {each.topic_partition: CommittedOffset(each.until_offset, each.until_epoch) for each in ranges}
             commit_offsets(cluster.client, group, ends, cluster.client.deadline())
 
 
@@ -199,11 +201,36 @@ def _ranges(
     keys = named_partitions(client, [(topic, partitions)], deadline)
     logs = list_ends(client, consumer, keys, deadline)
     starts = resolve(client, consumer, span.start, logs, deadline)
+    epochs: dict[TopicPartition, int] = {}
     if group is not None:
-        committed = fetch_offsets(client, group, keys, deadline)
-        starts |= {key: max(found.offset, logs.starts[key]) for key, found in committed.items()}
+        committed = _committed(client, group, keys, deadline)
+        starts |= {key: found.offset for key, found in committed.items()}
+        epochs = {key: found.leader_epoch for key, found in committed.items()}
     ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    return [Range(*key, starts[key], ends[key]) for key in keys if starts[key] < ends[key]], starts
+    known = client.remembered_topic(topic)
+    topic_id = NO_TOPIC_ID if known is None else known.topic_id
+    ranges = [
+        Range(*key, starts[key], ends[key], topic_id, epochs.get(key, NO_LEADER_EPOCH), logs.ends[key].leader_epoch)
+        for key in keys
+        if starts[key] < ends[key]
+    ]
+    return ranges, starts
+
+
+def _committed(
+    client: Client, group: str, keys: Collection[TopicPartition], deadline: Deadline
+) -> dict[TopicPartition, CommittedOffset]:
+    """Return the group's offsets. Deleted dead letters are counted; a truncated log raises `click.ClickException`."""
+    offsets, lost = check_committed(client, fetch_offsets(client, group, keys, deadline), deadline)
+    for key, found in sorted(lost.items()):
+        text = found.describe(key, f"Group {group}: its")
+        if not found.is_deleted:
+            reset = f"pykafka groups reset {group} --topic {key[0]}:{key[1]} --to-offset {found.nearest} --execute"
+            raise click.ClickException(f"{text}. To start at the nearest offset in the log: {reset}")
+        skipped = found.nearest - found.offset
+        click.echo(f"{text}. Starts at {found.nearest}: {skipped} offsets are skipped", err=True)
+        offsets[key] = CommittedOffset(found.nearest)
+    return offsets
 
 
 def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest) -> None:

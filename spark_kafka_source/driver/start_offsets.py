@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S
-from protocol.consumer.list_offsets import ends_of_epochs, list_offsets
+from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
-from protocol.errors import ConfigurationError, DeadlineExceeded, UnsupportedVersion
+from protocol.consumer_group.out_of_range import OutOfRange, check_committed
+from protocol.errors import ConfigurationError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.error_messages import (
@@ -22,7 +23,6 @@ from spark_kafka_source.error_messages import (
     START_OFFSET_RESET,
     TIMESTAMPS_DO_NOT_MATCH_ASSIGNED,
     with_error_class,
-    with_option_names,
 )
 from spark_kafka_source.options.partitions import ByPartition, partition_name, partition_names
 from spark_kafka_source.options.start_positions import AtTime
@@ -30,9 +30,6 @@ from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
 
 log = logging.getLogger(__name__)
-
-# After this time, a replaced leader has noticed or is down.
-STALE_LEADER_MS = 30_000
 
 OffsetSpec = str | ByPartition
 
@@ -288,31 +285,11 @@ def group_offsets(
     committed = {key: entry for key, entry in fetched.items() if entry.offset > after.get(key, -1)}
     if not committed:
         return {}
-    starts = log_start_offsets(client, committed, deadline)
-    epochs = {key: entry.leader_epoch for key, entry in committed.items()}
-    watermarks = _newest_high_watermarks(client, committed, epochs, deadline)
-    epoch_ends = known_ends_of_epochs(client, epochs, deadline)
-    truncated = {key: end for key, end in epoch_ends.items() if end < committed[key].offset}
-    out_of_range = {key for key, each in committed.items() if not starts[key] <= each.offset <= watermarks[key]}
-    out_of_range |= truncated.keys()
+    valid, out_of_range = check_committed(client, committed, deadline, unknown_topic_s=SUSPECT_DELETED_S)
     latest = log_end_offsets(client, options, out_of_range, deadline) if out_of_range else {}
-    for key in sorted(out_of_range):
-        log_range = starts[key], watermarks[key]
-        offset = _replace_out_of_range(options, key, committed[key], log_range, latest[key].offset, truncated.get(key))
-        committed[key] = CommittedOffset(offset)
-    # An epoch that the leader does not know is of an earlier topic of this name.
-    return {key: entry if key in epoch_ends else CommittedOffset(entry.offset) for key, entry in committed.items()}
-
-
-def known_ends_of_epochs(
-    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
-) -> dict[TopicPartition, int]:
-    """Return the ends of the epochs that leaders know; none from brokers without the request."""
-    known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
-    try:
-        return ends_of_epochs(client, known, deadline) if known else {}
-    except UnsupportedVersion:
-        return {}
+    for key, found in sorted(out_of_range.items()):
+        valid[key] = CommittedOffset(_replace_out_of_range(options, key, found, latest[key].offset))
+    return valid
 
 
 def _offsets_of_group(
@@ -337,67 +314,24 @@ def _offsets_of_group(
     return offsets | ends, missing_offsets
 
 
-def _replace_out_of_range(
-    options: SourceOptions,
-    key: TopicPartition,
-    committed: CommittedOffset,
-    log_range: tuple[int, int],
-    latest: int,
-    epoch_end: int | None,
-) -> int:
-    """Return the replacement of a group's offset outside of the log [log_range); log skipped offsets.
-
-    `epoch_end`: where the leader epoch of the committed offset ended, if that is before the offset: from there on the
-    log has other records.
+def _replace_out_of_range(options: SourceOptions, key: TopicPartition, found: OutOfRange, latest: int) -> int:
+    """Return the replacement of a group's offset outside of the log; log skipped offsets.
 
     Raises
     ------
     DataLoss
         No option allows a replacement.
     """
-    (start, end), offset = log_range, committed.offset
-    cause = (
-        "retention or DeleteRecords has removed the next records"
-        if offset < start
-        else "the log was truncated (unclean leader election), or the topic was deleted and created again"
-    )
-    first_unread, when = min(offset, start), ""
-    if epoch_end is not None:
-        first_unread, end = epoch_end, max(start, min(end, epoch_end))
-        when = f" of the records that existed when it was committed, in leader epoch {committed.leader_epoch}"
-    holds = f"the log holds [{start}, {end}){when}"
-    message = (
-        f"group {options.consumer.group_id}: its offset {offset} of {key[0]}-{key[1]} is out of range: {holds}. Likely "
-        f"cause: {cause}"
-    )
     remedy = "To continue, set failOnDataLoss=false to start at the nearest offset in the log"
     if options.start == "group":
         remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log"
     spec = options.group_out_of_range
-    replacement = {"earliest": start, "latest": latest}.get(spec, start if offset < start else end)
+    replacement = {"earliest": found.log_start, "latest": latest}.get(spec, found.nearest)
     reset = "failOnDataLoss=false" if spec == "nearest" else f"kafka.auto.offset.reset={spec}"
-    skipped = f"Starts at {replacement}: {max(0, replacement - first_unread)} offsets are skipped"
+    skipped = f"Starts at {replacement}: {max(0, replacement - found.first_unread)} offsets are skipped"
+    message = found.describe(key, f"group {options.consumer.group_id}: its")
     raise_or_warn([Loss(START_OFFSET_RESET, message, key, remedy, f"{reset}. {skipped}")], fail=spec == "fail")
     return replacement
-
-
-def _newest_high_watermarks(
-    client: Client,
-    partitions: Collection[TopicPartition],
-    known_epochs: Mapping[TopicPartition, int],
-    deadline: Deadline,
-) -> dict[TopicPartition, int]:
-    """Return high watermarks: a group's offset may be after the last stable offset and still be valid.
-
-    Replies of stale leaders, which may end before the group's offset, are retried for 30 s. After that they are
-    accepted: the group's offsets may be those of a deleted topic with the same name.
-    """
-    try:
-        retry_deadline = deadline.at_most_ms(STALE_LEADER_MS)
-        return high_watermarks(client, partitions, retry_deadline, known_epochs=known_epochs)
-    except DeadlineExceeded as error:
-        log.info("%s; the leaders' replies are accepted as they are", with_option_names(error))
-        return high_watermarks(client, partitions, deadline)
 
 
 def _flatten(numbers: ByPartition) -> dict[TopicPartition, int]:

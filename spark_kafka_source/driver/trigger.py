@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
+from protocol.consumer.list_offsets import known_ends_of_epochs
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.driver.discovery import assign_all, discover_present, leaders, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import (
     high_watermarks,
-    known_ends_of_epochs,
     log_end_offsets,
     log_start_offsets,
 )

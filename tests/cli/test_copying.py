@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
 from protocol import Admin
+from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
 from spark_kafka_source.cli.pykafka import pykafka
@@ -191,6 +192,36 @@ def test_header_that_is_no_text_is_an_error_of_its_topic(fake: FakeKafka) -> Non
     assert (result.exit_code, "\ufffd" in result.stdout) == (0, True), result.output
     result = on_fake(fake, "replay", "orders", "--execute")
     assert (result.exit_code, "INVALID_TOPIC_EXCEPTION" in result.stderr) == (1, True), result.output
+
+
+def test_replay_counts_deleted_records_of_its_group(fake: FakeKafka) -> None:
+    fake.offsets.committed["g"] = {("orders", 0): Committed(0, 0, "")}
+    fake.shrink_log("orders", 0, 2)
+    result = on_fake(fake, "replay", "orders", "--group", "g")
+    assert result.exit_code == 0, result.output
+    assert "Group g: its offset 0 of orders-0 is out of range: the log holds [2, " in result.stderr
+    assert "Starts at 2: 2 offsets are skipped" in result.stderr
+
+
+def test_replay_after_truncation_fails_and_names_the_command_to_continue(fake: FakeKafka) -> None:
+    fake.offsets.committed["g"] = {("orders", 0): Committed(1_000, 0, "")}
+    result = on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders", "--execute")
+    end = fake.log("orders", 0).end_offset
+    assert (result.exit_code, f"out of range: the log holds [0, {end})" in result.stderr) == (1, True), result.output
+    command = f"pykafka groups reset g --topic orders:0 --to-offset {end} --execute"
+    assert command in result.stderr
+    assert on_fake(fake, *command.split()[1:]).exit_code == 0
+    assert fake.offsets.committed["g"]["orders", 0].offset == end
+    assert on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders").exit_code == 0
+
+
+def test_replay_commits_the_leader_epoch_of_its_end(fake: FakeKafka) -> None:
+    fake.set_leader_epoch("orders", 0, 3)
+    end = fake.log("orders", 0).end_offset
+    result = on_fake(fake, "replay", "orders", "-p", "0", "--group", "g", "--topic-header", "none", "--execute")
+    assert result.exit_code == 0, result.output
+    found = fake.offsets.committed["g"]["orders", 0]
+    assert (found.offset, found.leader_epoch) == (end, 3)
 
 
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:

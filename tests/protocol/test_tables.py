@@ -16,14 +16,20 @@ import pyarrow as pa
 import pytest
 
 import protocol
-from protocol.errors import ConfigurationError, KafkaError, NoOffset, UsageError
+from protocol.consumer_group import out_of_range
+from protocol.errors import ConfigurationError, DataLoss, KafkaError, NoOffset, UsageError
 from protocol.progress import Progress, ProgressReporter
 from protocol.tables import READ_SCHEMA
 from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.offsets import Committed
+from protocol.testing.fake_kafka.record_batches import TRANSACTIONAL, Batch, Record, write_batch
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import client_of, produce
+from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -122,6 +128,7 @@ def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
         ("erliest", "latest", "'erliest' is not a position"),
         (datetime(2026, 1, 31), "latest", "has no time zone"),
         ({("orders", 7): 0}, "latest", "orders-7 does not exist"),
+        ({("orders", 0): -1}, "latest", "start: offset -1 of orders-0 is negative"),
         ("earliest", {("orders", 0): END + 1}, "above its log end offset, 10"),
         ("committed", "latest", "needs group.id"),
     ],
@@ -129,6 +136,118 @@ def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
 def test_read_refuses_invalid_position(start: Any, end: Any, message: str) -> None:
     with SmallCluster() as fake, pytest.raises(UsageError, match=message):
         protocol.read(properties(fake), "orders", start, end)
+
+
+# -- offsets outside of the log -----------------------------------------------------------------------
+
+
+def committed(fake: FakeKafka, offset: int, epoch: int = 0) -> dict[str, object]:
+    """Commit an offset of both partitions, and return the properties of the group."""
+    fake.offsets.committed["g"] = {("orders", number): Committed(offset, epoch, "") for number in range(PARTITIONS)}
+    return properties(fake, group_id="g")
+
+
+def truncate(fake: FakeKafka, end: int) -> None:
+    """Truncate the logs at offset 5, and let them grow again to `end` in leader epoch 1."""
+    for number in range(PARTITIONS):
+        with fake.changed:
+            fake.rewrite("orders", number, records(0, 5))
+            fake.set_leader_epoch("orders", number, 1)
+            if end > 5:
+                fake.write("orders", number, records(5, end - 5, epoch=1))
+
+
+@pytest.mark.parametrize(
+    ("end", "epoch", "holds", "nearest"),
+    [(5, 0, "[0, 5)", 5), (7, -1, "[0, 7)", 7), (20, 0, "[0, 5) of the records that existed when", 5)],
+    ids=["shorter", "shorter, epoch unknown", "longer"],
+)
+@pytest.mark.parametrize("position", ["start", "end"])
+def test_read_of_committed_offset_in_truncated_log_raises(
+    position: str, end: int, epoch: int, holds: str, nearest: int
+) -> None:
+    with SmallCluster() as fake:
+        given = committed(fake, END, epoch)
+        truncate(fake, end)
+        with pytest.raises(DataLoss) as raised:
+            protocol.read(given, "orders", **{position: "committed"})
+    text = str(raised.value)
+    assert f"{position}='committed': group g: its offset 10 of orders-0 is out of range: the log holds {holds}" in text
+    assert "The same applies to orders-1. Nothing is read." in text
+    symbol = {"start": "earliest", "end": "latest"}[position]
+    assert f"Use {position}='{symbol}', a datetime, or offsets by (topic, partition), such as {{('orders', 0): " in text
+    assert f"{nearest}}} for the nearest offset" in text
+    assert (raised.value.context["topic"], raised.value.context["partition"]) == ("orders", 0)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_read_of_deleted_committed_offset_raises_whatever_the_reset(reset: str) -> None:
+    with SmallCluster() as fake:
+        given = committed(fake, 3) | {"auto.offset.reset": reset}
+        for number in range(PARTITIONS):
+            fake.shrink_log("orders", number, END)
+        with pytest.raises(DataLoss, match=r"its offset 3 of orders-0 is out of range: the log holds \[10, 10\)"):
+            protocol.read(given, "orders", "committed")
+        assert protocol.read(given, "orders", "earliest", "committed").read_all().num_rows == 0
+
+
+def test_read_of_committed_offset_that_is_in_the_log_returns_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of its epoch, and in an epoch of an earlier topic of this name."""
+    monkeypatch.setattr(out_of_range, "STALE_LEADER_MS", 300)
+    with SmallCluster() as fake:
+        truncate(fake, 9)
+        assert offsets(protocol.read(committed(fake, 5, 0), "orders", "committed")) == {
+            number: [5, 6, 7, 8] for number in range(PARTITIONS)
+        }
+        assert protocol.read(committed(fake, 8, 1), "orders", "committed").read_all().num_rows == PARTITIONS
+        assert protocol.read(committed(fake, 9, 1), "orders", "committed").read_all().num_rows == 0
+        assert protocol.read(committed(fake, 8, 7), "orders", "committed").read_all().num_rows == PARTITIONS
+
+
+def test_read_of_log_truncated_before_its_ends_are_listed_raises() -> None:
+    with SmallCluster() as fake:
+        given = committed(fake, END)
+
+        def truncate_with_next_list(body: Any) -> None:
+            fake.before[LIST_OFFSETS] = lambda body: (fake.before.clear(), truncate(fake, 7))
+
+        fake.before[OFFSET_FOR_LEADER_EPOCH] = truncate_with_next_list
+        with pytest.raises(DataLoss, match=r"start: offset 10 of orders-0 is out of range: the log holds \[0, 7\)"):
+            protocol.read(given, "orders", "committed")
+
+
+def test_read_of_log_truncated_before_its_records_are_fetched_raises() -> None:
+    with SmallCluster() as fake:
+        given = committed(fake, END)
+        fake.grow(1)
+        fake.before[FETCH] = lambda body: (fake.before.clear(), truncate(fake, 20))
+        with pytest.raises(DataLoss, match=r"the log was truncated below offset 1\d"):
+            protocol.read(given, "orders", "committed").read_all()
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_read_from_offset_above_the_log_raises(isolation: str) -> None:
+    with SmallCluster() as fake:
+        given = properties(fake, isolation_level=isolation)
+        message = (
+            r"start: offset 11 of orders-1 is out of range: the log holds \[0, 10\).*such as {\('orders', 1\): 10}"
+        )
+        with pytest.raises(DataLoss, match=message):
+            protocol.read(given, "orders", {("orders", 0): 0, ("orders", 1): END + 1})
+        assert protocol.read(given, "orders", {("orders", 1): END}).read_all().num_rows == 0
+        for number in range(PARTITIONS):
+            fake.shrink_log("orders", number, 4)
+        with pytest.raises(DataLoss, match="not in the log any more"):
+            protocol.read(given, "orders", {("orders", 1): 3}).read_all()
+
+
+def test_read_from_offset_in_open_transaction_returns_nothing() -> None:
+    """It is above the last stable offset, but in the log."""
+    with SmallCluster() as fake:
+        opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+        fake.write("orders", 0, write_batch(Batch([Record()], END, last_offset_delta=3, **opened)))
+        given = properties(fake, isolation_level="read_committed")
+        assert protocol.read(given, "orders", {("orders", 0): END + 2}).read_all().num_rows == 0
 
 
 def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:

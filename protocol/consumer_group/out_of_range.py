@@ -1,0 +1,154 @@
+"""Compare committed offsets with the logs: which of them are still positions in their logs (KIP-320).
+
+For readers that start at a group's offsets without a `KafkaConsumer`, which detects the same from its Fetch replies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from protocol.clock import Deadline
+from protocol.cluster.client import Client
+from protocol.consumer.list_offsets import known_ends_of_epochs, list_offsets
+from protocol.errors import DeadlineExceeded
+from protocol.group.committed_offsets import CommittedOffset
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
+
+log = logging.getLogger(__name__)
+
+# After this time, a replaced leader has noticed or is down.
+STALE_LEADER_MS = 30_000
+
+
+@dataclass(frozen=True)
+class OutOfRange:
+    """An offset that is not a position in its log [log_start, log_end).
+
+    Attributes
+    ----------
+    offset : int
+    log_start, log_end : int
+        Log start offset and high watermark.
+    leader_epoch : int
+        Leader epoch of the record before the offset; -1 if unknown.
+    epoch_end : int or None
+        End of this leader epoch if that is before the offset: from there on the log has other records.
+    """
+
+    offset: int
+    log_start: int
+    log_end: int
+    leader_epoch: int = NO_LEADER_EPOCH
+    epoch_end: int | None = None
+
+    @property
+    def is_deleted(self) -> bool:
+        """True if the offset is before the log start offset."""
+        return self.offset < self.log_start
+
+    @property
+    def end(self) -> int:
+        """End of the records that existed when the offset was committed, as far as known."""
+        return self.log_end if self.epoch_end is None else max(self.log_start, min(self.log_end, self.epoch_end))
+
+    @property
+    def nearest(self) -> int:
+        """The position to continue at without skipping existing records."""
+        return self.log_start if self.is_deleted else self.end
+
+    @property
+    def first_unread(self) -> int:
+        """The offset before which all records of the log were read."""
+        return min(self.offset, self.log_start) if self.epoch_end is None else self.epoch_end
+
+    def describe(self, key: TopicPartition, whose: str) -> str:
+        """Return the text of an error; `whose` begins it, for example "group g: its"."""
+        cause = (
+            "retention or DeleteRecords has removed the next records"
+            if self.is_deleted
+            else "the log was truncated (unclean leader election), or the topic was deleted and created again"
+        )
+        epoch = f" of the records that existed when it was committed, in leader epoch {self.leader_epoch}"
+        return (
+            f"{whose} offset {self.offset} of {key[0]}-{key[1]} is out of range: the log holds "
+            f"[{self.log_start}, {self.end}){'' if self.epoch_end is None else epoch}. Likely cause: {cause}"
+        )
+
+
+def check_committed(
+    client: Client,
+    committed: Mapping[TopicPartition, CommittedOffset],
+    deadline: Deadline,
+    *,
+    unknown_topic_s: float | None = None,
+) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, OutOfRange]]:
+    """Find committed offsets that are not in the log, or whose leader epoch ended before them.
+
+    Parameters
+    ----------
+    client : Client
+    committed : mapping of (str, int) to CommittedOffset
+    deadline : Deadline
+    unknown_topic_s : float, optional
+        As in `call_partitions`.
+
+    Returns
+    -------
+    (dict, dict)
+        Valid offsets, without the leader epochs that leaders do not know; and the others.
+
+    Raises
+    ------
+    BrokerError
+        A non-retriable error code.
+    DeadlineExceeded
+        A leader does not respond; `TopicUnknown` after brokers have not known a partition for long.
+    """
+    if not committed:
+        return {}, {}
+    earliest = dict.fromkeys(committed, EARLIEST)
+    starts = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=unknown_topic_s)
+    epochs = {key: each.leader_epoch for key, each in committed.items()}
+    ends = _newest_high_watermarks(client, committed, epochs, deadline, unknown_topic_s)
+    epoch_ends = known_ends_of_epochs(client, epochs, deadline)
+    valid: dict[TopicPartition, CommittedOffset] = {}
+    invalid: dict[TopicPartition, OutOfRange] = {}
+    for key, to in committed.items():
+        start, end, epoch_end = starts[key].offset, ends[key], epoch_ends.get(key)
+        truncated = epoch_end is not None and epoch_end < to.offset
+        if truncated or not start <= to.offset <= end:
+            invalid[key] = OutOfRange(to.offset, start, end, to.leader_epoch, epoch_end if truncated else None)
+        else:
+            # An epoch that the leader does not know is of an earlier topic of this name.
+            valid[key] = to if epoch_end is not None else CommittedOffset(to.offset)
+    return valid, invalid
+
+
+def _newest_high_watermarks(
+    client: Client,
+    partitions: Collection[TopicPartition],
+    known_epochs: Mapping[TopicPartition, int],
+    deadline: Deadline,
+    unknown_topic_s: float | None,
+) -> dict[TopicPartition, int]:
+    """Return high watermarks: a group's offset may be after the last stable offset and still be valid.
+
+    Replies of stale leaders, which may end before the group's offset, are retried for 30 s. After that they are
+    accepted: the group's offsets may be those of a deleted topic with the same name.
+    """
+    latest = dict.fromkeys(partitions, LATEST)
+    try:
+        retry_deadline = deadline.at_most_ms(STALE_LEADER_MS)
+        listed = list_offsets(
+            client,
+            latest,
+            deadline=retry_deadline,
+            known_epochs=known_epochs,
+            unknown_topic_s=unknown_topic_s,
+        )
+    except DeadlineExceeded as error:
+        log.info("%s; the leaders' replies are accepted as they are", error)
+        listed = list_offsets(client, latest, deadline=deadline, unknown_topic_s=unknown_topic_s)
+    return {key: each.offset for key, each in listed.items()}
