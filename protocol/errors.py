@@ -177,6 +177,7 @@ class LogTruncated(DataLoss):
     """The log lost records after they were read or planned, and may have other records at their offsets (KIP-320).
 
     `context["end_offset"]`: the log is unchanged before this offset; absent for records that were only planned.
+    `context["end_epoch"]`: leader epoch of the record before it, for `seek`. It detects the next truncation.
     """
 
 

@@ -21,7 +21,7 @@ from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, F
 from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
-from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID
 from protocol.metrics import definitions
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
@@ -244,12 +244,7 @@ class BoundedReader:
         with_ids = [reading for reading, _ in result.completed if reading.topic_id != NO_TOPIC_ID]
         self._client.expire_metadata({reading.topic for reading in with_ids})
         failures = self._find_brokers(with_ids)
-        for reading, each in result.completed:
-            if reading in failures:
-                reading.seek(each.position)
-                reading.last_epoch = each.epoch_before
-        result.completed = [(reading, each) for reading, each in result.completed if reading not in failures]
-        result.failed += failures.items()
+        result.drop(failures)
 
     def _first_to_come(self) -> _InFlight | None:
         deadline = min((each.deadline for each in self._in_flight), key=lambda each: each.at_s)
@@ -312,6 +307,6 @@ class BoundedReader:
         if lost.first_lost > reading.position:
             reading.until_offset = lost.first_lost
         else:
-            reading.seek(resume)
+            reading.seek(resume, lost.resume_epoch if resume == lost.resume else NO_LEADER_EPOCH)
         if reading.done and reading in self._waiting:
             self._waiting.remove(reading)

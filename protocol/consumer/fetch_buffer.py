@@ -160,16 +160,17 @@ class FetchBuffer:
         self.last_epoch = self.leader_epochs.before_offset(self.position)
         return True
 
-    def restart(self, position: int) -> None:
+    def restart(self, position: int, last_epoch: int) -> None:
         """Decode the reply being read again, from `position`."""
         assert self._reading is not None
+        self.last_epoch = last_epoch
         self._begin(replace(self._reading, position=position))
 
     def stop_at_undecodable(self, error: KafkaError) -> None:
         """Stop at records that cannot be decoded, and drop everything behind them."""
         self._reading = self.batches = None
         self.ahead.clear()
-        self.source = self.source.at(self.position)
+        self.source = self.source.at(self.position, self.last_epoch)
         self.stop(error)
 
     def next_error(self) -> KafkaError | None:

@@ -14,7 +14,7 @@ from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import LogBounds, stale_leader
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated
-from protocol.kafka_terms import NO_REPLICA
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class InvalidPosition:
     kind : type of DataLoss
     log : LogBounds or None
         The log, if it was queried.
+    resume_epoch : int
+        Leader epoch of the record before `resume`; -1 if unknown.
     """
 
     cause: KafkaError
@@ -57,6 +59,7 @@ class InvalidPosition:
     reason: str
     kind: type[DataLoss] = DataLoss
     log: LogBounds | None = None
+    resume_epoch: int = NO_LEADER_EPOCH
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ def validate_position(partition: FetchPosition, seen: LogBounds, refused: KafkaE
 
 def log_truncated(partition: FetchPosition, error: LogTruncated) -> InvalidPosition:
     """Make the result for a log that was truncated below the position: its records from there on were not read yet."""
-    return InvalidPosition(error, partition.position, error.context["end_offset"], str(error))
+    end, end_epoch = error.context["end_offset"], error.context.get("end_epoch", NO_LEADER_EPOCH)
+    return InvalidPosition(error, partition.position, end, str(error), resume_epoch=end_epoch)
 
 
 def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: int) -> InvalidPosition:

@@ -194,17 +194,16 @@ class FetchPosition:
             "partition_max_bytes": self.fetch_bytes(),
         }
 
-    def seek(self, offset: int) -> None:
-        """Continue from `offset`; the epoch before it is unknown."""
+    def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
+        """Continue from `offset`; `epoch_before` is the leader epoch of the record before it."""
         self.position = offset
-        self.last_epoch = NO_LEADER_EPOCH
+        self.last_epoch = epoch_before
         self._at_least_bytes = 0
 
     def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> FetchPosition:
         """Return a copy at `offset`, which replies to this object do not affect."""
         other = copy(self)
-        other.seek(offset)
-        other.last_epoch = epoch_before
+        other.seek(offset, epoch_before)
         if other.broker is not None and other.broker.node_id != other.preferred_replica:
             # The broker's thread may be changing both fields.
             other.preferred_replica = NO_REPLICA

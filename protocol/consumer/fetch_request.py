@@ -145,6 +145,14 @@ class FetchResult(Generic[P]):
         """Bytes of all record batches."""
         return sum(fetched.record_bytes for _, fetched in self.completed)
 
+    def drop(self, failures: Mapping[P, KafkaError]) -> None:
+        """Drop the records of partitions that have failed after the reply; their positions go back."""
+        for partition, each in self.completed:
+            if partition in failures:
+                partition.seek(each.position, each.epoch_before)
+        self.completed = [(partition, each) for partition, each in self.completed if partition not in failures]
+        self.failed += failures.items()
+
 
 class FetchRequestBuilder:
     """Builds the requests to one broker, one at a time.

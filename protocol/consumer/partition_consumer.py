@@ -176,7 +176,7 @@ class PartitionConsumer:
 
     def _next_decoded(self, batches: ReplyBatches, max_rows: int | None) -> pa.RecordBatch | None:
         buffer = self.buffer
-        before = buffer.position
+        before = buffer.position, buffer.last_epoch
         try:
             batch = batches.next(max_rows)
             with self._lock:
@@ -194,7 +194,7 @@ class PartitionConsumer:
                 else:
                     # Of a signal handler, such as Ctrl-C: the reader may continue, but a generator cannot after an
                     # exception.
-                    buffer.restart(before)
+                    buffer.restart(*before)
             raise
         return batch
 

@@ -251,7 +251,7 @@ class AssignedPartitions:
         except DataLoss as loss:
             key = self._check_reset(loss)
             if isinstance(loss, LogTruncated):
-                self._resume_at(loss, loss.context["end_offset"])
+                self._resume_at(loss, *end_of_common_log(loss))
             else:
                 self._lost[key] = loss
                 self._retry_at_s = 0.0
@@ -259,34 +259,35 @@ class AssignedPartitions:
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
-    def recover(self, loss: DataLoss) -> int:
+    def recover(self, loss: DataLoss) -> CommittedOffset:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
         Raises the loss if the reset is `none`. Waits for the leader. Called in the thread that reads the partition.
         """
         key = self._check_reset(loss)
+        leader_epoch = NO_LEADER_EPOCH
         if isinstance(loss, LogTruncated):
-            offset: int = loss.context["end_offset"]
+            offset, leader_epoch = end_of_common_log(loss)
         else:
             found, failure = list_reset_offsets(self._client, self._config, [key], self._client.deadline())
             if failure is not None:
                 raise failure
             offset = found[key]
-        self._resume_at(loss, offset)
-        return offset
+        self._resume_at(loss, offset, leader_epoch)
+        return CommittedOffset(offset, leader_epoch)
 
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":
             raise loss
         return loss.context["topic"], loss.context["partition"]
 
-    def _resume_at(self, loss: DataLoss, offset: int) -> None:
+    def _resume_at(self, loss: DataLoss, offset: int, leader_epoch: int = NO_LEADER_EPOCH) -> None:
         log.warning("%s; reading continues at offset %d", loss, offset)
         key = loss.context["topic"], loss.context["partition"]
         # Brokers delete the committed offsets of a deleted topic.
         self._committed.pop(key, None)
         if (consumer := self._consumers.get(key)) is not None:
-            consumer.seek(offset, loss.context.get("end_epoch", NO_LEADER_EPOCH))
+            consumer.seek(offset, leader_epoch)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Pause partitions, also before they have started."""
@@ -316,6 +317,14 @@ class AssignedPartitions:
     def close(self, deadline: Deadline | None = None) -> None:
         """Stop reading, and end the fetches."""
         self.reader.close(deadline)
+
+
+def end_of_common_log(loss: LogTruncated) -> tuple[int, int]:
+    """Return the offset at which to continue after a truncation, and the leader epoch of the record before it.
+
+    With the epoch, a second truncation is detected before any record is read from the offset.
+    """
+    return loss.context["end_offset"], loss.context.get("end_epoch", NO_LEADER_EPOCH)
 
 
 _NO_RECORD = -1

@@ -379,7 +379,7 @@ class _SessionRun:
         self._partitions.add(partitions)
         for key, to in self._session.marked.items():
             if key in partitions:
-                self._partitions.seek(key, to.offset)
+                self._partitions.seek(key, to.offset, to.leader_epoch)
         self._start_claims()
 
     def _start_claims(self) -> None:

@@ -275,7 +275,7 @@ class ConsumerGroupClaim:
         self,
         session: ConsumerGroupSession,
         consumer: PartitionConsumer,
-        recover: Callable[[DataLoss], int],
+        recover: Callable[[DataLoss], CommittedOffset],
         on_error: Callable[[KafkaError], None],
         max_poll_records: int | None = None,
     ) -> None:
@@ -348,9 +348,7 @@ class ConsumerGroupClaim:
         try:
             return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
-            offset = self._recover(loss)
-            to = CommittedOffset(offset, self._consumer.last_epoch)
-            self._session.position_lost((self.topic, self.partition), to)
+            self._session.position_lost((self.topic, self.partition), self._recover(loss))
         return None
 
 

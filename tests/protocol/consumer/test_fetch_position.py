@@ -122,6 +122,14 @@ class TestLeaderEpochs:
             "last_fetched_epoch": -1,
         }
 
+    def test_seek_to_the_end_of_a_diverging_epoch_sends_that_epoch(self) -> None:
+        partition = partition_at(100, last_epoch=5)
+        with pytest.raises(LogTruncated) as raised:
+            partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
+        sought = partition.at(raised.value.context["end_offset"], raised.value.context["end_epoch"])
+        row = sought.request_row()
+        assert (row["fetch_offset"], row["last_fetched_epoch"]) == (60, 4)
+
 
 class TestReplacedRecords:
     """A range planned in leader epoch 4; the log may have records of epoch 5 below its end."""

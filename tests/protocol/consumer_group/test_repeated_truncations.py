@@ -1,0 +1,195 @@
+"""A second unclean election before anything is read from the first truncation on (KIP-320)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer.log_offsets import Range
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.group_consumer_config import parse_group_consumer
+from protocol.consumer_group.kafka_consumer import Batches, KafkaConsumer
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import DataLoss, LogTruncated
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.testing.fake_kafka.server import FakeKafka
+from tests.contract.raw_requests import written
+from tests.protocol.consumer.consuming import client_of, consumer_of, reader, rows_of
+from tests.protocol.consumer_group.members import read
+from tests.support.wait_until import wait_until
+
+KEY = ("orders", 0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    """Yield a broker whose log orders-0 has ten record batches, of one record each, of leader epoch 0."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        yield fake
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.address(1), retry_backoff_ms=5, retry_backoff_max_ms=10) as client:
+        write(client, 10)
+        yield client
+
+
+def write(client: Client, count: int) -> None:
+    for _ in range(count):
+        written(client, "orders", b"")
+
+
+def elect(fake: FakeKafka, end: int) -> None:
+    """Elect a leader whose log ends earlier."""
+    with fake.changed:
+        fake.log("orders").truncate(end)
+        fake.move_leader("orders", 0, 1)
+
+
+def new_consumer(client: Client, reset: str = "earliest", group: str | None = "readers") -> KafkaConsumer:
+    given = {"group.id": group, "auto.offset.reset": reset, "enable.auto.commit": False, "fetch.max.wait.ms": 20}
+    consumer = KafkaConsumer(client, parse_group_consumer(given))
+    consumer.assign([KEY])
+    return consumer
+
+
+def moved_to(consumer: KafkaConsumer, offset: int) -> Callable[[], bool]:
+    """Poll, which returns no records, until the position has moved."""
+    return lambda: not consumer.poll(20) and consumer.position(KEY) == offset
+
+
+# The log has grown past the position again, and is shorter than it.
+@pytest.mark.parametrize("grown", [7, 2])
+def test_second_truncation_is_read_from_its_own_end(fake: FakeKafka, client: Client, grown: int) -> None:
+    with new_consumer(client) as consumer:
+        read(consumer, 10)
+        elect(fake, 6)
+        wait_until(moved_to(consumer, 6))
+        elect(fake, 3)
+        write(client, grown)
+        assert [offset for _, offset in read(consumer, grown)] == list(range(3, 3 + grown))
+
+
+@pytest.mark.parametrize("grown", [7, 2])
+def test_second_truncation_is_detected_from_the_commit_after_the_first(
+    fake: FakeKafka, client: Client, grown: int
+) -> None:
+    with new_consumer(client) as consumer:
+        read(consumer, 10)
+        elect(fake, 6)
+        wait_until(moved_to(consumer, 6))
+        consumer.commit_sync()
+        assert consumer.committed([KEY]) == {KEY: CommittedOffset(6, 0)}
+    elect(fake, 3)
+    write(client, grown)
+    with new_consumer(client) as consumer:
+        assert [offset for _, offset in read(consumer, grown)] == list(range(3, 3 + grown))
+
+
+def test_user_continues_with_offset_and_epoch_of_the_error(fake: FakeKafka, client: Client) -> None:
+    with new_consumer(client, "none") as consumer:
+        consumer.seek(KEY, 0)
+        read(consumer, 10)
+        for end in (6, 3):
+            elect(fake, end)
+            with pytest.raises(LogTruncated) as raised:
+                read(consumer, 1)
+            assert raised.value.context["end_offset"] == end
+            assert raised.value.context["end_epoch"] == 0
+            consumer.seek(KEY, CommittedOffset(end, raised.value.context["end_epoch"]))
+        consumer.commit_sync()
+        assert consumer.committed([KEY]) == {KEY: CommittedOffset(3, 0)}
+        write(client, 7)
+        assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
+
+
+def test_seek_before_the_start_of_a_partition_keeps_the_epoch(fake: FakeKafka, client: Client) -> None:
+    elect(fake, 3)
+    write(client, 7)
+    with new_consumer(client) as consumer:
+        consumer.seek(KEY, CommittedOffset(6, 0))
+        assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
+
+
+def test_open_partition_keeps_the_epoch_of_a_seek(fake: FakeKafka, client: Client) -> None:
+    elect(fake, 3)
+    write(client, 7)
+    with consumer_of(client) as consumer:
+        stream = consumer.consume_partition(*KEY, 6)
+        stream.seek(6, 0)
+        with pytest.raises(LogTruncated, match="below offset 6"):
+            stream.poll(20_000)
+
+
+def test_records_that_no_poll_returned_are_read_again_with_their_epoch(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is truncated below them meanwhile."""
+    with new_consumer(client) as consumer:
+        assert read(consumer, 10)
+        write(client, 2)
+        read_batches = consumer._read
+
+        def interrupted(batches: Batches, timeout_ms: float) -> None:
+            read_batches(batches, timeout_ms)
+            if batches:
+                elect(fake, 3)
+                write(client, 12)
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(consumer, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(20_000)
+        monkeypatch.undo()
+        assert consumer.position(KEY) == 10
+        consumer.commit_sync()
+        assert consumer.committed([KEY]) == {KEY: CommittedOffset(10, 0)}
+        assert [offset for _, offset in read(consumer, 12)] == list(range(3, 15))
+
+
+def test_handler_commits_the_epoch_of_a_truncation(fake: FakeKafka, client: Client) -> None:
+    commit_offsets(client, "readers", {KEY: CommittedOffset(10, 0)}, client.deadline())
+    elect(fake, 6)
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for _ in claim:
+                pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    given = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+    group = ConsumerGroup(client, parse_group_consumer(given))
+    thread = threading.Thread(target=group.consume, args=(["orders"], Handler()))
+    thread.start()
+    try:
+        wait_until(lambda: fetch_offsets(client, "readers", [KEY], client.deadline()) == {KEY: CommittedOffset(6, 0)})
+    finally:
+        group.close()
+        thread.join()
+
+
+def test_rest_of_a_range_is_read_from_the_second_truncation(fake: FakeKafka, client: Client) -> None:
+    losses: list[str] = []
+
+    def truncate_again(loss: DataLoss, skipped: Range) -> None:
+        losses.append(str(loss))
+        if len(losses) == 1:
+            elect(fake, 3)
+            write(client, 9)
+
+    wanted = Range(*KEY, 8, 12, topic_id=client.topic("orders").topic_id, from_epoch=0)
+    elect(fake, 6)
+    write(client, 6)
+    rows = rows_of(reader(client, [wanted], on_loss=truncate_again))
+    assert [offset for offset, _ in rows[wanted]] == list(range(3, 12))
+    assert len(losses) == 2
