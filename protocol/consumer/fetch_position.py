@@ -99,6 +99,8 @@ class FetchPosition:
         The leader, or the replica in the client's rack that the leader named. None: it must be resolved.
     routed_at_s : float
         Time of the last resolution.
+    answered_at_s : float
+        Time of the last reply that was surely of `topic_id`; kept by `topic_ids` before Kafka 3.1.
     preferred_replica : int
         Node id of the replica named by the leader, -1 if none.
     high_watermark, last_stable_offset : int
@@ -135,6 +137,7 @@ class FetchPosition:
         self.last_epoch = last_epoch
         self.broker: Broker | None = None
         self.routed_at_s = 0.0
+        self.answered_at_s = float("-inf")
         self.leader_epoch = NO_LEADER_EPOCH
         self.preferred_replica = NO_REPLICA
         self.high_watermark = -1
@@ -220,6 +223,7 @@ class FetchPosition:
     def forget_topic(self) -> None:
         """Continue with the recreated topic of the same name; the next metadata provides its id."""
         self.topic_id, self.leader_epoch = NO_TOPIC_ID, NO_LEADER_EPOCH
+        self.answered_at_s = float("-inf")
         self.broker, self.preferred_replica = None, NO_REPLICA
 
     def postpone(self, error: KafkaError, now_s: float) -> None:

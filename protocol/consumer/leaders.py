@@ -11,7 +11,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker, Metadata, is_another_topic, topic_id_text
+from protocol.cluster.metadata import Broker, Metadata, Topic, is_another_topic, topic_id_text
 from protocol.consumer.fetch_failures import (
     CheckLog,
     Fail,
@@ -81,8 +81,32 @@ def _snapshot(client: Client, partitions: Collection[FetchPosition], deadline: D
     return snapshot
 
 
-def _leader(snapshot: Metadata, partition: FetchPosition) -> tuple[Broker, int, bytes]:
-    """Return the broker to fetch from, the leader epoch and the topic id. Raises as `resolve_leaders` returns."""
+def compare_topic_ids(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
+    """Compare the topic ids of partitions with new metadata, in one request.
+
+    Returns
+    -------
+    dict of FetchPosition to KafkaError
+        Partitions whose id is not confirmed: `TopicRecreated`, `BrokerError` if the broker does not know the topic,
+        `DeadlineExceeded` if no broker replied.
+    """
+    topics = {each.topic for each in partitions}
+    client.expire_metadata(topics)
+    try:
+        snapshot = client.snapshot(topics, deadline)
+    except KafkaError as error:
+        return dict.fromkeys(partitions, error)
+    failures: dict[P, KafkaError] = {}
+    for partition in partitions:
+        try:
+            _require_same_topic(snapshot, partition)
+        except KafkaError as error:
+            failures[partition] = error
+    client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
+    return failures
+
+
+def _require_same_topic(snapshot: Metadata, partition: FetchPosition) -> Topic:
     known = snapshot.topic(partition.topic)
     if _is_another(snapshot, partition):
         raise TopicRecreated(
@@ -91,6 +115,12 @@ def _leader(snapshot: Metadata, partition: FetchPosition) -> tuple[Broker, int, 
             topic=partition.topic,
             partition=partition.partition,
         )
+    return known
+
+
+def _leader(snapshot: Metadata, partition: FetchPosition) -> tuple[Broker, int, bytes]:
+    """Return the broker to fetch from, the leader epoch and the topic id. Raises as `resolve_leaders` returns."""
+    known = _require_same_topic(snapshot, partition)
     broker, leadership = snapshot.leader(partition.topic, partition.partition)
     if partition.preferred_replica != NO_REPLICA:
         replica = snapshot.brokers.get(partition.preferred_replica)

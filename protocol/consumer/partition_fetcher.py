@@ -19,10 +19,11 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_failures import Action, InvalidPosition, Retry, decide, log_retry
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
-from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
+from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult
 from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule, RequestedBuffers
-from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
+from protocol.consumer.leaders import compare_topic_ids, decide_with_leader, resolve_leaders, send_fetch
 from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer.topic_ids import TopicIdChecks
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
@@ -75,6 +76,7 @@ class PartitionFetcher:
         self._keys: set[TopicPartition] = set()  # of `_consumers`
         self.schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
         """Buffers by broker, and what to fetch next. Guarded by `lock`."""
+        self._topic_ids = TopicIdChecks()
         self._threads: dict[Broker, _BrokerThread] = {}
         # Error of the leader thread, which has ended.
         self._fault: str | None = None
@@ -250,6 +252,24 @@ class PartitionFetcher:
             if any(partition.broker is None for partition in asked):
                 self.leader_work.notify()
 
+    def check_topic_ids(
+        self, request: FetchRequest[FetchPosition], result: FetchResult[FetchPosition], asked_at_s: float
+    ) -> None:
+        """Drop records that may be of a recreated topic, if the request has named topics. May request metadata."""
+        failed, now_s = {partition for partition, _ in result.failed}, self._client.clock.now_s()
+        with self.lock:
+            due = self._topic_ids.due(
+                request.partitions, [partition for partition, _ in result.completed], failed, asked_at_s, now_s
+            )
+        if not due:
+            return
+        now_s = self._client.clock.now_s()
+        failures = compare_topic_ids(self._client, due, self._client.deadline(self._client.config.request_timeout_ms))
+        result.drop(failures)
+        with self.lock:
+            self._topic_ids.confirm([each for each in due if each not in failures], now_s)
+            self._topic_ids.drop(failures)
+
     def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
         """Handle the end of a broker's thread by an internal error: partitions without a thread would wait forever."""
         with self.lock:
@@ -397,8 +417,11 @@ class _BrokerThread(threading.Thread):
                 self._connection = connection
                 if self._fetcher.closed:
                     raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
+            asked_at_s = self._client.clock.now_s()
             reply = send_fetch(self._client, request, deadline, purpose=self._purpose)
             result = request.handle_response(reply.result(deadline))
+            if not request.by_id:
+                self._fetcher.check_topic_ids(request, result, asked_at_s)
             now_s = self._client.clock.now_s()
             self.state.answered(result.throttle_ms, now_s)
             if result.completed:

@@ -1,0 +1,222 @@
+"""Recreated topics on brokers whose Fetch names topics (before Kafka 3.1): ids are compared with metadata."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.config import ConsumerConfig
+from protocol.consumer.consumer import Consumer
+from protocol.consumer.fetch_position import FetchPosition
+from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer.topic_ids import TopicIdChecks
+from protocol.errors import TopicRecreated
+from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH, LAST_WITH_TOPIC_NAMES
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from tests.protocol.consumer.consuming import client_of, consumer_of, offsets_of, records
+
+OLD, NEW = b"old-topic-id----", b"new-topic-id----"
+
+
+def by_name(body: dict[str, Any]) -> dict[str, Any]:
+    """Edit ApiVersions to that of Kafka 3.0."""
+    for row in body["api_keys"]:
+        if row["api_key"] == FETCH.key:
+            row["max_version"] = LAST_WITH_TOPIC_NAMES
+    return body
+
+
+@pytest.fixture(params=[True, False], ids=["asked by name", "asked by id"])
+def fake(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
+    """Yield a broker with offsets 0 to 4 of orders-0."""
+    with FakeKafka() as fake:
+        if request.param:
+            fake.edit_replies(API_VERSIONS, by_name)
+        fake.create_topic("orders", 1)
+        fake.write("orders", 0, records(0, 5))
+        yield fake
+
+
+@pytest.fixture
+def consumer(fake: FakeKafka) -> Iterator[Consumer]:
+    properties = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 10}
+    with (
+        client_of(fake.bootstrap_servers, **properties) as client,
+        consumer_of(client, {"fetch.max.wait.ms": 20}) as consumer,
+    ):
+        yield consumer
+
+
+def recreate(fake: FakeKafka, count: int) -> None:
+    """Recreate orders at once, so that a waiting Fetch is answered from the new log."""
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 1)
+        fake.write("orders", 0, records(0, count))
+
+
+def after_loss(stream: PartitionConsumer, count: int) -> list[int]:
+    """Read until the recreation is raised, and the new topic from its beginning."""
+    with pytest.raises(TopicRecreated):
+        for _ in stream.batches(20_000):
+            pass
+    stream.seek(0)
+    return read_offsets(stream, count)
+
+
+def read_offsets(stream: PartitionConsumer, count: int) -> list[int]:
+    offsets: list[int] = []
+    while len(offsets) < count:
+        offsets += offsets_of(stream.poll(20_000))
+    return offsets
+
+
+# Fewer records than before, the same number, and more.
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_topic_recreated_during_a_pause_is_never_read_from_the_old_offset(
+    fake: FakeKafka, consumer: Consumer, count: int
+) -> None:
+    stream = consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    stream.pause()
+    time.sleep(1.3)
+    recreate(fake, count)
+    fake.write("orders", 0, records(count, 1))
+    stream.resume()
+    with pytest.raises(TopicRecreated, match="deleted and created again"):
+        stream.poll(20_000)
+    stream.seek(0)
+    assert read_offsets(stream, count + 1) == list(range(count + 1))
+
+
+def test_topic_recreated_without_a_pause_is_detected_within_seconds(fake: FakeKafka, consumer: Consumer) -> None:
+    stream = consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    recreate(fake, 8)
+    since_s = time.monotonic()
+    assert after_loss(stream, 8) == list(range(8))
+    assert time.monotonic() - since_s < 15
+
+
+def test_partitions_of_a_recreated_topic_are_each_detected(fake: FakeKafka, consumer: Consumer) -> None:
+    """The first one returns to the new topic before the second one is compared."""
+    fake.create_topic("two", 2)
+    for number in (0, 1):
+        fake.write("two", number, records(0, 5))
+    streams = consumer.consume_partitions({("two", 0): 0, ("two", 1): 0})
+    for stream in streams.values():
+        assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    streams["two", 1].pause()
+    time.sleep(0.5)
+    with fake.changed:
+        fake.delete_topic("two")
+        fake.create_topic("two", 2)
+        for number in (0, 1):
+            fake.write("two", number, records(0, 8))
+    for stream in streams.values():
+        stream.resume()
+        assert after_loss(stream, 8) == list(range(8))
+
+
+def test_steady_reading_rarely_requests_metadata(fake: FakeKafka, consumer: Consumer) -> None:
+    stream = consumer.consume_partition("orders", 0, EARLIEST)
+    stream.poll(20_000)
+    before, written, end_s = len(fake.request_bodies(METADATA)), 5, time.monotonic() + 2
+    while time.monotonic() < end_s:
+        fake.write("orders", 0, records(written, 1))
+        assert offsets_of(stream.poll(20_000)) == [written]
+        written += 1
+    assert written > 20
+    assert len(fake.request_bodies(METADATA)) - before <= 2
+
+
+def test_records_are_dropped_and_fetched_again_if_no_broker_confirms_the_topic(
+    fake: FakeKafka, consumer: Consumer
+) -> None:
+    def unknown(body: dict[str, Any]) -> dict[str, Any]:
+        for row in body["topics"]:
+            row.update(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), partitions=[])
+        return body
+
+    def then_unknown(body: dict[str, Any]) -> dict[str, Any]:
+        fake.edit_replies(METADATA, unknown, 2)
+        return body
+
+    fake.edit_replies(FETCH, then_unknown, 1)
+    stream = consumer.consume_partition("orders", 0, 0)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+
+
+class TestChecks:
+    """When ids are compared."""
+
+    @staticmethod
+    def position(topic_id: bytes = OLD, topic: str = "orders") -> FetchPosition:
+        return FetchPosition(topic, 0, 0, ConsumerConfig(), topic_id=topic_id)
+
+    @staticmethod
+    def due(
+        checks: TopicIdChecks, asked: list[FetchPosition], read: list[FetchPosition], at_s: float, wait_s: float = 0.0
+    ) -> list[FetchPosition]:
+        """Return the due partitions after a reply at `at_s`."""
+        return checks.due(asked, read, set(), at_s - wait_s, at_s)
+
+    def test_first_records_are_compared(self) -> None:
+        checks, each = TopicIdChecks(), self.position()
+        assert self.due(checks, [each], [], 1.0) == []
+        assert self.due(checks, [each], [each], 1.1) == [each]
+
+    def test_topics_without_ids_are_never_compared(self) -> None:
+        checks, each = TopicIdChecks(), self.position(bytes(16))
+        assert self.due(checks, [each], [each], 100.0) == []
+
+    def test_long_wait_at_the_broker_is_no_pause(self) -> None:
+        """A broker ends a waiting Fetch if the topic is deleted."""
+        checks, each = TopicIdChecks(), self.position()
+        checks.confirm([each], 10.0)
+        assert self.due(checks, [each], [], 12.5, wait_s=2.5) == []
+        assert self.due(checks, [each], [each], 12.9, wait_s=0.4) == []
+
+    def test_records_after_a_pause_are_compared_once(self) -> None:
+        checks, each = TopicIdChecks(), self.position()
+        checks.confirm([each], 10.0)
+        assert self.due(checks, [each], [], 10.1) == []
+        assert self.due(checks, [each], [], 11.5) == [], "without records there is nothing to compare"
+        assert self.due(checks, [each], [each], 11.6) == [each]
+        checks.confirm([each], 11.6)
+        assert self.due(checks, [each], [each], 11.7) == []
+
+    def test_many_pauses_cost_one_request_per_second(self) -> None:
+        checks, each = TopicIdChecks(), self.position()
+        checks.confirm([each], 10.0)
+        assert [self.due(checks, [each], [each], 10.0 + 0.3 * pause) for pause in (1, 2, 3, 4)] == [[], [], [], [each]]
+
+    def test_delivered_records_are_compared_after_3_seconds_also_without_more(self) -> None:
+        checks, each = TopicIdChecks(), self.position()
+        checks.confirm([each], 10.0)
+        assert self.due(checks, [each], [each], 10.1) == []
+        assert [self.due(checks, [each], [], at_s, wait_s=1.0) for at_s in (11.1, 12.1)] == [[], []]
+        assert self.due(checks, [each], [], 13.1, wait_s=1.0) == [each]
+        checks.confirm([each], 13.1)
+        assert self.due(checks, [each], [], 17.1, wait_s=4.0) == []
+
+    def test_records_that_arrive_during_a_comparison_are_compared_later(self) -> None:
+        checks, each = TopicIdChecks(), self.position()
+        checks.confirm([each], 10.0)
+        self.due(checks, [each], [each], 10.2)
+        checks.confirm([each], 10.1)
+        assert self.due(checks, [each], [], 13.2, wait_s=3.0) == [each]
+
+    def test_confirmed_new_topic_does_not_confirm_the_old_one(self) -> None:
+        checks, old, new = TopicIdChecks(), self.position(OLD), self.position(NEW)
+        checks.confirm([old], 10.0)
+        checks.drop([old])
+        checks.confirm([new], 10.1)
+        assert self.due(checks, [old, new], [old, new], 10.2) == [old]
