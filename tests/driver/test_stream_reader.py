@@ -267,7 +267,7 @@ def test_truncated_log_with_open_transaction_is_data_loss(cluster: Cluster) -> N
 
 @pytest.mark.parametrize("available_now", [False, True])
 def test_log_truncated_and_grown_again_to_the_position_is_data_loss(cluster: Cluster, available_now: bool) -> None:
-    """It has no lag: its leader is asked, once after each election."""
+    """It has no lag. The trigger sends OffsetForLeaderEpoch, once after each election."""
     cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
     cluster.log("a", 0).truncate(14)
     cluster.set_leader_epoch("a", 0, 6)

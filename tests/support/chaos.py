@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 
 
 class Actor:
-    """What can be started and stopped. A test implements the methods of the moves that it uses."""
+    """A process, thread, query or broker. A test implements the methods of the moves that it uses."""
 
     def start(self) -> None:
         raise NotImplementedError
@@ -40,7 +40,7 @@ class Actor:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Fail if the actor has ended by itself. Called before each move while it runs."""
+        """Fail if the actor has ended unexpectedly. Called before each move while it runs."""
 
 
 class State(Enum):
@@ -77,7 +77,7 @@ class Chaos:
         All are down.
     rng : random.Random
     moves : mapping of Move to int
-        What may happen to an actor that is up, with its weight: STOP, SUSPEND, KILL.
+        The moves of an actor that is up, with their weights: STOP, SUSPEND, KILL.
     max_down : int
         With more actors down or suspended than this, a step starts or resumes one of them. 0: what has been ended is
         started again at the next step.
@@ -131,7 +131,7 @@ class Chaos:
 
 
 class Program(Actor):
-    """A program in a process group of its own, which gets the signals.
+    """A program in a new process group, which gets the signals.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class Program(Actor):
         os.killpg(self._running.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the program and all that it has started, even if it has ended by itself."""
+        """Kill the program and all that it has started, even after its end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._running.pid, signal.SIGKILL)
         self._running.wait()
