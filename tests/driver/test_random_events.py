@@ -29,9 +29,9 @@ from tests.support.wait_until import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3_600)]
 
-SEEDS = scaled("SIMULATED_QUERIES", 6, 300)
+SEEDS = scaled("SIMULATED_QUERIES", 10, 300)
 MEMBER_SEEDS = scaled("SIMULATED_MEMBERS", 1, 40)
-FIRST = random.randrange(1_000_000) if SOAK else 0
+FIRST = random.randrange(1_000_000) if SOAK else 5
 
 
 def options_of(cluster: ChangingCluster) -> dict[str, str]:
