@@ -18,6 +18,7 @@ from protocol.clock import Backoff
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
+from protocol.consumer import log_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, Range
 from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, TopicPartition
@@ -149,6 +150,8 @@ class FetchPosition:
         self._config = config
         self._record_bytes = {} if record_bytes is None else record_bytes
         self._at_least_bytes = 0
+        self._epoch_is_given = True
+        self._stale_since_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -201,6 +204,7 @@ class FetchPosition:
         """Continue from `offset`; `epoch_before` is the leader epoch of the record before it."""
         self.position = offset
         self.last_epoch = epoch_before
+        self._epoch_is_given = True
         self._at_least_bytes = 0
 
     def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> FetchPosition:
@@ -219,6 +223,16 @@ class FetchPosition:
         self.routed_at_s = now_s
         # Set last, since the broker's thread fetches the partition as soon as it is set.
         self.broker = broker
+
+    def drop_stale_epoch(self, now_s: float) -> None:
+        """Handle that a leader is older than `last_epoch`: forget the epoch if leaders have been older for 30 s.
+
+        The epoch of a committed offset may be that of an earlier topic of the same name. One that was read here stays.
+        """
+        if self._stale_since_s is None:
+            self._stale_since_s = now_s
+        if self._epoch_is_given and now_s - self._stale_since_s >= log_offsets.STALE_LEADER_MS / 1000:
+            self.last_epoch = NO_LEADER_EPOCH
 
     def forget_topic(self) -> None:
         """Continue with the recreated topic of the same name; the next metadata provides its id."""
@@ -292,6 +306,7 @@ class FetchPosition:
         position, self.position = self.position, records.next_offset
         if batches < len(records.headers):
             self.position = int(records.headers["base_offset"][batches])
+        self._epoch_is_given, self._stale_since_s = False, None
         epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][batches - 1])
         self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
         self._at_least_bytes = 0
@@ -433,6 +448,9 @@ class RangePosition(FetchPosition):
     def known_epoch(self) -> int:
         """The newest leader epoch known for this topic id; -1 if unknown."""
         return NO_LEADER_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
+
+    def drop_stale_epoch(self, now_s: float) -> None:
+        """Keep the epoch: the plan of the range has the topic's id."""
 
     @property
     def first_offset(self) -> int:

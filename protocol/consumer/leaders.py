@@ -151,6 +151,8 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
     key = partition.topic_partition
     start = list_offsets(client, {key: EARLIEST}, deadline=deadline)[key].offset
     latest = list_offsets(client, {key: LATEST}, deadline=deadline)[key]
+    if latest.is_stale(partition.known_epoch):
+        partition.drop_stale_epoch(client.clock.now_s())
     in_range = start <= partition.position <= latest.offset
     if not in_range or latest.is_stale(partition.known_epoch) or partition.last_epoch == NO_LEADER_EPOCH:
         return LogBounds(start, latest)

@@ -115,6 +115,10 @@ class LogBounds:
     lacks_epoch: bool = False
 
 
+# After this time, a replaced leader has noticed or is down.
+STALE_LEADER_MS = 30_000
+
+
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
     """Make the error for an outdated leader (see `is_stale`): refresh the metadata and retry."""
     what = f"{where}: the leader has epoch {latest.leader_epoch}, older than epoch {known_epoch} seen before"

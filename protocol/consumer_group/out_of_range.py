@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.consumer import log_offsets
 from protocol.consumer.list_offsets import known_ends_of_epochs, list_offsets
 from protocol.errors import DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 
 log = logging.getLogger(__name__)
-
-# After this time, a replaced leader has noticed or is down.
-STALE_LEADER_MS = 30_000
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def _newest_high_watermarks(
     """
     latest = dict.fromkeys(partitions, LATEST)
     try:
-        retry_deadline = deadline.at_most_ms(STALE_LEADER_MS)
+        retry_deadline = deadline.at_most_ms(log_offsets.STALE_LEADER_MS)
         listed = list_offsets(
             client,
             latest,

@@ -13,8 +13,8 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
+from protocol.consumer import log_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.consumer_group import out_of_range
 from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
@@ -194,7 +194,7 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
 
 def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader epochs look stale, and no leader will report a newer one."""
-    monkeypatch.setattr(out_of_range, "STALE_LEADER_MS", 300)
+    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
     committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
     monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
     options = {"startingOffsets": "group", "kafka.group.id": "g"}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import protocol
-from protocol.consumer_group import out_of_range
+from protocol.consumer import log_offsets
 from protocol.errors import ConfigurationError, DataLoss, KafkaError, NoOffset, UsageError
 from protocol.progress import Progress, ProgressReporter
 from protocol.tables import READ_SCHEMA
@@ -193,7 +193,7 @@ def test_read_of_deleted_committed_offset_raises_whatever_the_reset(reset: str) 
 
 def test_read_of_committed_offset_that_is_in_the_log_returns_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of its epoch, and in an epoch of an earlier topic of this name."""
-    monkeypatch.setattr(out_of_range, "STALE_LEADER_MS", 300)
+    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
     with SmallCluster() as fake:
         truncate(fake, 9)
         assert offsets(protocol.read(committed(fake, 5, 0), "orders", "committed")) == {

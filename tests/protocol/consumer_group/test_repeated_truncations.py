@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig
+from protocol.consumer import log_offsets
+from protocol.consumer.fetch_position import FetchPosition
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
@@ -17,7 +20,7 @@ from protocol.errors import DataLoss, LogTruncated
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.contract.raw_requests import written
-from tests.protocol.consumer.consuming import client_of, consumer_of, reader, rows_of
+from tests.protocol.consumer.consuming import client_of, consumer_of, reader, records, reply_row, rows_of
 from tests.protocol.consumer_group.members import read
 from tests.support.wait_until import wait_until
 
@@ -106,6 +109,30 @@ def test_user_continues_with_offset_and_epoch_of_the_error(fake: FakeKafka, clie
         assert consumer.committed([KEY]) == {KEY: CommittedOffset(3, 0)}
         write(client, 7)
         assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
+
+
+@pytest.mark.parametrize(("offset", "first"), [(6, 6), (15, 0)])
+def test_epoch_of_an_earlier_topic_holds_up_no_start(
+    client: Client, monkeypatch: pytest.MonkeyPatch, offset: int, first: int
+) -> None:
+    """A committed epoch that is newer than the topic's leaders may be a stale leader's reply, for a while."""
+    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
+    commit_offsets(client, "readers", {KEY: CommittedOffset(offset, 2)}, client.deadline())
+    with new_consumer(client) as consumer:
+        assert [offset for _, offset in read(consumer, 10 - first)] == list(range(first, 10))
+
+
+def test_epoch_that_was_read_is_kept_while_the_leader_is_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 0)
+    position = FetchPosition(*KEY, 0, ConsumerConfig(), last_epoch=2)
+    position.handle_response(reply_row(data=records(0, 5, epoch=2)), "broker")
+    position.drop_stale_epoch(1.0)
+    assert position.last_epoch == 2
+    position.seek(5, 2)
+    position.drop_stale_epoch(1.0)
+    assert position.last_epoch == -1
 
 
 def test_seek_before_the_start_of_a_partition_keeps_the_epoch(fake: FakeKafka, client: Client) -> None:
