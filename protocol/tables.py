@@ -255,9 +255,9 @@ def _ranges(
             continue
         begin, until = begins[key], ends[key].offset
         if until > latest[key].offset and isinstance(end, Mapping):
-            raise UsageError(
-                f"end: offset {until} of {key[0]}-{key[1]} is above its log end offset, {latest[key].offset}"
-            )
+            committed = config.consumer.isolation_level == "read_committed"
+            name = "last stable offset" if committed else "log end offset"
+            raise UsageError(f"end: offset {until} of {key[0]}-{key[1]} is above its {name}, {latest[key].offset}")
         until = min(until, latest[key].offset)
         if begin.offset < until:
             found.append(

@@ -250,6 +250,15 @@ def test_read_from_offset_in_open_transaction_returns_nothing() -> None:
         assert protocol.read(given, "orders", {("orders", 0): END + 2}).read_all().num_rows == 0
 
 
+def test_end_in_open_transaction_is_refused_with_the_last_stable_offset() -> None:
+    with SmallCluster() as fake:
+        opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+        fake.write("orders", 0, write_batch(Batch([Record()], END, last_offset_delta=3, **opened)))
+        given = properties(fake, isolation_level="read_committed")
+        with pytest.raises(UsageError, match=r"end: offset 11 of orders-0 is above its last stable offset, 10"):
+            protocol.read(given, "orders", end={("orders", 0): END + 1})
+
+
 def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:
     with pytest.raises(UsageError, match="colour is not a column"):
         protocol.read({}, "orders", columns=["colour"])
