@@ -18,7 +18,7 @@ from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer, messages_of
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason
@@ -92,6 +92,8 @@ class ConsumerGroupSession:
     def mark_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark all records before `offset` as processed; a lower offset than before has no effect.
 
+        Nor has an offset of records that the log has lost, see `MarkedOffsets.position_lost`.
+
         Marked offsets are committed every `auto.commit.interval.ms`, before the partition is revoked, and by `commit`.
 
         Parameters
@@ -108,9 +110,7 @@ class ConsumerGroupSession:
         UsageError
             The partition is not claimed in this session.
         """
-        with self._lock:
-            epoch = self._epochs.get((topic, partition), LeaderEpochs()).before_offset(offset)
-        self._mark((topic, partition), CommittedOffset(offset, epoch, metadata), self._marked.mark)
+        self._mark((topic, partition), offset, metadata, self._marked.mark)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
@@ -131,7 +131,7 @@ class ConsumerGroupSession:
         UsageError
             The partition is not claimed in this session.
         """
-        self._mark((topic, partition), CommittedOffset(offset, metadata=metadata), self._marked.reset)
+        self._mark((topic, partition), offset, metadata, self._marked.reset)
 
     def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
         """Mark this record and all before it as processed; see `mark_offset`."""
@@ -153,13 +153,18 @@ class ConsumerGroupSession:
         self.commit_marked(deadline or self._client.deadline())
 
     def _mark(
-        self, key: TopicPartition, to: CommittedOffset, how: Callable[[TopicPartition, CommittedOffset], None]
+        self,
+        key: TopicPartition,
+        offset: int,
+        metadata: str,
+        how: Callable[[TopicPartition, CommittedOffset], None],
     ) -> None:
         self._membership.progress()
         with self._lock:
             if key not in self._claimed_partitions:
                 raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
-            how(key, to)
+            epoch = self._epochs.get(key, LeaderEpochs()).before_offset(offset)
+            how(key, CommittedOffset(offset, epoch, metadata))
 
     # -- for `consumer_group` and the claims ----------------------------------------------------
 
@@ -200,17 +205,18 @@ class ConsumerGroupSession:
         with self._lock:
             self._marked.set_start_offset(key, offset)
 
-    def position_lost(self, key: TopicPartition, to: CommittedOffset) -> None:
-        """Lower the mark to the position after lost data: marks of a recreated topic would not exceed the old ones."""
+    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, truncated: bool) -> None:
+        """Lower the mark to the position after lost data, see `MarkedOffsets.position_lost`."""
         with self._lock:
             self._epochs.pop(key, None)
             if key in self._claimed_partitions:
-                self._marked.reset(key, to)
+                self._marked.position_lost(key, to, truncated=truncated)
 
-    def record_epochs(self, key: TopicPartition, epochs: LeaderEpochs) -> None:
-        """Record the leader epochs of records that a claim returns, for their marks."""
+    def record_returned(self, key: TopicPartition, end: int, epochs: LeaderEpochs) -> None:
+        """Record the end of the records that a claim returns, and their leader epochs, for their marks."""
         with self._lock:
             if key in self._claimed_partitions:
+                self._marked.returned(key, end)
                 known = self._epochs.get(key)
                 self._epochs[key] = epochs if known is None else known.followed_by(epochs)
 
@@ -335,7 +341,8 @@ class ConsumerGroupClaim:
                     self._on_error(error)
             # The process may have been suspended, and the partition assigned to another member.
             if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
-                session.record_epochs((self.topic, self.partition), self._consumer.leader_epochs)
+                end = self._withheld["offset"][-1].as_py() + 1
+                session.record_returned((self.topic, self.partition), end, self._consumer.leader_epochs)
                 batch, self._withheld = self._withheld, None
                 return batch
             if deadline.passed:
@@ -348,7 +355,8 @@ class ConsumerGroupClaim:
         try:
             return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
-            self._session.position_lost((self.topic, self.partition), self._recover(loss))
+            to, truncated = self._recover(loss), isinstance(loss, LogTruncated)
+            self._session.position_lost((self.topic, self.partition), to, truncated=truncated)
         return None
 
 
@@ -368,6 +376,11 @@ class MarkedOffsets:
         self._dirty: set[TopicPartition] = set()
         self._taken: set[TopicPartition] = set()
         self.ignored: frozenset[TopicPartition] = frozenset()
+        # End of the records that the claim has returned; after lost data, of those in the present log.
+        self._returned: dict[TopicPartition, int] = {}
+        self._after_loss: set[TopicPartition] = set()
+        # After a truncation at the first offset, marks up to the second one may be of lost records.
+        self._ambiguous: dict[TopicPartition, tuple[int, int]] = {}
 
     def set_start_offset(self, key: TopicPartition, offset: int) -> None:
         """Set the start offset; lower offsets are accepted by `reset` only."""
@@ -375,8 +388,42 @@ class MarkedOffsets:
 
     def mark(self, key: TopicPartition, to: CommittedOffset) -> None:
         """Set a higher offset."""
+        if not self._is_in_present_log(key, to.offset):
+            return
         if key not in self._marked or to.offset > self._marked[key].offset:
             self._set(key, to)
+
+    def returned(self, key: TopicPartition, end: int) -> None:
+        """Set the end of the records that the claim has returned."""
+        self._returned[key] = max(end, self._returned.get(key, end))
+
+    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, truncated: bool) -> None:
+        """Lower the mark to the position after lost data: marks in a recreated topic would not exceed the old ones.
+
+        From now on, marks above the records returned since then are ignored. If the log was truncated while records
+        were not marked, the handler may mark these lost records later than new ones: marks up to the former end are
+        ignored until one reaches it. These records are handled again after a restart.
+        """
+        end = self._returned.get(key)
+        floor, until = self._ambiguous.pop(key, (to.offset, -1))
+        if truncated:
+            if end is not None and (key not in self._marked or self._marked[key].offset < end):
+                until = max(until, end)
+            if until > to.offset:
+                self._ambiguous[key] = min(floor, to.offset), until
+        self._returned[key] = to.offset
+        self._after_loss.add(key)
+        self.reset(key, to)
+
+    def _is_in_present_log(self, key: TopicPartition, offset: int) -> bool:
+        """Return False for a mark that may be of records lost since."""
+        floor, until = self._ambiguous.get(key, (offset, offset))
+        if floor < offset:
+            if offset >= until:
+                del self._ambiguous[key]
+            if offset <= until:
+                return False
+        return key not in self._after_loss or offset <= self._returned[key]
 
     def reset(self, key: TopicPartition, to: CommittedOffset) -> None:
         """Set a lower or the same offset."""
@@ -411,4 +458,7 @@ class MarkedOffsets:
             self._marked.pop(key, None)
             self._dirty.discard(key)
             self._taken.discard(key)
+            self._returned.pop(key, None)
+            self._after_loss.discard(key)
+            self._ambiguous.pop(key, None)
         self.ignored -= set(partitions)

@@ -38,3 +38,63 @@ def test_dropped_partition_starts_again_at_its_new_start_offset() -> None:
     marked.set_start_offset(KEY, 3)
     marked.mark(KEY, CommittedOffset(4))
     assert marked.take() == {KEY: CommittedOffset(4)}
+
+
+def marked_up_to(offset: int, end: int) -> MarkedOffsets:
+    """Return marks of a claim that starts at 0 and has returned the records before `end`."""
+    marked = MarkedOffsets()
+    marked.set_start_offset(KEY, 0)
+    marked.returned(KEY, end)
+    marked.mark(KEY, CommittedOffset(offset))
+    return marked
+
+
+def offset_after(marked: MarkedOffsets, *offsets: int) -> int:
+    for offset in offsets:
+        marked.mark(KEY, CommittedOffset(offset))
+    return {**marked.taken, **marked.dirty}[KEY].offset
+
+
+def test_marks_of_lost_records_are_ignored_until_the_last_one() -> None:
+    marked = marked_up_to(7, 20)
+    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    assert offset_after(marked, 9, 10, 11) == 10
+    marked.returned(KEY, 30)
+    assert offset_after(marked, 12, 20) == 10
+    assert offset_after(marked, 11, 20, 30) == 30
+
+
+def test_mark_above_the_lost_records_is_accepted() -> None:
+    marked = marked_up_to(7, 20)
+    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    marked.returned(KEY, 30)
+    assert offset_after(marked, 15) == 7
+    assert offset_after(marked, 21) == 21
+
+
+def test_marks_after_a_truncation_are_accepted_if_all_records_before_were_marked() -> None:
+    marked = marked_up_to(20, 20)
+    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    assert offset_after(marked, 20) == 10
+    marked.returned(KEY, 15)
+    assert offset_after(marked, 12, 16) == 12
+    assert offset_after(marked, 15) == 15
+
+
+def test_marks_are_ambiguous_from_the_first_of_two_truncations_on() -> None:
+    marked = marked_up_to(0, 20)
+    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    marked.returned(KEY, 15)
+    marked.position_lost(KEY, CommittedOffset(12), truncated=True)
+    marked.returned(KEY, 25)
+    assert offset_after(marked, 10, 11, 19) == 10
+    assert offset_after(marked, 21) == 21
+
+
+def test_marks_in_a_recreated_topic_are_accepted_up_to_the_records_read() -> None:
+    marked = marked_up_to(7, 20)
+    marked.position_lost(KEY, CommittedOffset(0), truncated=False)
+    assert offset_after(marked, 20) == 0
+    marked.returned(KEY, 5)
+    assert offset_after(marked, 20) == 0
+    assert offset_after(marked, 5) == 5

@@ -205,6 +205,70 @@ def test_handler_commits_the_epoch_of_a_truncation(fake: FakeKafka, client: Clie
         thread.join()
 
 
+@pytest.mark.parametrize("marks_late", [False, True], ids=["reset", "late marks"])
+def test_handler_skips_no_new_record_after_a_truncation(fake: FakeKafka, client: Client, marks_late: bool) -> None:
+    """The committed offset belongs to lost records: its leader epoch is theirs, or it is not committed."""
+    sessions, returned, values = list[ConsumerGroupSession](), list[int](), list[bytes]()
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for batch in claim:
+                returned.extend(batch["offset"].to_pylist())
+                values.extend(batch["value"].to_pylist())
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    given = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+
+    def consume(until: Callable[[], object]) -> None:
+        group = ConsumerGroup(client, parse_group_consumer(given))
+        thread = threading.Thread(target=group.consume, args=(["orders"], Handler()))
+        thread.start()
+        try:
+            wait_until(until, lambda: f"{returned} {values}")
+        finally:
+            group.close()
+            thread.join()
+
+    def truncate() -> None:
+        elect(fake, 5)
+        for number in range(5, 15):
+            written(client, "orders", b"new %d" % number)
+
+    def mark_early() -> bool:
+        if len(returned) < 10:
+            return False
+        sessions[0].mark_offset(*KEY, 10)
+        sessions[0].reset_offset(*KEY, 8)
+        sessions[0].commit()
+        return True
+
+    def mark_late() -> bool:
+        if len(returned) < 10:
+            return False
+        truncate()
+        wait_until(lambda: len(returned) == 20, lambda: str(returned))
+        for number in range(10):
+            sessions[0].mark_offset(*KEY, number + 1)
+        sessions[0].commit()
+        return True
+
+    consume(mark_late if marks_late else mark_early)
+    committed = fetch_offsets(client, "readers", [KEY], client.deadline())
+    if marks_late:
+        assert committed[KEY].offset == 5
+    else:
+        assert committed == {KEY: CommittedOffset(8, 0)}
+        truncate()
+    values.clear()
+    consume(lambda: len(values) >= 10)
+    assert values == [b"new %d" % number for number in range(5, 15)]
+
+
 def test_rest_of_a_range_is_read_from_the_second_truncation(fake: FakeKafka, client: Client) -> None:
     losses: list[str] = []
 
