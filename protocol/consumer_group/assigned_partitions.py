@@ -62,6 +62,8 @@ class AssignedPartitions:
         self._failing_since_s = 0.0
         # Committed offsets: fetched at the start, or committed by this consumer since.
         self._committed: dict[TopicPartition, int] = {}
+        # How often reading has moved from a deleted topic to a new one of its name.
+        self._recreations: dict[TopicPartition, int] = {}
 
     @property
     def assigned(self) -> frozenset[TopicPartition]:
@@ -184,6 +186,7 @@ class AssignedPartitions:
             self._remove_not_started(key)
             self._lost.pop(key, None)
             self._committed.pop(key, None)
+            self._recreations.pop(key, None)
             if (consumer := self._consumers.pop(key, None)) is not None:
                 consumer.close()
 
@@ -234,6 +237,11 @@ class AssignedPartitions:
             for key, consumer in consumers
             if (topic := known[key[0]]) is not None and is_another_topic(topic.topic_id, consumer.topic_id)
         )
+
+    @property
+    def recreations(self) -> Mapping[TopicPartition, int]:
+        """Return how often reading has moved to a recreated topic, for partitions where it has."""
+        return self._recreations
 
     def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Record offsets that are being committed."""
@@ -287,6 +295,8 @@ class AssignedPartitions:
         # Brokers delete the committed offsets of a deleted topic.
         self._committed.pop(key, None)
         if (consumer := self._consumers.get(key)) is not None:
+            if isinstance(loss, TopicRecreated):
+                self._recreations[key] = self._recreations.get(key, 0) + 1
             consumer.seek(offset, leader_epoch)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:

@@ -395,7 +395,10 @@ class KafkaConsumer:
 
     def _rewind(self, batches: Batches) -> None:
         """Seek back to records that `poll` does not return: their offsets must not be committed."""
-        for key, ((first, epochs), *_) in batches.items():
+        for key, pairs in batches.items():
+            if not pairs:  # a signal handler has raised before the first batch was added
+                continue
+            first, epochs = pairs[0]
             offset = first.column("offset")[0].as_py()
             self._partitions.rewind(key, offset, epochs.before_offset(offset))
 
@@ -507,6 +510,23 @@ class KafkaConsumer:
             The start offset is not known.
         """
         return self._consumer(partition).position
+
+    @_single_threaded
+    def positions(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the positions that `commit_sync` commits by default, with their leader epochs. Does not wait.
+
+        Partitions that have not started are absent, and those of a deleted topic while a new topic has its name.
+        """
+        return self._partitions.positions()
+
+    @property
+    @_single_threaded
+    def recreations(self) -> dict[TopicPartition, int]:
+        """Return how often reading has moved from a deleted topic to a new one of its name.
+
+        Only partitions where it has, since their assignment. Offsets read before belong to a deleted topic.
+        """
+        return dict(self._partitions.recreations)
 
     def _consumer(self, partition: TopicPartition) -> PartitionConsumer:
         self._partitions.await_position(partition, self._client.deadline())
@@ -666,12 +686,16 @@ class KafkaConsumer:
         ------
         CommitFailed
             The partitions are assigned to another member, or an offset was refused or not committed in time. An unknown
-            topic is refused after 10 s. Other offsets are committed.
+            topic is refused after 10 s. A topic that was deleted and created again is refused until a later `poll` or
+            `seek` has moved to the new topic. Other offsets are committed.
         UsageError
             `group.id` is not set.
         """
-        self._commit(self._partitions.positions() if offsets is None else offsets, self._client.deadline(timeout_ms))
+        present, recreated = self._split_recreated(offsets)
+        self._commit(present, self._client.deadline(timeout_ms))
         self._commits.run_callbacks()
+        if recreated is not None:
+            raise recreated
 
     @_single_threaded
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
@@ -691,14 +715,27 @@ class KafkaConsumer:
         UsageError
             `group.id` is not set.
         """
-        offsets = self._partitions.positions() if offsets is None else offsets
-        failure = None
+        present, failure = self._split_recreated(offsets)
         try:
-            self._commit_async(offsets)
+            self._commit_async(present)
         except CommitFailed as error:
             failure = error
         if callback is not None:
-            self._commits.add_callback(offsets, callback, failure)
+            self._commits.add_callback(present if offsets is None else offsets, callback, failure)
+
+    def _split_recreated(self, offsets: Offsets | None) -> tuple[Offsets, CommitFailed | None]:
+        """Return the offsets to commit, and an error of those in deleted topics whose names new topics have."""
+        if offsets is None:
+            return self._partitions.positions(), None
+        recreated = self._partitions.recreated & offsets.keys()
+        if not recreated:
+            return offsets, None
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(recreated))
+        failure = CommitFailed(
+            f"group {self._config.consumer.group_id}: offsets were not committed: the topic of {names} was deleted and "
+            "created again, and the consumer has not moved to the new topic. Call poll, or seek to an offset of it"
+        )
+        return {key: to for key, to in offsets.items() if key not in recreated}, failure
 
     def _commit_in_background(self) -> None:
         """Commit the changed positions of a member, or all positions without membership.

@@ -14,6 +14,7 @@ from protocol.clock import Deadline
 from protocol.condition import Event
 from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.commits import Offsets
+from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DeadlineExceeded, UsageError, WakeUp
@@ -75,6 +76,8 @@ class _Assigned:
     ----------
     staged
         The offset of the last commit that has not failed.
+    recreations
+        `KafkaConsumer.recreations` for which the tracker is right.
     paused
         Paused by the loop.
     earlier
@@ -86,6 +89,7 @@ class _Assigned:
     lanes: LanePartition = field(default_factory=LanePartition)
     tracker: OffsetTracker = field(default_factory=OffsetTracker)
     staged: CommittedOffset | None = None
+    recreations: int = 0
     paused: bool = False
     earlier: list[LanePartition] = field(default_factory=list)
     turn: int = 0
@@ -139,6 +143,7 @@ class ConsumerLoop:
             except DeadlineExceeded as error:
                 log.warning("%s", error)
                 continue
+            self._leave_deleted_topics(self._partitions, records)
             for key, batches in records.items():
                 for batch, epochs in zip(batches, records.leader_epochs(key), strict=True):
                     self._dispatch(key, batch, epochs)
@@ -161,9 +166,24 @@ class ConsumerLoop:
     # -- records ------------------------------------------------------------------------------
 
     def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch, epochs: LeaderEpochs) -> None:
-        assigned = self._partitions.setdefault(key, _Assigned())
+        if (assigned := self._partitions.get(key)) is None:
+            assigned = self._partitions[key] = _Assigned(recreations=self.consumer.recreations.get(key, 0))
         tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes, epochs)
         self._pool.add(list(self._runs(assigned, PolledBatch(key, batch, tracked), batch)))
+
+    def _leave_deleted_topics(
+        self, partitions: Mapping[TopicPartition, _Assigned], records: ConsumerRecords | None = None
+    ) -> None:
+        """Forget the offsets of recreated topics. `records` of the new topics are not dispatched yet.
+
+        A poll returns the records of a deleted topic before it moves to the new one.
+        """
+        for key, count in self.consumer.recreations.items():
+            assigned = partitions.get(key)
+            if assigned is not None and assigned.recreations != count:
+                assigned.recreations, assigned.staged = count, None
+                start = None if records is None else _start(records, key)
+                assigned.tracker.replace_log(start or self.consumer.positions().get(key))
 
     def _runs(self, assigned: _Assigned, polled: PolledBatch, batch: pa.RecordBatch) -> Iterator[Run[PolledBatch]]:
         order, size = self._config.order, self._config.batch_size or batch.num_rows
@@ -209,11 +229,25 @@ class ConsumerLoop:
     def _committable(self, partitions: Mapping[TopicPartition, _Assigned]) -> dict[TopicPartition, CommittedOffset]:
         """Return new offsets to commit."""
         offsets: dict[TopicPartition, CommittedOffset] = {}
-        for key, each in partitions.items():
-            each.tracker.advance()
-            to = each.tracker.committable
-            if to is not None and to != each.staged:
-                offsets[key] = each.staged = to
+        for key, to in self._unfinished(partitions).items():
+            if to != partitions[key].staged:
+                offsets[key] = partitions[key].staged = to
+        return offsets
+
+    def _unfinished(self, partitions: Mapping[TopicPartition, _Assigned]) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offsets of the first unfinished records, or the ends of the finished ones.
+
+        Without partitions whose records belong to a deleted topic while a new topic has its name.
+        """
+        self._leave_deleted_topics(partitions)
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        positions = self.consumer.positions()
+        for key in partitions.keys() & positions.keys():
+            tracker = partitions[key].tracker
+            tracker.truncate(positions[key])
+            tracker.advance()
+            if (to := tracker.committable) is not None:
+                offsets[key] = to
         return offsets
 
     def _commit(self) -> None:
@@ -281,12 +315,19 @@ class ConsumerLoop:
         finally:
             if listener is not None:
                 self.consumer.replace_listener(listener)
+            for key, to in self._unfinished(partitions).items():
+                self.consumer.seek(key, to)
             for key in partitions.keys() & self.consumer.assignment:
-                partitions[key].tracker.advance()
-                if (to := partitions[key].tracker.committable) is not None:
-                    self.consumer.seek(key, to)
                 if partitions[key].paused:
                     self.consumer.resume([key])
+
+
+def _start(records: ConsumerRecords, key: TopicPartition) -> CommittedOffset | None:
+    """Return the offset of the first record of a partition."""
+    if key not in records:
+        return None
+    offset = records[key][0].column("offset")[0].as_py()
+    return CommittedOffset(offset, records.leader_epochs(key)[0].before_offset(offset))
 
 
 class _Listener(ConsumerRebalanceListener):

@@ -2,7 +2,8 @@
 
 The committable offset is that of the first unfinished record in the order of reading. Records behind it may be
 finished already; after a restart they are handled again. After a truncation of the log or a seek to a lower offset, the
-records read before from there on no longer count: the log has others, or they are read again.
+records read before from there on no longer count: the log has others, or they are read again. After the topic was
+deleted and created again, no record read before counts.
 """
 
 from __future__ import annotations
@@ -111,6 +112,20 @@ class OffsetTracker:
         self._rows += len(batch)
         self._size_bytes += size_bytes
         return batch
+
+    def truncate(self, position: CommittedOffset) -> None:
+        """Ignore records at and above the position of the reader, if it is lower than the end of the last batch."""
+        if self._end is not None and position.offset < self._end.offset:
+            self._replace_from(position.offset, position)
+
+    def replace_log(self, position: CommittedOffset | None) -> None:
+        """Ignore all records: their topic was deleted and created again. `position` is the one in the new topic."""
+        self._replace_from(0, position)
+
+    def _replace_from(self, offset: int, end: CommittedOffset | None) -> None:
+        for batch in self._batches:
+            batch.ignore_from(offset)
+        self._end = end
 
     def advance(self) -> None:
         """Drop finished batches at the front. Call it before the properties are read."""

@@ -21,7 +21,7 @@ from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.kafka_consumer import Batches, KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import UsageError
 from protocol.group.membership.assignment import Assignment, EndReason
@@ -124,6 +124,20 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
                 assert sorted(found) == every, place
                 place += 5
     assert place > 150, "poll was interrupted"
+
+
+def test_poll_raises_the_error_of_a_signal_handler_that_interrupts_it_before_the_first_batch(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(batches: Batches, timeout_ms: float) -> None:
+        batches.setdefault(("orders", 0), [])
+        raise TimeoutError
+
+    with consumer_of(client, {}) as consumer:
+        consumer.assign([("orders", 0)])
+        monkeypatch.setattr(consumer, "_read", interrupted)
+        with pytest.raises(TimeoutError):
+            consumer.poll(1_000)
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])

@@ -15,8 +15,8 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import TopicRecreated
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.errors import CommitFailed, TopicRecreated
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.net.connection import Connection
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
@@ -273,6 +273,46 @@ def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one
                     fake.write("healthy", 0, records(0, 5))
                 reader.until_read(10)
                 wait_until(lambda: committed() == 5, lambda: str(committed()))
+
+
+@pytest.mark.parametrize("is_sync", [True, False])
+def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(is_sync: bool) -> None:
+    """The request names the topic: the offsets would be of the new one."""
+    old, errors = {("orders", 0): CommittedOffset(5)}, list[CommitFailed | None]()
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.create_topic("other")
+        fake.write("orders", 0, records(0, 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**given, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
+            consumer.assign([("orders", 0)])
+            reader = Reader(consumer)
+            reader.until_read(5)
+            assert consumer.positions() == {("orders", 0): CommittedOffset(5, 0)}
+            recreate_in_fake(fake)
+            buffer = partitions_of(consumer)[("orders", 0)].buffer
+            wait_until(lambda: isinstance(buffer.error, TopicRecreated))
+            assert (consumer.positions(), consumer.recreations) == ({}, {})
+            both = {**old, ("other", 0): CommittedOffset(1)}
+            if is_sync:
+                with pytest.raises(CommitFailed, match="orders-0 was deleted and created again"):
+                    consumer.commit_sync(both)
+            else:
+                consumer.commit_async(both, lambda _, error: errors.append(error))
+                consumer.commit_sync({})
+                wait_until(lambda: consumer.poll(10) or errors)
+                assert [RECREATED in str(error) for error in errors] == [True]
+            wait_until(lambda: consumer.committed(both) == {**dict.fromkeys(old), ("other", 0): CommittedOffset(1)})
+            wait_until(lambda: consumer.poll(10) or consumer.recreations == {("orders", 0): 1})
+            assert consumer.positions() == {("orders", 0): CommittedOffset(0)}
+            consumer.assign([])
+            assert consumer.recreations == {}
+
+
+def recreate_in_fake(fake: FakeKafka) -> None:
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders")
 
 
 def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(

@@ -74,3 +74,28 @@ def test_records_behind_a_truncation_do_not_hold_back_the_offset() -> None:
     before.finish_rows([1, 2])
     tracker.advance()
     assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9, 1), 0)
+
+
+def test_records_above_the_position_of_the_reader_do_not_decide_the_offset() -> None:
+    tracker = OffsetTracker()
+    batch = tracker.append(np.array([5, 6, 10, 11]))
+    tracker.truncate(CommittedOffset(20, 4))
+    batch.finish(0)
+    assert tracker.committable == CommittedOffset(6)
+    tracker.truncate(CommittedOffset(10, 2))
+    assert tracker.committable == CommittedOffset(6)
+    batch.finish(1)
+    assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(10, 2), 2)
+
+
+def test_records_of_a_replaced_log_do_not_decide_the_offset() -> None:
+    tracker = OffsetTracker()
+    before = tracker.append(np.array([5, 6]), size_bytes=2)
+    tracker.replace_log(CommittedOffset(8))
+    assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(8), 2, 2)
+    after = tracker.append(np.array([8, 9]), size_bytes=2)
+    after.finish(0)
+    assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9), 4)
+    before.finish_rows([0, 1])
+    tracker.advance()
+    assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(9), 1, 2)

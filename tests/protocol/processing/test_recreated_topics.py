@@ -1,0 +1,120 @@
+"""Offsets that a processor commits after its topic was deleted and created again: those of the new topic only."""
+
+from __future__ import annotations
+
+from protocol.cluster.client import Client
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.processing.processor import Processor
+from protocol.testing.fake_kafka.server import FakeKafka
+from tests.protocol.consumer.consuming import records
+from tests.protocol.processing.conftest import GROUP, PROPERTIES, Handler, Running, Start
+from tests.support.wait_until import wait_until
+
+KEY = ("orders", 0)
+
+
+def value(offset: int) -> bytes:
+    """Return the value of `records` at this offset."""
+    return b"%010d" % offset
+
+
+def recreate(fake: FakeKafka) -> None:
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 1)
+
+
+def committed(client: Client) -> CommittedOffset | None:
+    return fetch_offsets(client, GROUP, [KEY], client.deadline()).get(KEY)
+
+
+def await_commit(client: Client, offset: int) -> None:
+    def found() -> bool:
+        to = committed(client)
+        return to is not None and to.offset == offset
+
+    wait_until(found, lambda: str(committed(client)))
+
+
+def test_close_after_a_recreation_skips_no_record_of_the_new_topic(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    fake.write(*KEY, records(0, 10))
+    running = start(handler)
+    await_commit(client, 10)
+    recreate(fake)
+    await_commit(client, 0)
+    running.close()
+    assert committed(client) == CommittedOffset(0)
+    fake.write(*KEY, records(0, 20))
+    handler.values.clear()
+    start(handler)
+    await_commit(client, 20)
+    assert sorted(handler.values) == [value(offset) for offset in range(20)]
+
+
+def test_records_of_a_deleted_topic_do_not_decide_the_offset(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    """A handler of the deleted topic returns after the move to the new topic, and after its first records."""
+    fake.write(*KEY, records(0, 10))
+    handler.block(value(4))
+    running = start(handler, order="none", threads=3)
+    await_commit(client, 4)
+    recreate(fake)
+    await_commit(client, 0)
+    handler.block(value(2))
+    fake.write(*KEY, records(0, 4))
+    await_commit(client, 2)
+    handler.blocked[value(4)].set()
+    wait_until(lambda: handler.values.count(value(4)) == 1)
+    handler.blocked[value(2)].set()
+    await_commit(client, 4)
+    running.close()
+    assert committed(client) == CommittedOffset(4, 0)
+
+
+def test_offset_above_the_old_ones_is_committed_after_a_reset_to_latest(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    commit_offsets(client, GROUP, {KEY: CommittedOffset(0)}, client.deadline())
+    fake.write(*KEY, records(0, 5))
+    handler.block(value(3))
+    running = start(handler, order="none", **{"auto.offset.reset": "latest"})
+    await_commit(client, 3)
+    with fake.changed:
+        recreate(fake)
+        fake.write(*KEY, records(0, 8))
+    await_commit(client, 8)
+    handler.blocked[value(3)].set()
+    running.close()
+    assert committed(client) == CommittedOffset(8)
+
+
+def test_consumer_handed_back_after_a_recreation_reads_the_new_topic_from_its_beginning(
+    fake: FakeKafka, client: Client, handler: Handler
+) -> None:
+    fake.write(*KEY, records(0, 10))
+    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+        consumer.subscribe(["orders"])
+        running = Running(Processor(consumer, handler))
+        await_commit(client, 10)
+        recreate(fake)
+        await_commit(client, 0)
+        running.close()
+        assert consumer.position(KEY) == 0
+
+
+def test_position_after_a_truncation_is_committed_before_further_records(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    for first in range(0, 20, 5):
+        fake.write(*KEY, records(first, 5))
+    handler.block(value(16))
+    start(handler, order="none", threads=2)
+    await_commit(client, 16)
+    with fake.changed:
+        fake.log(*KEY).truncate(10)
+        fake.set_leader_epoch(*KEY, 1)
+    wait_until(lambda: committed(client) == CommittedOffset(10, 0), lambda: str(committed(client)))
