@@ -32,7 +32,7 @@ from protocol.errors import (
     UnsupportedVersion,
     UsageError,
 )
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.metrics.client_sensors import ClientSensors, Metric
 from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
@@ -453,30 +453,54 @@ class Client:
         clients only after it has caught up with the cluster's metadata, so an unknown topic that existed before was
         deleted. A ZooKeeper-based broker that has just started does not know its topics yet.
         """
-        with self._lock:
-            known = list(self._metadata.brokers.values())
-        asked = random.sample(known, min(len(known), _ASKED_ABOUT_DELETION))
-        deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
-        body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
+        asked, deadline = self._some_brokers(), (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
         try:
             if not all(self.connection(broker, CONTROL, deadline).is_kraft for broker in asked):
                 return set()
-            requests: dict[Broker, Body] = dict.fromkeys(asked, body)
-            replies, failure = self.ask_many(
-                requests, METADATA, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-            )
+            replies, failure = self._ask_each_about(asked, topics, deadline)
         except KafkaError as error:
             log.debug("cannot tell whether %s was deleted: %s", listed(sorted(topics)), error)
             return set()
         unknown = set(topics) if replies and failure is None else set()
-        for reply in replies.values():
-            rows = Metadata.from_reply(reply).topics
+        for rows in replies:
             unknown = {
                 name
                 for name in unknown
                 if name in rows and rows[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             }
         return unknown
+
+    def ids_at_brokers(self, topics: Collection[str], deadline: Deadline) -> dict[str, set[bytes]]:
+        """Return the ids of topics, after one Metadata request to each of up to five brokers.
+
+        A topic has several ids, if a broker lags behind the controller, and none, if no broker answers or knows it. The
+        cached metadata are not changed.
+        """
+        ids: dict[str, set[bytes]] = {name: set() for name in topics}
+        try:
+            replies, _ = self._ask_each_about(self._some_brokers(), topics, deadline.at_most_ms(_ABOUT_DELETION_MS))
+        except KafkaError as error:
+            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), error)
+            return ids
+        for rows in replies:
+            for name, row in rows.items():
+                if name in ids and row.error_code == ErrorCode.NONE and row.topic_id != NO_TOPIC_ID:
+                    ids[name].add(row.topic_id)
+        return ids
+
+    def _some_brokers(self) -> list[Broker]:
+        with self._lock:
+            known = list(self._metadata.brokers.values())
+        return random.sample(known, min(len(known), _ASKED_ABOUT_DELETION))
+
+    def _ask_each_about(
+        self, brokers: Iterable[Broker], topics: Iterable[str], deadline: Deadline
+    ) -> tuple[list[Mapping[str, Topic]], KafkaError | None]:
+        """Return the topics in the Metadata reply of each broker, and the last transport error."""
+        body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
+        requests: dict[Broker, Body] = dict.fromkeys(brokers, body)
+        replies, failure = self.ask_many(requests, METADATA, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION)
+        return [Metadata.from_reply(reply).topics for reply in replies.values()], failure
 
     def remembered_topic(self, name: str) -> Topic | None:
         """Return the topic from the newest cached metadata of any age, without a request; None if it has an error."""

@@ -16,7 +16,7 @@ from protocol.clock import Clock, PausableClock
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
 
 _REPLIES_AHEAD = 2
 
@@ -215,12 +215,13 @@ class FetchBuffer:
 
     def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
         """Continue at `offset`, without an error. After a raised `TopicRecreated`, it is an offset of the new topic."""
-        is_recreated = isinstance(self.error, TopicRecreated) and self._was_raised
-        if is_recreated:
+        recreated = self.error if isinstance(self.error, TopicRecreated) and self._was_raised else None
+        if recreated is not None:
             epoch_before = NO_LEADER_EPOCH
         self.source = self.source.at(offset, epoch_before)
-        if is_recreated:
-            self.source.forget_topic()
+        if recreated is not None:
+            # The id is known: a broker that lags behind may still report that of the deleted topic.
+            self.source.adopt_topic(recreated.context.get("topic_id", NO_TOPIC_ID))
         self.position, self.last_epoch = offset, epoch_before
         self._reading = self.batches = self.error = None
         self.ahead.clear()

@@ -152,6 +152,8 @@ class FetchPosition:
         self._at_least_bytes = 0
         self._epoch_is_given = True
         self._stale_since_s: float | None = None
+        # Before the last successful reply: the failure and the number of failures.
+        self._failed_before: tuple[KafkaError | None, int] = None, 0
 
     @property
     def name(self) -> str:
@@ -234,9 +236,9 @@ class FetchPosition:
         if self._epoch_is_given and now_s - self._stale_since_s >= log_offsets.STALE_LEADER_MS / 1000:
             self.last_epoch = NO_LEADER_EPOCH
 
-    def forget_topic(self) -> None:
-        """Continue with the recreated topic of the same name; the next metadata provides its id."""
-        self.topic_id, self.leader_epoch = NO_TOPIC_ID, NO_LEADER_EPOCH
+    def adopt_topic(self, topic_id: bytes) -> None:
+        """Continue with the recreated topic of the same name; zeros: the next metadata provide its id."""
+        self.topic_id, self.leader_epoch = topic_id, NO_LEADER_EPOCH
         self.answered_at_s = float("-inf")
         self.broker, self.preferred_replica = None, NO_REPLICA
 
@@ -284,10 +286,16 @@ class FetchPosition:
         self.high_watermark = row["high_watermark"]
         self.last_stable_offset = row["last_stable_offset"]
         fetched = self._read(row, broker)
+        self._failed_before = self.failure, self._backoff.tries
         if self.failure is not None:
             self.failure = None
             self._backoff.reset()
         return fetched
+
+    def take_back(self, fetched: CompletedFetch) -> None:
+        """Undo the last successful reply, whose records are not used: the back-off continues as if it had failed."""
+        self.seek(fetched.position, fetched.epoch_before)
+        self.failure, self._backoff.tries = self._failed_before
 
     def _read(self, row: Mapping[str, Any], broker: object) -> CompletedFetch | None:
         data = row["records"]

@@ -149,7 +149,7 @@ class FetchResult(Generic[P]):
         """Drop the records of partitions that have failed after the reply; their positions go back."""
         for partition, each in self.completed:
             if partition in failures:
-                partition.seek(each.position, each.epoch_before)
+                partition.take_back(each)
         self.completed = [(partition, each) for partition, each in self.completed if partition not in failures]
         self.failed += failures.items()
 

@@ -5,7 +5,7 @@ Runs in the caller's thread; no retries. Used by `bounded_reader`, `partition_fe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
@@ -51,18 +51,18 @@ def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadlin
     Returns
     -------
     dict of FetchPosition to KafkaError
-        Partitions without a broker: `BrokerError` (retriable) if there is no leader, `TopicRecreated` if the topic has
-        another id than before, `DeadlineExceeded` if no broker replied.
+        Partitions without a broker: `BrokerError` (retriable) if there is no leader or brokers report several topic
+        ids, `TopicRecreated` if the topic has another id than before, `DeadlineExceeded` if no broker replied.
     """
     try:
-        snapshot = _snapshot(client, partitions, deadline)
+        snapshot, ids = _snapshot(client, partitions, deadline)
     except KafkaError as error:
         return dict.fromkeys(partitions, error)
     failures: dict[P, KafkaError] = {}
     now_s = client.clock.now_s()
     for partition in partitions:
         try:
-            broker, leader_epoch, topic_id = _leader(snapshot, partition)
+            broker, leader_epoch, topic_id = _leader(snapshot, ids, partition)
         except KafkaError as error:
             failures[partition] = error
         else:
@@ -71,14 +71,29 @@ def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadlin
     return failures
 
 
-def _snapshot(client: Client, partitions: Collection[FetchPosition], deadline: Deadline) -> Metadata:
+def _snapshot(
+    client: Client, partitions: Collection[FetchPosition], deadline: Deadline
+) -> tuple[Metadata, Mapping[str, set[bytes]]]:
+    """Return metadata, and the topic ids of `_ids_of_recreated`."""
     topics = {each.topic for each in partitions}
     snapshot = client.snapshot(topics, deadline)
     if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
         # Cached metadata may be older than the plan of the range.
         client.expire_metadata(another)
         snapshot = client.snapshot(topics, deadline)
-    return snapshot
+    return snapshot, _ids_of_recreated(client, snapshot, partitions, deadline)
+
+
+def _ids_of_recreated(
+    client: Client, snapshot: Metadata, partitions: Collection[FetchPosition], deadline: Deadline
+) -> Mapping[str, set[bytes]]:
+    """Return the ids that several brokers report for topics that seem to be recreated.
+
+    Ids have no order: the other id may be that of the deleted topic, if the broker lags behind. The metadata of one
+    broker never go back, so that no broker reports an older id only.
+    """
+    another = {each.topic for each in partitions if _is_another(snapshot, each)}
+    return client.ids_at_brokers(another, deadline) if another else {}
 
 
 def compare_topic_ids(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
@@ -87,8 +102,8 @@ def compare_topic_ids(client: Client, partitions: Collection[P], deadline: Deadl
     Returns
     -------
     dict of FetchPosition to KafkaError
-        Partitions whose id is not confirmed: `TopicRecreated`, `BrokerError` if the broker does not know the topic,
-        `DeadlineExceeded` if no broker replied.
+        Partitions whose id is not confirmed: `TopicRecreated`, `BrokerError` (retriable) if the broker does not know
+        the topic or brokers report several ids, `DeadlineExceeded` if no broker replied.
     """
     topics = {each.topic for each in partitions}
     client.expire_metadata(topics)
@@ -96,31 +111,42 @@ def compare_topic_ids(client: Client, partitions: Collection[P], deadline: Deadl
         snapshot = client.snapshot(topics, deadline)
     except KafkaError as error:
         return dict.fromkeys(partitions, error)
+    ids = _ids_of_recreated(client, snapshot, partitions, deadline)
     failures: dict[P, KafkaError] = {}
     for partition in partitions:
         try:
-            _require_same_topic(snapshot, partition)
+            _require_same_topic(snapshot, ids, partition)
         except KafkaError as error:
             failures[partition] = error
     client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
     return failures
 
 
-def _require_same_topic(snapshot: Metadata, partition: FetchPosition) -> Topic:
+def _require_same_topic(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchPosition) -> Topic:
     known = snapshot.topic(partition.topic)
     if _is_another(snapshot, partition):
+        if ids.get(partition.topic) != {known.topic_id}:
+            raise broker_error(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"{partition.name}: brokers do not agree on the topic id {topic_id_text(partition.topic_id)}; one has "
+                f"{topic_id_text(known.topic_id)}",
+                api="Metadata",
+                topic=partition.topic,
+                partition=partition.partition,
+            )
         raise TopicRecreated(
             f"{partition.name}: the topic was deleted and created again (its id was "
             f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(known.topic_id)})",
             topic=partition.topic,
             partition=partition.partition,
+            topic_id=known.topic_id,
         )
     return known
 
 
-def _leader(snapshot: Metadata, partition: FetchPosition) -> tuple[Broker, int, bytes]:
+def _leader(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchPosition) -> tuple[Broker, int, bytes]:
     """Return the broker to fetch from, the leader epoch and the topic id. Raises as `resolve_leaders` returns."""
-    known = _require_same_topic(snapshot, partition)
+    known = _require_same_topic(snapshot, ids, partition)
     broker, leadership = snapshot.leader(partition.topic, partition.partition)
     if partition.preferred_replica != NO_REPLICA:
         replica = snapshot.brokers.get(partition.preferred_replica)
@@ -202,7 +228,7 @@ def decide_with_leader(
         if isinstance(action, InvalidPosition):
             # Requested by name, a broker may have replied for a recreated topic.
             client.expire_metadata([partition.topic])
-            _leader(_snapshot(client, [partition], deadline), partition)
+            _leader(*_snapshot(client, [partition], deadline), partition)
     except KafkaError as failure:
         # The metadata will tell if an unknown topic was deleted.
         action = decide(partition, failure.answer if isinstance(failure, TopicUnknown) else failure)

@@ -259,13 +259,20 @@ class PartitionFetcher:
         failed, now_s = {partition for partition, _ in result.failed}, self._client.clock.now_s()
         with self.lock:
             due = self._topic_ids.due(
-                request.partitions, [partition for partition, _ in result.completed], failed, asked_at_s, now_s
+                request.broker,
+                request.partitions,
+                [partition for partition, _ in result.completed],
+                failed,
+                asked_at_s,
+                now_s,
+                lambda: [buffer.source for buffer in self.schedule.buffers_of(request.broker)],
             )
         if not due:
             return
         now_s = self._client.clock.now_s()
         failures = compare_topic_ids(self._client, due, self._client.deadline(self._client.config.request_timeout_ms))
-        result.drop(failures)
+        asked = set(request.partitions)
+        result.drop({partition: error for partition, error in failures.items() if partition in asked})
         with self.lock:
             self._topic_ids.confirm([each for each in due if each not in failures], now_s)
             self._topic_ids.drop(failures)

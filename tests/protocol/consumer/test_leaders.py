@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -120,3 +121,27 @@ def test_other_failures_need_no_leader(fake: FakeKafka, client: Client) -> None:
     partition, error = routed(client, 4), Corrupt("CRC")
     fake.handlers[LIST_OFFSETS] = fake.handlers[METADATA] = lambda body, version: pytest.fail("a request")
     assert decided(client, partition, error) == Fail(error)
+
+
+def test_leader_is_resolved_again_while_brokers_report_several_topic_ids(fake: FakeKafka, client: Client) -> None:
+    def another(body: dict[str, Any]) -> dict[str, Any]:
+        for row in body["topics"]:
+            row["topic_id"] = b"deleted-topic-id"
+        return body
+
+    def resolve() -> KafkaError | None:
+        client.expire_metadata(["orders"])
+        return resolve_leaders(client, [partition], client.deadline()).get(partition)
+
+    partition = routed(client, 3)
+    topic_id = partition.topic_id
+    # The reply, and that after cached metadata were expired.
+    fake.edit_replies(METADATA, another, 2)
+    error = resolve()
+    assert isinstance(error, BrokerError)
+    assert error.code == ErrorCode.INCONSISTENT_TOPIC_ID
+    assert isinstance(decided(client, partition, error), Retry)
+    assert resolve() is None
+    assert partition.topic_id == topic_id
+    fake.edit_replies(METADATA, another)
+    assert isinstance(resolve(), TopicRecreated)

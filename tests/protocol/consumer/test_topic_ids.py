@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.fetch_position import FetchPosition
@@ -23,6 +26,7 @@ from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.protocol.consumer.consuming import client_of, consumer_of, offsets_of, records
 
 OLD, NEW = b"old-topic-id----", b"new-topic-id----"
+BROKER = Broker(1, "localhost", 9092)
 
 
 def by_name(body: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +129,96 @@ def test_partitions_of_a_recreated_topic_are_each_detected(fake: FakeKafka, cons
         assert after_loss(stream, 8) == list(range(8))
 
 
+class Lagging:
+    """Edits some Metadata replies, never two in a row, to that of a broker that still has the old id of orders."""
+
+    def __init__(self, fake: FakeKafka, old_id: bytes) -> None:
+        self.old_id = old_id
+        self.active = False
+        self._random = random.Random(1)
+        self._was_old = False
+        fake.edit_replies(METADATA, self._edit)
+
+    def _edit(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._was_old = self.active and not self._was_old and self._random.random() < 0.6
+        for row in body["topics"]:
+            if self._was_old:
+                row["topic_id"] = self.old_id
+        return body
+
+
+def test_lagging_broker_does_not_return_reader_to_deleted_topic(fake: FakeKafka, consumer: Consumer) -> None:
+    stream = consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    lagging = Lagging(fake, stream.topic_id)
+    recreate(fake, 3)
+    with pytest.raises(TopicRecreated):
+        for _ in stream.batches(20_000):
+            pass
+    lagging.active = True
+    stream.seek(0)
+    assert stream.topic_id not in (bytes(16), lagging.old_id)
+    assert read_offsets(stream, 3) == [0, 1, 2]
+    before, end_s, written = len(fake.request_bodies(METADATA)), time.monotonic() + 4, 3
+    while time.monotonic() < end_s:
+        fake.write("orders", 0, records(written, 1))
+        assert read_offsets(stream, 1) == [written]
+        written += 1
+        time.sleep(0.02)
+    assert len(fake.request_bodies(METADATA)) - before < 12
+
+
+def test_topic_is_not_recreated_while_a_broker_has_the_known_id(fake: FakeKafka, consumer: Consumer) -> None:
+    """The reader has never had the other id: ids have no order, but the metadata of one broker never go back."""
+    lagging, stream = Lagging(fake, OLD), consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    lagging.active = True
+    end_s, written = time.monotonic() + 4, 5
+    while time.monotonic() < end_s:
+        fake.write("orders", 0, records(written, 1))
+        assert read_offsets(stream, 1) == [written]
+        written += 1
+        time.sleep(0.02)
+
+
+def test_comparisons_that_fail_back_off(fake: FakeKafka) -> None:
+    """The Fetch succeeds each time, so that it is not the end of the failure."""
+    fake.edit_replies(API_VERSIONS, by_name)
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=2_000) as client,
+        consumer_of(client, {"fetch.max.wait.ms": 20}) as consumer,
+    ):
+        replies = itertools.count()
+
+        def another(body: dict[str, Any]) -> dict[str, Any]:
+            for row in body["topics"]:
+                # After the id with which the leader is resolved: that of each comparison, and of some other broker.
+                if next(replies) % 3 == 1:
+                    row["topic_id"] = OLD
+            return body
+
+        fake.edit_replies(METADATA, another)
+        stream = consumer.consume_partition("orders", 0, 0)
+        assert stream.poll(2_000) is None
+        assert len(fake.request_bodies(FETCH)) < 12
+
+
+def test_many_topics_are_compared_in_one_request(fake: FakeKafka, consumer: Consumer) -> None:
+    topics = [f"topic-{number}" for number in range(20)]
+    for name in topics:
+        fake.create_topic(name, 1)
+    consumer.consume_partitions({(name, 0): 0 for name in topics})
+    before, end_s, read = len(fake.request_bodies(METADATA)), time.monotonic() + 4, 0
+    for number in itertools.count():
+        fake.write(topics[number % 20], 0, records(number // 20, 1))
+        read += consumer.poll(1_000) is not None
+        time.sleep(0.01)
+        if time.monotonic() > end_s:
+            break
+    assert read > 100
+    assert len(fake.request_bodies(METADATA)) - before <= 6
+
+
 def test_steady_reading_rarely_requests_metadata(fake: FakeKafka, consumer: Consumer) -> None:
     stream = consumer.consume_partition("orders", 0, EARLIEST)
     stream.poll(20_000)
@@ -166,7 +260,7 @@ class TestChecks:
         checks: TopicIdChecks, asked: list[FetchPosition], read: list[FetchPosition], at_s: float, wait_s: float = 0.0
     ) -> list[FetchPosition]:
         """Return the due partitions after a reply at `at_s`."""
-        return checks.due(asked, read, set(), at_s - wait_s, at_s)
+        return checks.due(BROKER, asked, read, set(), at_s - wait_s, at_s)
 
     def test_first_records_are_compared(self) -> None:
         checks, each = TopicIdChecks(), self.position()
@@ -198,6 +292,26 @@ class TestChecks:
         checks.confirm([each], 10.0)
         assert [self.due(checks, [each], [each], 10.0 + 0.3 * pause) for pause in (1, 2, 3, 4)] == [[], [], [], [each]]
 
+    def test_topics_with_records_are_compared_together(self) -> None:
+        checks = TopicIdChecks()
+        each = [self.position(bytes([number]) * 16, f"topic-{number}") for number in (1, 2, 3, 4)]
+        for number, position in enumerate(each):
+            checks.confirm([position], 10.0 + number / 20)
+        assert self.due(checks, each, [], 10.19) == []
+        assert self.due(checks, each, each[:3], 10.3) == []
+        assert self.due(checks, each, [], 13.1, wait_s=2.8) == each[:3]
+        checks.confirm(each[:3], 13.1)
+        assert [self.due(checks, each, each, at_s, wait_s=1.4) for at_s in (14.5, 15.9)] == [[], []]
+        assert self.due(checks, each, [], 16.2, wait_s=0.3) == each
+
+    def test_after_a_pause_all_partitions_of_the_broker_are_compared(self) -> None:
+        checks, each, other = TopicIdChecks(), self.position(OLD), self.position(NEW, "other")
+        failed = self.position(b"failed-topic-id-", "failed")
+        assert checks.due(BROKER, [each, failed], [each], {failed}, 1.0, 1.0, lambda: [each, failed, other]) == [
+            each,
+            other,
+        ]
+
     def test_delivered_records_are_compared_after_3_seconds_also_without_more(self) -> None:
         checks, each = TopicIdChecks(), self.position()
         checks.confirm([each], 10.0)
@@ -219,4 +333,5 @@ class TestChecks:
         checks.confirm([old], 10.0)
         checks.drop([old])
         checks.confirm([new], 10.1)
-        assert self.due(checks, [old, new], [old, new], 10.2) == [old]
+        assert self.due(checks, [new], [new], 10.2) == []
+        assert self.due(checks, [old], [old], 10.2) == [old]
