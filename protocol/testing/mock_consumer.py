@@ -304,6 +304,15 @@ class MockConsumer:
         self._require_assigned([partition])
         return self._positions[partition]
 
+    def positions(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the positions of the assigned partitions, without leader epochs."""
+        return {key: CommittedOffset(offset) for key, offset in self._positions.items()}
+
+    @property
+    def recreations(self) -> dict[TopicPartition, int]:
+        """Empty: no topic is recreated here."""
+        return {}
+
     def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position."""
         self._require_assigned([partition])

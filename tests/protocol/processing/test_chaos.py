@@ -37,7 +37,7 @@ pytestmark = pytest.mark.soak
 
 KILLS = scaled("CHAOS_KILLS", 2, 20)
 # Kills, stops and starts: each is a rebalance.
-STEPS = scaled("CHAOS_STEPS", 8, 80)
+STEPS = scaled("CHAOS_STEPS", 6, 80)
 PARTITIONS, KEYS, WORKERS = 4, 24, 3
 COMMIT_MS = 100
 # The shortest that brokers allow.
