@@ -287,6 +287,7 @@ class FetchPosition:
         self.last_stable_offset = row["last_stable_offset"]
         fetched = self._read(row, broker)
         self._failed_before = self.failure, self._backoff.tries
+        self._stale_since_s = None
         if self.failure is not None:
             self.failure = None
             self._backoff.reset()
@@ -314,7 +315,7 @@ class FetchPosition:
         position, self.position = self.position, records.next_offset
         if batches < len(records.headers):
             self.position = int(records.headers["base_offset"][batches])
-        self._epoch_is_given, self._stale_since_s = False, None
+        self._epoch_is_given = False
         epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][batches - 1])
         self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
         self._at_least_bytes = 0

@@ -24,14 +24,13 @@ from tests.driver.simulated_query import (
     SimulatedQuery,
     check_commits,
 )
-from tests.support.soak import SOAK, scaled
+from tests.support.soak import scaled, try_seeds
 from tests.support.wait_until import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3_600)]
 
 SEEDS = scaled("SIMULATED_QUERIES", 10, 300)
 MEMBER_SEEDS = scaled("SIMULATED_MEMBERS", 1, 40)
-FIRST = random.randrange(1_000_000) if SOAK else 5
 
 
 def options_of(cluster: ChangingCluster) -> dict[str, str]:
@@ -40,12 +39,7 @@ def options_of(cluster: ChangingCluster) -> dict[str, str]:
 
 
 def test_killed_query_reads_every_record_once_on_changing_cluster() -> None:
-    for seed in range(FIRST, FIRST + SEEDS):
-        try:
-            simulate(random.Random(seed))
-        except BaseException:
-            print(f"seed {seed}")
-            raise
+    try_seeds(simulate, SEEDS, 5)
 
 
 def simulate(rng: random.Random) -> None:
@@ -79,12 +73,7 @@ def simulate(rng: random.Random) -> None:
 
 
 def test_members_read_every_record_on_changing_cluster() -> None:
-    for seed in range(FIRST, FIRST + MEMBER_SEEDS):
-        try:
-            simulate_members(random.Random(seed))
-        except BaseException:
-            print(f"seed {seed}")
-            raise
+    try_seeds(simulate_members, MEMBER_SEEDS, 5)
 
 
 def simulate_members(rng: random.Random) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -18,12 +19,11 @@ from protocol.testing.fake_kafka.log import LogBatch
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.plan.ranges import split
-from tests.support.soak import SOAK, scaled
+from tests.support.soak import scaled, try_seeds
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3_600)]
 
 SEEDS = scaled("TRUNCATIONS", 60, 5_000)
-FIRST = random.randrange(1_000_000) if SOAK else 0
 
 
 @dataclass
@@ -94,15 +94,11 @@ def test_range_ends_where_its_log_was_truncated() -> None:
     with FakeKafka(record_requests=False) as kafka:
         given = parse_client({"bootstrap.servers": kafka.bootstrap_servers, **properties})
         with Client(given) as client:
-            for seed in range(FIRST, FIRST + SEEDS):
-                try:
-                    read_range(kafka, client, f"topic-{seed}", random.Random(seed))
-                except BaseException:
-                    print(f"seed {seed}")
-                    raise
+            try_seeds(partial(read_range, kafka, client), SEEDS)
 
 
-def read_range(kafka: FakeKafka, client: Client, topic: str, rng: random.Random) -> None:
+def read_range(kafka: FakeKafka, client: Client, rng: random.Random) -> None:
+    topic = f"topic-{rng.random()}"
     kafka.create_topic(topic)
     log = GrowingLog(rng)
     log.grow(rng.randint(5, 40))

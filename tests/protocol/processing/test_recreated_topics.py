@@ -104,17 +104,3 @@ def test_consumer_handed_back_after_a_recreation_reads_the_new_topic_from_its_be
         await_commit(client, 0)
         running.close()
         assert consumer.position(KEY) == 0
-
-
-def test_position_after_a_truncation_is_committed_before_further_records(
-    fake: FakeKafka, client: Client, start: Start, handler: Handler
-) -> None:
-    for first in range(0, 20, 5):
-        fake.write(*KEY, records(first, 5))
-    handler.block(value(16))
-    start(handler, order="none", threads=2)
-    await_commit(client, 16)
-    with fake.changed:
-        fake.log(*KEY).truncate(10)
-        fake.set_leader_epoch(*KEY, 1)
-    wait_until(lambda: committed(client) == CommittedOffset(10, 0), lambda: str(committed(client)))

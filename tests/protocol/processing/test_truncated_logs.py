@@ -27,7 +27,8 @@ def truncate(fake: FakeKafka, offset: int, end: int) -> None:
     with fake.changed:
         fake.log(*KEY).truncate(offset)
         fake.set_leader_epoch(*KEY, 1)
-        fake.write(*KEY, records(offset, end - offset, epoch=1))
+        if end > offset:
+            fake.write(*KEY, records(offset, end - offset, epoch=1))
 
 
 def committed(client: Client) -> CommittedOffset | None:
@@ -49,14 +50,28 @@ def test_offset_within_a_batch_is_committed_with_its_leader_epoch(
     wait_until(lambda: committed(client) == CommittedOffset(20, 1), lambda: str(committed(client)))
 
 
-def test_unfinished_record_that_the_log_has_lost_does_not_decide_the_offset(
-    fake: FakeKafka, client: Client, start: Start, handler: Handler
-) -> None:
+@pytest.fixture
+def blocked_at_16(fake: FakeKafka, client: Client, start: Start, handler: Handler) -> FakeKafka:
+    """Return a cluster with records 0 to 19, of which all but 16 are handled, and 16 is committed."""
     for first in range(0, 20, 5):
         fake.write(*KEY, records(first, 5))
     handler.block(value(16))
     start(handler, order="none", threads=2)
     wait_until(lambda: committed(client) == CommittedOffset(16, 0), lambda: str(committed(client)))
+    return fake
+
+
+def test_position_after_a_truncation_is_committed_before_further_records(
+    blocked_at_16: FakeKafka, client: Client
+) -> None:
+    truncate(blocked_at_16, 10, 10)
+    wait_until(lambda: committed(client) == CommittedOffset(10, 0), lambda: str(committed(client)))
+
+
+def test_unfinished_record_that_the_log_has_lost_does_not_decide_the_offset(
+    blocked_at_16: FakeKafka, client: Client, handler: Handler
+) -> None:
+    fake = blocked_at_16
     truncate(fake, 10, 15)
     wait_until(lambda: committed(client) == CommittedOffset(15, 1), lambda: str(committed(client)))
     fake.write(*KEY, records(15, 10, epoch=1))
