@@ -19,7 +19,7 @@ from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, Corrupt, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.wire.parts import Part, error_parts, partition_request
+from protocol.wire.parts import Part, error_parts, partition_request, with_topic_names
 from protocol.wire.schema import Api, Body, Route
 
 Row = Mapping[str, Any]
@@ -110,6 +110,7 @@ def call_partitions(
     *,
     check_leader_epoch: bool = False,
     handle: Handle | None = None,
+    topic_ids: Mapping[str, bytes] | None = None,
     **options: Any,
 ) -> dict[TopicPartition, Row]:
     """Send a request about partitions to their leaders in parallel, or to a coordinator; return each partition's row.
@@ -128,6 +129,8 @@ def call_partitions(
     handle : callable, optional
         Receives (topic, partition), its row, the broker and the row's error or None. Returns an error, which counts as
         the partition's failure, or None to accept the row.
+    topic_ids : mapping of str to bytes, optional
+        The ids of all topics, for versions that identify topics by id.
     **options
         As in `call`, and `unknown_topic_s`: raise `TopicUnknown` after brokers have not known a topic for this time,
         for callers that then check whether the topic was deleted.
@@ -150,7 +153,7 @@ def call_partitions(
         else:
             rows_by_broker = _by_leader(client, missing, deadline, failures, check_leader_epoch)
         requests = {
-            broker: with_timeout(api, partition_request(api, fields, rows), deadline)
+            broker: with_timeout(api, partition_request(api, fields, rows, topic_ids), deadline)
             for broker, rows in rows_by_broker.items()
         }
         replies, failure = client.ask_many(
@@ -159,6 +162,8 @@ def call_partitions(
         if failure is not None:
             failures.append(failure)
         for broker, reply in replies.items():
+            if topic_ids is not None:
+                reply = with_topic_names(api, reply, topic_ids)
             failures += _handle_reply(name, broker, reply, rows_by_broker[broker], found, handle)
         if failures:
             raise next(filter(is_unknown_topic, failures), failures[0])

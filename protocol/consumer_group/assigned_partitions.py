@@ -239,6 +239,11 @@ class AssignedPartitions:
         )
 
     @property
+    def topic_ids(self) -> dict[TopicPartition, bytes]:
+        """Return the ids of the topics that are read, for commits; zeros if unknown."""
+        return {key: consumer.topic_id for key, consumer in list(self._consumers.items())}
+
+    @property
     def recreations(self) -> Mapping[TopicPartition, int]:
         """Return how often reading has moved to a recreated topic, for partitions where it has."""
         return self._recreations

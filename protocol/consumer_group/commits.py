@@ -17,7 +17,7 @@ from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
-from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
+from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager, TopicIds
 from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -65,10 +65,13 @@ class Commits:
             if self.manager is not None:
                 self.manager.retain(owned)
 
-    def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
-        """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended."""
+    def commit_async(self, offsets: Offsets, member: GroupMember, topic_ids: TopicIds) -> None:
+        """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended.
+
+        `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
+        """
         manager = self._required_manager()
-        if offsets and not manager.commit(offsets, member):
+        if offsets and not manager.commit(offsets, member, topic_ids=topic_ids):
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
     def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:

@@ -752,7 +752,7 @@ class KafkaConsumer:
     def _commit_async(self, offsets: Offsets) -> None:
         if self._membership is not None:
             self._membership.progress()  # also detects that this process was suspended
-        self._commits.commit_async(offsets, self._member)
+        self._commits.commit_async(offsets, self._member, self._partitions.topic_ids)
         self._partitions.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------

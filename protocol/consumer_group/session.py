@@ -62,6 +62,8 @@ class ConsumerGroupSession:
         self._marked = MarkedOffsets()
         # Leader epochs of the records that claims have returned.
         self._epochs: dict[TopicPartition, LeaderEpochs] = {}
+        # Topics whose records the claims have returned: a commit in another topic of that name is refused.
+        self._topic_ids: dict[TopicPartition, bytes] = {}
         self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
 
     @property
@@ -176,7 +178,7 @@ class ConsumerGroupSession:
         with self._lock:
             marked = self._marked.taken  # earlier offsets may still be in flight
             again = {key: to for key, to in refused.items() if marked.get(key) == to}
-            self._commits.commit_async(again, self._member)
+            self._commits.commit_async(again, self._member, self._topic_ids)
         self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
 
     def commit_async(self) -> dict[TopicPartition, CommittedOffset]:
@@ -191,7 +193,7 @@ class ConsumerGroupSession:
         self.ignore_marks_in_recreated_topics()
         with self._lock:
             marked = self._marked.take()
-            self._commits.commit_async(marked, self._member)
+            self._commits.commit_async(marked, self._member, self._topic_ids)
             return marked
 
     @property
@@ -209,13 +211,15 @@ class ConsumerGroupSession:
         """Lower the mark to the position after lost data, see `MarkedOffsets.position_lost`."""
         with self._lock:
             self._epochs.pop(key, None)
+            self._topic_ids.pop(key, None)
             if key in self._claimed_partitions:
                 self._marked.position_lost(key, to, truncated=truncated)
 
-    def record_returned(self, key: TopicPartition, end: int, epochs: LeaderEpochs) -> None:
-        """Record the end of the records that a claim returns, and their leader epochs, for their marks."""
+    def record_returned(self, key: TopicPartition, end: int, epochs: LeaderEpochs, topic_id: bytes) -> None:
+        """Record the end of the records that a claim returns, their leader epochs and topic, for their marks."""
         with self._lock:
             if key in self._claimed_partitions:
+                self._topic_ids[key] = topic_id
                 self._marked.returned(key, end)
                 known = self._epochs.get(key)
                 self._epochs[key] = epochs if known is None else known.followed_by(epochs)
@@ -239,6 +243,7 @@ class ConsumerGroupSession:
             self._marked.drop(partitions)
             for key in partitions:
                 self._epochs.pop(key, None)
+                self._topic_ids.pop(key, None)
 
     def end(self, reason: EndReason) -> None:
         """End the session; the first reason is kept."""
@@ -342,7 +347,8 @@ class ConsumerGroupClaim:
             # The process may have been suspended, and the partition assigned to another member.
             if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
                 end = self._withheld["offset"][-1].as_py() + 1
-                session.record_returned((self.topic, self.partition), end, self._consumer.leader_epochs)
+                key = (self.topic, self.partition)
+                session.record_returned(key, end, self._consumer.leader_epochs, self._consumer.topic_id)
                 batch, self._withheld = self._withheld, None
                 return batch
             if deadline.passed:

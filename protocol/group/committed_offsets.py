@@ -64,6 +64,8 @@ def commit_offsets(
     deadline: Deadline,
     member: GroupMember = NO_MEMBER,
     handle: Handle | None = None,
+    *,
+    topic_ids: Mapping[str, bytes] | None = None,
 ) -> None:
     """Commit all of `offsets`.
 
@@ -81,6 +83,9 @@ def commit_offsets(
         The member that commits; by default none, which the coordinator accepts if the group has no members.
     handle : callable, optional
         Called for each partition in the response, see `call_partitions`.
+    topic_ids : mapping of str to bytes, optional
+        The ids of all topics. A coordinator of Kafka 4.1 or later refuses offsets of a deleted topic with
+        UNKNOWN_TOPIC_ID then, also if a new topic has its name.
 
     Raises
     ------
@@ -95,8 +100,7 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    # Later versions have topic ids, which are not known here.
-    at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
+    at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES if topic_ids is None else None
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
@@ -104,7 +108,10 @@ def commit_offsets(
             error = BrokerError(what, **error.context, settings=("group.id",))
         return error if handle is None else handle(key, row, broker, error)
 
-    call_partitions(client, OFFSET_COMMIT, identity, offset_rows(offsets), deadline, handle=explained, at_most=at_most)
+    rows = offset_rows(offsets)
+    call_partitions(
+        client, OFFSET_COMMIT, identity, rows, deadline, handle=explained, topic_ids=topic_ids, at_most=at_most
+    )
 
 
 def fetch_offsets(

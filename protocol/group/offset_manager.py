@@ -13,13 +13,15 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from protocol.broker_errors import ErrorCode, GroupEffect, broker_error, error_row
 from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
-from protocol.cluster.client import Client
+from protocol.cluster.client import COORDINATOR, Client
+from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker, Topic, is_another_topic
-from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS, is_unknown_topic
+from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
@@ -27,11 +29,15 @@ from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.metrics import definitions
+from protocol.wire.messages.m08_offset_commit import FIRST_WITH_TOPIC_IDS, OFFSET_COMMIT
 
 log = logging.getLogger(__name__)
 
+TopicIds = Mapping[TopicPartition, bytes]
+NO_TOPIC_IDS: TopicIds = MappingProxyType({})
+
 COMMIT_TIMEOUT_MS = 5_000
-# Limit of the Metadata request before a retry; other commits wait for it.
+# Limit of the Metadata request before some commits; other commits wait for it.
 _TOPIC_CHECK_MS = 1_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
@@ -39,8 +45,9 @@ _RETRY_MAXIMUM_MS = 5_000
 STALE_RETRY_S = 5.0
 # Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
+_UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 # Errors of one partition; all other retriable errors concern the group or its coordinator.
-_PARTITION_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_PARTITION_ERRORS = (*_UNKNOWN_TOPIC, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 DELETED_TOPIC_S = 1.0
 """Maximum wait for a partition that fails alone, if other partitions wait for its commit."""
@@ -182,7 +189,13 @@ class OffsetManager:
             self._marks = {key: mark for key, mark in self._marks.items() if key in owned}
             self._notify()
 
-    def mark(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
+    def mark(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        member: GroupMember = NO_MEMBER,
+        *,
+        topic_ids: TopicIds = NO_TOPIC_IDS,
+    ) -> bool:
         """Stage offsets, except those lower than a staged offset of the same partition.
 
         Parameters
@@ -191,6 +204,9 @@ class OffsetManager:
             Offsets by partition.
         member : GroupMember
             The member that owned the partitions when they were read.
+        topic_ids : mapping of (str, int) to bytes
+            Ids of the topics that were read; for missing ids and zeros, those of the newest metadata. An offset of a
+            deleted topic is refused with UNKNOWN_TOPIC_ID, also if a new topic has its name.
 
         Returns
         -------
@@ -199,21 +215,39 @@ class OffsetManager:
         """
         with self._changed:
             before = {key: mark.offset.offset for key, mark in self._marks.items()}
-            return self.reset({key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}, member)
+            not_lower = {key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}
+            return self.reset(not_lower, member, topic_ids=topic_ids)
 
-    def reset(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
+    def reset(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        member: GroupMember = NO_MEMBER,
+        *,
+        topic_ids: TopicIds = NO_TOPIC_IDS,
+    ) -> bool:
         """Stage offsets as `mark` does, also lower ones."""
         with self._changed:
-            before = {key: mark.offset for key, mark in self._marks.items()}
-            return self.commit({key: to for key, to in offsets.items() if to != before.get(key)}, member)
+            changed = {key: to for key, to in offsets.items() if not self._is_staged(key, to, topic_ids)}
+            return self.commit(changed, member, topic_ids=topic_ids)
 
-    def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember = NO_MEMBER) -> bool:
+    def _is_staged(self, key: TopicPartition, to: CommittedOffset, topic_ids: TopicIds) -> bool:
+        mark, topic_id = self._marks.get(key), topic_ids.get(key, NO_TOPIC_ID)
+        return mark is not None and mark.offset == to and not is_another_topic(topic_id, mark.topic_id)
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        member: GroupMember = NO_MEMBER,
+        *,
+        topic_ids: TopicIds = NO_TOPIC_IDS,
+    ) -> bool:
         """Stage offsets as `reset` does, and send also those that were committed or refused before."""
         with self._changed:
             if accepted := member.keeps_assignment_of(self._member):
                 self._update_topic_ids({key[0] for key in offsets})
                 for key, to in offsets.items():
-                    mark = _Mark(to, self._topic_ids.get(key[0], NO_TOPIC_ID))
+                    topic_id = topic_ids.get(key, NO_TOPIC_ID)
+                    mark = _Mark(to, self._topic_ids.get(key[0], topic_id) if topic_id == NO_TOPIC_ID else topic_id)
                     if (before := self._marks.get(key)) is not None:
                         mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
                     self._marks[key] = mark
@@ -377,11 +411,13 @@ class OffsetManager:
 
         self._exclude_deleted_topics(due, replies)
         excluded = replies.final.keys() | replies.partition_errors.keys()
-        offsets = {key: mark.offset for key, mark in due.items() if key not in excluded}
+        marks = {key: mark for key, mark in due.items() if key not in excluded}
+        offsets = {key: mark.offset for key, mark in marks.items()}
         deadline = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
             if offsets:
-                commit_offsets(self._client, self.group, offsets, deadline, member, handle)
+                topic_ids = _ids_of_topics(marks)
+                commit_offsets(self._client, self.group, offsets, deadline, member, handle, topic_ids=topic_ids)
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
         if len(replies.too_large) == 1:  # cannot be split further
@@ -393,19 +429,21 @@ class OffsetManager:
         return replies
 
     def _exclude_deleted_topics(self, due: Mapping[TopicPartition, _Mark], replies: _Replies) -> None:
-        """Add the results of marks that are not sent, since OffsetCommit names the topic, not its id.
+        """Add the results of marks that are not sent, because their topic was deleted.
 
-        A retry after UNKNOWN_TOPIC_OR_PARTITION could commit the offset of a deleted topic to a new topic of the same
-        name, whose records before it would then be skipped.
+        OffsetCommit names the topic before Kafka 4.1: the offset of a deleted topic could be committed to a new topic
+        of the same name, whose records before it would then be skipped.
         """
         names = {key[0] for key in due}
-        unknown = {key[0] for key, mark in due.items() if mark.last_error and is_unknown_topic(mark.last_error)}
+        unknown = {key[0] for key, mark in due.items() if mark.last_error and mark.last_error.code in _UNKNOWN_TOPIC}
         # A topic that the client has known before.
         unknown |= {name for name in names & self._topic_ids.keys() if self._client.remembered_topic(name) is None}
+        with_id = {key[0] for key, mark in due.items() if mark.topic_id != NO_TOPIC_ID}
         found: Mapping[str, Topic] = {}
-        if unknown:
+        to_fetch = unknown if self._coordinator_checks_topic_ids(due) else unknown | with_id
+        if to_fetch:
             with suppress(KafkaError):
-                found = self._client.metadata(unknown, Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)).topics
+                found = self._client.metadata(to_fetch, Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)).topics
         known = {name: found.get(name) or self._client.remembered_topic(name) for name in names}
         for key, mark in due.items():
             topic, about = known[key[0]], {"topic": key[0], "partition": key[1]}
@@ -415,6 +453,17 @@ class OffsetManager:
                 replies.final[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what, **about)
             elif key[0] in unknown and (topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 replies.partition_errors[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, **about)
+
+    def _coordinator_checks_topic_ids(self, marks: Mapping[TopicPartition, _Mark]) -> bool:
+        if _ids_of_topics(marks) is None:
+            return False
+        deadline = Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)
+        try:
+            coordinator = self._client.coordinator(group_coordinator(self.group), deadline)
+            connection = self._client.connection(coordinator, COORDINATOR, deadline)
+            return connection.choose_version(OFFSET_COMMIT) >= FIRST_WITH_TOPIC_IDS
+        except KafkaError:
+            return False
 
     def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
         """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""
@@ -481,6 +530,15 @@ class OffsetManager:
 
 def _loses_assignment(error: BrokerError) -> bool:
     return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
+
+
+def _ids_of_topics(marks: Mapping[TopicPartition, _Mark]) -> dict[str, bytes] | None:
+    """Return the topic ids of marks; None if one is unknown, or if a topic has two."""
+    ids: dict[str, bytes] = {}
+    for (topic, _), mark in marks.items():
+        if mark.topic_id == NO_TOPIC_ID or ids.setdefault(topic, mark.topic_id) != mark.topic_id:
+            return None
+    return ids
 
 
 def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:

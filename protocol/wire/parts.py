@@ -83,14 +83,30 @@ def error_parts(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def partition_request(
-    api: Api, fields: Mapping[str, Any], partitions: Mapping[tuple[str, int], Mapping[str, Any]]
+    api: Api,
+    fields: Mapping[str, Any],
+    partitions: Mapping[tuple[str, int], Mapping[str, Any]],
+    topic_ids: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:
-    """Build a request body from `fields` and the row of each (topic, partition), grouped by topic."""
+    """Build a request body from `fields` and the row of each (topic, partition), grouped by topic.
+
+    `topic_ids` has the ids by name, for versions that identify topics by id.
+    """
     plan = _request_plan(api)
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), row in partitions.items():
         by_topic.setdefault(topic, []).append({plan.partition: partition, **row} if plan.partition else partition)
-    return {**fields, plan.topics: [{plan.topic: name, plan.rows: rows} for name, rows in by_topic.items()]}
+    topics: list[dict[str, Any]] = [{plan.topic: name, plan.rows: rows} for name, rows in by_topic.items()]
+    if topic_ids is not None:
+        topics = [{**row, "topic_id": topic_ids[row[plan.topic]]} for row in topics]
+    return {**fields, plan.topics: topics}
+
+
+def with_topic_names(api: Api, reply: Mapping[str, Any], topic_ids: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return a reply whose topics have their names also if it identifies them by id."""
+    plan, names = _request_plan(api), {topic_id: name for name, topic_id in topic_ids.items()}
+    topics = [{**row, plan.topic: row[plan.topic] or names.get(row["topic_id"], "")} for row in reply[plan.topics]]
+    return {**reply, plan.topics: topics}
 
 
 class _ReplyPlan(NamedTuple):

@@ -86,7 +86,7 @@ class GroupCommits:
             self._log(self.manager.group, {key: each.offset for key, each in offsets.items()})
             self.manager.retain(offsets)
             # After truncation or recreation, the offset may be lower than before.
-            self.manager.reset(offsets, member)
+            self.manager.reset(offsets, member, topic_ids=owned)
 
     def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Log the offsets that have changed since the last call: once for each batch."""

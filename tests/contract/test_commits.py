@@ -127,8 +127,8 @@ def test_flush_waits_until_the_commit_is_counted(
     """The thread may be paused between a reply and its counters."""
     committed, go_on = threading.Event(), threading.Event()
 
-    def commit_and_wait(*args: Any) -> None:
-        commit_offsets(*args)
+    def commit_and_wait(*args: Any, **options: Any) -> None:
+        commit_offsets(*args, **options)
         committed.set()
         go_on.wait(30)
 

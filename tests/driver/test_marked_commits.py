@@ -32,8 +32,15 @@ class Marks:
     def retain(self, owned: Iterable[tuple[str, int]]) -> None:
         self.kept = list(owned)
 
-    def reset(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
+    def reset(
+        self,
+        offsets: Mapping[tuple[str, int], CommittedOffset],
+        member: GroupMember,
+        *,
+        topic_ids: Mapping[tuple[str, int], bytes],
+    ) -> None:
         assert member == NO_MEMBER
+        assert topic_ids.keys() >= offsets.keys()
         assert self.kept == list(offsets)
         self.marked.append({key: entry.offset for key, entry in offsets.items()})
 

@@ -22,8 +22,8 @@ from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH, LAST_WITH_TOPIC_NAMES
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.protocol.consumer.consuming import client_of, consumer_of, offsets_of, records
+from tests.support.older_brokers import limit_version
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -32,20 +32,12 @@ OLD, NEW = b"old-topic-id----", b"new-topic-id----"
 BROKER = Broker(1, "localhost", 9092)
 
 
-def by_name(body: dict[str, Any]) -> dict[str, Any]:
-    """Edit ApiVersions to that of Kafka 3.0."""
-    for row in body["api_keys"]:
-        if row["api_key"] == FETCH.key:
-            row["max_version"] = LAST_WITH_TOPIC_NAMES
-    return body
-
-
 @pytest.fixture(params=[True, False], ids=["asked by name", "asked by id"])
 def fake(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
     """Yield a broker with offsets 0 to 4 of orders-0."""
     with FakeKafka() as fake:
         if request.param:
-            fake.edit_replies(API_VERSIONS, by_name)
+            limit_version(fake, FETCH, LAST_WITH_TOPIC_NAMES)
         fake.create_topic("orders", 1)
         fake.write("orders", 0, records(0, 5))
         yield fake
@@ -192,7 +184,7 @@ def test_topic_is_not_recreated_while_a_broker_has_the_known_id(fake: FakeKafka,
 
 def test_comparisons_that_fail_back_off(fake: FakeKafka) -> None:
     """The Fetch succeeds each time, so that it is not the end of the failure."""
-    fake.edit_replies(API_VERSIONS, by_name)
+    limit_version(fake, FETCH, LAST_WITH_TOPIC_NAMES)
     with (
         client_of(fake.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=2_000) as client,
         consumer_of(client, {"fetch.max.wait.ms": 20}) as consumer,

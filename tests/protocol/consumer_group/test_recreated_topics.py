@@ -19,11 +19,14 @@ from protocol.errors import CommitFailed, TopicRecreated
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.net.connection import Connection
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.protocol.consumer_group.conftest import NewConsumer
 from tests.support.internals import partitions_of
+from tests.support.older_brokers import limit_version
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
 
@@ -307,6 +310,54 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(is_sync: bool) ->
             assert consumer.positions() == {("orders", 0): CommittedOffset(0)}
             consumer.assign([])
             assert consumer.recreations == {}
+
+
+@pytest.mark.parametrize("last", [LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT.last], ids=["by name", "by id"])
+@pytest.mark.parametrize("how", ["commit_sync", "auto-commit", "ConsumerGroup"])
+def test_commit_in_a_recreated_topic_is_refused_while_the_buffers_are_full(how: str, last: int) -> None:
+    """Without Fetch requests the consumer does not learn that the topic was recreated."""
+    with FakeKafka() as fake:
+        limit_version(fake, OFFSET_COMMIT, last)
+        fake.create_topic("orders")
+        for start in range(0, 2_000, 5):
+            fake.write("orders", 0, records(start, start + 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        given |= {"max.partition.fetch.bytes": 2_000, "max.poll.records": 20, "auto.commit.interval.ms": 3_600_000}
+
+        def recreate_when_full() -> None:
+            counts = [-1]
+            while counts[-1] != len(fake.request_bodies(FETCH)):
+                counts.append(len(fake.request_bodies(FETCH)))
+                time.sleep(0.2)
+            recreate_in_fake(fake)
+
+        class Handler:
+            def setup(self, session: ConsumerGroupSession) -> None: ...
+
+            def cleanup(self, session: ConsumerGroupSession) -> None: ...
+
+            def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+                assert claim.poll() is not None
+                recreate_when_full()
+                session.mark_offset("orders", 0, 20)
+                with pytest.raises(CommitFailed):
+                    session.commit()
+                stop.set()
+
+        stop = threading.Event()
+        if how == "ConsumerGroup":
+            with ConsumerGroup(given) as group:
+                group.consume(["orders"], Handler(), stop)
+            assert stop.is_set()
+        else:
+            with KafkaConsumer({**given, "enable.auto.commit": how == "auto-commit"}) as consumer:
+                consumer.assign([("orders", 0)])
+                wait_until(lambda: consumer.poll(500))
+                recreate_when_full()
+                if how == "commit_sync":
+                    with pytest.raises(CommitFailed):
+                        consumer.commit_sync()
+        assert fake.committed_offsets("etl") == {}
 
 
 def recreate_in_fake(fake: FakeKafka) -> None:

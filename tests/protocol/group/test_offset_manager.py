@@ -22,13 +22,14 @@ from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.contract.members import stable
 from tests.protocol.consumer.consuming import client_of
 from tests.support.consumer_groups import coordinator_of
+from tests.support.older_brokers import limit_version
 from tests.support.wait_until import wait_until
 
 MARKS = {("orders", 0): CommittedOffset(5)}
@@ -94,11 +95,11 @@ def test_unexpected_error_in_a_commit_is_logged_and_retried(
 ) -> None:
     tries: list[dict[Any, CommittedOffset]] = []
 
-    def commit(client: Any, group: str, due: dict[Any, CommittedOffset], *others: Any) -> None:
+    def commit(client: Any, group: str, due: dict[Any, CommittedOffset], *others: Any, **options: Any) -> None:
         tries.append(due)
         if len(tries) <= 2:
             raise ZeroDivisionError("as if")
-        commit_offsets(client, group, due, *others)
+        commit_offsets(client, group, due, *others, **options)
 
     monkeypatch.setattr(offset_manager, "commit_offsets", commit)
     with caplog.at_level(logging.WARNING):
@@ -226,6 +227,50 @@ def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
     assert fake.committed_offsets(GROUP) == {}
     manager.commit({("orders", 0): CommittedOffset(1)})
     assert flushed(client, manager), "of the new topic"
+
+
+@pytest.mark.parametrize("last", [LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT.last], ids=["by name", "by id"])
+def test_offset_of_a_recreated_topic_is_refused_before_the_client_knows_of_it(
+    fake: FakeKafka, client: Client, manager: OffsetManager, last: int
+) -> None:
+    limit_version(fake, OFFSET_COMMIT, last)
+    client.metadata(["orders"])
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 2)
+    manager.commit(MARKS)
+    assert not flushed(client, manager)
+    failure = manager.failure(MARKS)
+    assert isinstance(failure, BrokerError)
+    assert failure.code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert fake.committed_offsets(GROUP) == {}
+
+
+def test_same_offset_is_committed_again_in_a_recreated_topic(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
+    def topic_ids() -> dict[tuple[str, int], bytes]:
+        return dict.fromkeys(MARKS, client.metadata(["orders"]).topics["orders"].topic_id)
+
+    manager.mark(MARKS, topic_ids=topic_ids())
+    assert flushed(client, manager)
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 2)
+    manager.mark(MARKS, topic_ids=topic_ids())
+    assert flushed(client, manager)
+    assert committed(client) == MARKS
+
+
+def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
+    client.metadata(["orders"])
+    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
+    manager.mark(BOTH)
+    assert flushed(client, manager)
+    assert committed(client) == BOTH
+    assert committed_partitions(fake) == [[0, 1], [0], [0]]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from protocol.records.batch_header import TRANSACTIONAL, WIRE
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.messages.m00_produce import PRODUCE
-from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
 from tests.support.internals import assembler_of, broker_producers_of
+from tests.support.older_brokers import limit_version
 
 TOPIC = "t"
 TOPIC_ID = b"0123456789abcdef"
@@ -42,18 +42,6 @@ def produce_requests(broker: FakeKafka) -> list[tuple[int, dict[str, Any]]]:
 def headers_of(body: dict[str, Any]) -> list[Any]:
     parts = [part for row in body["topic_data"] for part in row["partition_data"]]
     return [np.frombuffer(part["records"], WIRE, count=1)[0] for part in parts]
-
-
-def limit_produce_version(broker: FakeKafka, last: int) -> None:
-    """Limit the broker to Produce versions up to `last`."""
-
-    def edit(body: dict[str, Any]) -> dict[str, Any]:
-        for row in body["api_keys"]:
-            if row["api_key"] == PRODUCE.key:
-                row.update(min_version=min(row["min_version"], last), max_version=last)
-        return body
-
-    broker.edit_replies(API_VERSIONS, edit)
 
 
 class TestRequests:
@@ -88,7 +76,7 @@ class TestRequests:
 
     @pytest.mark.parametrize(("last", "key"), [(13, "topic_id"), (12, "name"), (3, "name")])
     def test_topics_are_named_by_id_if_the_broker_supports_ids(self, broker: FakeKafka, last: int, key: str) -> None:
-        limit_produce_version(broker, last)
+        limit_version(broker, PRODUCE, last)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         ((version, body),) = produce_requests(broker)
@@ -96,7 +84,7 @@ class TestRequests:
         assert body["topic_data"][0][key] == {"topic_id": TOPIC_ID, "name": TOPIC}[key]
 
     def test_zstd_is_refused_for_a_broker_without_zstd(self, broker: FakeKafka) -> None:
-        limit_produce_version(broker, 6)
+        limit_version(broker, PRODUCE, 6)
         producer = producer_of(broker.bootstrap_servers, {"compression.type": "zstd"})
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         with pytest.raises(UnsupportedVersion, match="Produce"):
