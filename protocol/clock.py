@@ -1,6 +1,6 @@
-"""Read the time, count deadlines and compute retry back-off. The only module of this package that reads a clock.
+"""Read the time, compute deadlines and retry back-off. The only module that reads a clock, except mocks in `testing`.
 
-All other modules receive a `Clock`, a `Deadline` or `now`, so that tests control the time. Units: seconds (`_s`) in
+Other modules receive a `Clock`, a `Deadline` or `now`, so that tests control the time. Units: seconds (`_s`) in
 code, milliseconds (`_ms`) in options and on the wire.
 """
 
@@ -35,9 +35,10 @@ _MAX_WAIT_S = (2**31 - 1) / 1000
 
 
 class PausableClock(Clock):
-    """The time of another clock without the pauses, so that brokers are not blamed for the caller's pauses.
+    """A clock that can be paused, so that the time of a caller's pause does not count as a failure of brokers.
 
-    A `Deadline` on this clock does not advance during a pause. Not thread-safe: use it in one thread or under a lock.
+    Otherwise it shows the time of another clock. A `Deadline` on this clock does not pass during a pause. Not
+    thread-safe: use it in one thread or under a lock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -54,11 +55,11 @@ class PausableClock(Clock):
         return self._clock.wall_ms()
 
     def sleep_s(self, seconds: float) -> None:
-        """Wait."""
+        """Block for `seconds` of the other clock, paused or not."""
         self._clock.sleep_s(seconds)
 
     def pause(self) -> None:
-        """Stop the time until `resume`."""
+        """Stop the time until `resume`; no effect if already paused."""
         self._stands_from_s = min(self._stands_from_s, self._clock.now_s())
 
     def resume(self) -> None:
@@ -92,7 +93,7 @@ class StoppableClock(Clock):
         return self._clock.wall_ms()
 
     def sleep_s(self, seconds: float) -> None:
-        """Wait, unless stopped."""
+        """Block for `seconds`; return at once if already stopped. A later `stop` does not end the wait."""
         if not self.stopped:
             self._clock.sleep_s(seconds)
 

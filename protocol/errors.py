@@ -15,7 +15,7 @@ from typing import Any
 
 
 def rename_properties(text: str, names: Iterable[str], rename: Callable[[str], str]) -> str:
-    """Return a text whose Kafka properties have the names of an integration.
+    """Replace names of Kafka properties in a text by those of an integration, such as options of a Spark source.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class TopicUnknown(DeadlineExceeded):
 
     @property
     def answer(self) -> BrokerError:
-        """The last reply."""
+        """The error code of the last reply, as a `BrokerError`."""
         assert isinstance(self.__cause__, BrokerError)
         return self.__cause__
 
@@ -176,8 +176,10 @@ class DataLoss(KafkaError):
 class LogTruncated(DataLoss):
     """The log lost records after they were read or planned, and may have other records at their offsets (KIP-320).
 
-    `context["end_offset"]`: the log is unchanged before this offset; absent for records that were only planned.
-    `context["end_epoch"]`: leader epoch of the record before it, for `seek`. It detects the next truncation.
+    Records are planned if they are in a range to read, such as a micro-batch, and not read yet.
+    `context["end_offset"]`: the log is unchanged before this offset; absent for planned records.
+    `context["end_epoch"]`: leader epoch of the record before `end_offset`. Pass both to `seek`, so that the next
+    truncation is detected.
     """
 
 
@@ -228,7 +230,7 @@ class AdminFailed(KafkaError):
 
 
 class SendFailed(KafkaError):
-    """Some messages of `Producer.send_many` were not written.
+    """Some messages of `Producer.send_many` were not acknowledged: refused, or still pending at the deadline.
 
     Attributes
     ----------
@@ -257,11 +259,11 @@ class RegistryFailed(KafkaError):
 
 
 class DecodeFailed(KafkaError):
-    """A key or a value does not have the schema that it should be decoded with.
+    """A key or a value cannot be decoded with its schema.
 
     The context has `topic`, `partition` and `offset`.
     """
 
 
 class WakeUp(KafkaError):
-    """Another thread has woken a `KafkaConsumer` that was in `poll`."""
+    """`KafkaConsumer.wakeup` was called during `poll` or before it, by another thread or a signal handler."""

@@ -21,7 +21,8 @@ class Progress:
     name : str
         The topics.
     done, total : int
-        Offsets read and to read; or rows accepted and to write, where the total is None if the data does not tell.
+        A read counts offsets: those read, and all to read. A write counts rows: those accepted by the producer, and all
+        to write; this total is None if it is not known in advance, for example for an iterator.
     unit : str
         "offsets" or "rows".
     elapsed_s : float
@@ -54,12 +55,13 @@ class Progress:
 
 
 class ProgressReporter:
-    """Counts what is done, and calls a function with a `Progress`: at most four times a second, and at the end.
+    """Counts finished offsets or rows, and calls a function with a `Progress`, at most 4 times a second and at the end.
 
     Parameters
     ----------
     report : callable or bool
-        The function; True prints one line to standard error, in place in a terminal or a notebook.
+        The function; False for no reports. True prints to standard error: one line updated in place in a terminal,
+        otherwise one line per report.
     name, total, unit
         As in `Progress`.
     clock : Clock

@@ -12,7 +12,8 @@ def closest_match(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is closest to `name`, or None if no name is close.
 
     Two letters may be swapped, missing, added or wrong; one in names shorter than eight letters. Case and separators
-    (`.`, `_`, `-`) are ignored: `group_id` matches `group.id`. A "min" never matches a "max".
+    (`.`, `_`, `-`) are ignored: `group_id` matches `group.id`. A "min" never matches a "max", and names of one or two
+    letters match nothing.
     """
     letters = _letters(name)
     best: tuple[int, str] | None = None

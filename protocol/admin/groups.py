@@ -34,15 +34,17 @@ CLASSIC, CONSUMER = "classic", "consumer"
 """Kafka's names of group types: the classic protocol (JoinGroup) and the consumer protocol (KIP-848)."""
 
 _UNKNOWN_GROUP_CODES = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
-# "consumer": members share partitions; "": a group only commits and never joins. Connect, for example, has its own.
+# "consumer": members share partitions; "": a group only commits and never joins. Other clients, such as Connect
+# ("connect"), have other types.
 _PROTOCOL_TYPES_OF_CONSUMERS = ("consumer", "")
 
 
 @dataclass(frozen=True)
 class ListedGroup:
-    """A consumer group as its coordinator lists it.
+    """A group as its coordinator lists it.
 
-    `type` is `CLASSIC` or `CONSUMER`. `state` is as in `GroupDescription`, "" before Kafka 2.6.
+    `type` is Kafka's name in lower case: "classic", "consumer", "share" or "streams". `state` is as in
+    `GroupDescription`, "" before Kafka 2.6.
     """
 
     group: str
@@ -161,7 +163,10 @@ def _member(row: Mapping[str, Any], group_instance_id: str | None, *partitions: 
 
 
 def _embedded(group: Mapping[str, Any], member: Mapping[str, Any]) -> frozenset[TopicPartition]:
-    """Return the leader's assignment; empty if invalid, since brokers do not check it and members matter more."""
+    """Return the assignment that the group's leader encoded for a member.
+
+    Empty if invalid: brokers do not check these bytes, and the rest of the description is still useful.
+    """
     with suppress(ProtocolError):
         if group["protocol_type"] == "consumer":
             return decode_assignment(member["member_assignment"])
@@ -174,7 +179,10 @@ def _partitions(assignment: Mapping[str, Any]) -> frozenset[TopicPartition]:
 
 
 class GroupOperations(Operations):
-    """Consumer groups of a cluster."""
+    """Consumer groups of a cluster.
+
+    `timeout_ms` limits the time of a method; by default `default.api.timeout.ms`.
+    """
 
     def list_groups(
         self,
@@ -184,14 +192,15 @@ class GroupOperations(Operations):
         protocol_types: Iterable[str] = _PROTOCOL_TYPES_OF_CONSUMERS,
         timeout_ms: float | None = None,
     ) -> list[ListedGroup]:
-        """Return the groups of all brokers, sorted by name.
+        """Return the groups of all brokers that match all three filters, sorted by name.
 
         Parameters
         ----------
         states
             States to include, by Kafka's names in any case; empty for all.
         types
-            Types to include: "classic", "consumer", "share", "streams"; empty for classic and consumer.
+            Types to include: "classic", "consumer", "share", "streams"; empty for classic and consumer. For "share" and
+            "streams", pass these as `protocol_types`, too.
         protocol_types
             Protocol types to include: "consumer", "connect", "share", …; "" is a group that only commits.
         timeout_ms
@@ -253,6 +262,13 @@ class GroupOperations(Operations):
             Wait for open transactions that commit offsets of the group (KIP-447).
         timeout_ms
             Time limit; by default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            The coordinator did not respond in time, or transactions are still open.
+        BrokerError
+            The coordinator refused.
         """
         deadline = self._deadline(timeout_ms)
         return fetch_offsets(self._client, group, partitions, deadline, require_stable=require_stable)

@@ -48,7 +48,8 @@ class NewTopic:
     configs
         Kafka's topic settings by name.
     assignment
-        Broker ids of the replicas by partition, the preferred leader first; in place of the two numbers.
+        Broker ids of the replicas by partition, the preferred leader first. Replaces `partitions` and
+        `replication_factor`, which are then ignored.
     """
 
     name: str
@@ -60,9 +61,10 @@ class NewTopic:
 
 @dataclass(frozen=True)
 class CreatedTopic:
-    """A created topic as the controller reports it; numbers and configs are -1 and empty without the right to see them.
+    """A created topic as the controller reports it.
 
-    `topic_id` is in Kafka's text form, "" before Kafka 2.8.
+    `topic_id` is in Kafka's text form, "" before Kafka 2.8. Without the ACL DescribeConfigs on the topic, and before
+    Kafka 2.4, `partitions` and `replication_factor` are -1, and `configs` is empty.
     """
 
     name: str
@@ -101,7 +103,10 @@ class TopicDescription:
 
 
 class TopicOperations(ConfigOperations):
-    """Topics of a cluster."""
+    """Topics of a cluster.
+
+    `timeout_ms` limits the time of a method; by default `default.api.timeout.ms`.
+    """
 
     def create_topics(
         self,
@@ -163,7 +168,7 @@ class TopicOperations(ConfigOperations):
         def require_leaders() -> None:
             client.expire_metadata([topic.name])
             known = client.topic(topic.name, deadline)
-            if is_another_topic(known.topic_id, topic_id):  # one deleted before: this broker lags behind the controller
+            if is_another_topic(known.topic_id, topic_id):  # deleted before: the broker's metadata is old
                 raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
             for partition in range(max(topic.partitions, len(topic.assignment or ()), len(known.partitions), 1)):
                 client.leader(topic.name, partition, deadline)
@@ -258,7 +263,7 @@ class TopicOperations(ConfigOperations):
         Raises
         ------
         AdminFailed
-            Some topics are unknown or must not be described.
+            Some topics are unknown, or the user has no Describe ACL for them.
         """
         deadline = self._deadline(timeout_ms)
         found, errors = self._topics(list(names), list(ids), deadline)
@@ -313,7 +318,7 @@ class TopicOperations(ConfigOperations):
         Parameters
         ----------
         counts
-            The total number by topic, or a `NewPartitions` with the replicas of the new ones.
+            By topic: the total number of partitions, or a `NewPartitions`, which may also name the replicas.
         validate_only
             Check the request without changing anything.
         timeout_ms
@@ -400,7 +405,7 @@ def delete_records(
 
 @contextmanager
 def _single_error() -> Iterator[None]:
-    """Raise the error of the only resource itself."""
+    """Raise the only error in an `AdminFailed` instead of the `AdminFailed`."""
     try:
         yield
     except AdminFailed as failed:

@@ -1,7 +1,8 @@
 """Read any number of partitions without a group; partitions can be added, moved and removed at any time.
 
-sarama's `Consumer`. `partition_fetcher` has a thread per broker and one that resolves leaders. Replies are queued
-undecoded, two per partition, and decoded in the reader's thread.
+Corresponds to sarama's `Consumer`. A stream is the `PartitionConsumer` of one partition. `partition_fetcher` has a
+thread per broker and one that resolves leaders. Replies are queued undecoded, two per partition, and decoded in the
+thread that reads the stream.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Consumer:
     columns : collection of str
         Columns of record batches, see `protocol.records.decode`; `offset` is always included.
     buffer_memory_bytes : int
-        Approximate limit of the records fetched ahead for all readers, besides those being read. When it is full and a
-        reader waits, streams not read for `max.processing.time.ms` free their memory.
+        Approximate limit, in bytes, of the replies fetched ahead for all streams, without those being read. If the
+        limit is reached while a reader waits, replies of other streams are dropped and fetched again later: of paused
+        ones, and of those not read for `max.processing.time.ms`.
     **properties
         Kafka's properties with `_` for `.`.
 
@@ -96,6 +98,7 @@ class Consumer:
         offsets : mapping of TopicPartition to int
             Start offsets, or `EARLIEST` or `LATEST` as of now.
         deadline : Deadline, optional
+            Limit for listing `EARLIEST` and `LATEST`; by default `default.api.timeout.ms` from now.
         epochs : mapping of TopicPartition to int
             Known leader epochs of the records before the offsets. They let the reader notice that the log was truncated
             below the offset (KIP-320).
@@ -103,13 +106,14 @@ class Consumer:
         Returns
         -------
         dict of TopicPartition to PartitionConsumer
-            Reading an offset that is out of range raises `DataLoss` there.
+            The streams. If the start offset is out of range, reading the stream raises `DataLoss`.
 
         Raises
         ------
         UsageError
-            A partition is already being read, or the consumer is closed.
-        DeadlineExceeded
+            A partition is already being read, the consumer is closed, or a start offset is negative and neither
+            `EARLIEST` nor `LATEST`.
+        BrokerError, DeadlineExceeded
             An offset could not be listed.
         """
         symbolic = {key: offset for key, offset in offsets.items() if offset < 0}
@@ -148,7 +152,7 @@ class Consumer:
 
     @property
     def fetches(self) -> int:
-        """Number of Fetch requests sent by the current threads."""
+        """Number of Fetch requests sent by the running threads; falls when the thread of an unused broker ends."""
         return self._fetcher.requests
 
     def metrics(self) -> list[Metric]:
@@ -162,7 +166,7 @@ class Consumer:
     ) -> tuple[PartitionConsumer, pa.RecordBatch] | None:
         """Return the next record batch of any stream, with its stream.
 
-        Only one thread may call this, and no other thread may read a stream then.
+        Only one thread may call this, and no other thread may read a stream of this consumer.
 
         Parameters
         ----------
@@ -179,7 +183,7 @@ class Consumer:
         Raises
         ------
         KafkaError
-            As reading the stream.
+            The next stream could not be read, as in `PartitionConsumer.poll`. Later calls continue with other streams.
         """
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._client.clock)
         while (stream := self._fetcher.next_arrived(deadline)) is not None:

@@ -1,7 +1,7 @@
 """Fetched replies of one open partition, on their way from the broker to the reader. Sans-IO.
 
-`partition_fetcher` adds replies and failures, `partition_consumer` takes them, `fetch_schedule` decides by them what to
-fetch next; all under one lock. Methods wake no thread: after a change, the caller does.
+`partition_fetcher` adds replies and failures, `partition_consumer` takes them, and `fetch_schedule` reads the state to
+decide the next fetch. All hold the lock of `PartitionFetcher`. Methods wake no thread; callers do so after a change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReplyBatches:
 
 
 class FetchBuffer:
-    """A queue of two undecoded replies, the reply being read, and what the reader and the brokers last did.
+    """A queue of two undecoded replies, the reply being read, and the state of the reader and of the fetches.
 
     Parameters
     ----------
@@ -59,11 +59,13 @@ class FetchBuffer:
     position, last_epoch : int
         Offset of the next record to deliver, and the leader epoch of the record before it.
     leader_epochs : LeaderEpochs
-        Those of the reply that was read last.
+        Leader epochs of the reply being read, or read last.
     ahead : deque of CompletedFetch
         Replies behind the one being read.
     batches : ReplyBatches or None
         The rest of the reply being read.
+    unread_since_s : float
+        Time of the last read, or of the first reply since the reader had read everything.
     wanted : bool
         True if a read has returned nothing since the last reply.
     expired : bool
@@ -86,7 +88,7 @@ class FetchBuffer:
         self.expired = False
         self.error: KafkaError | None = None
         self._clock = clock
-        # Paused while the reader is away, since the partition is not fetched then.
+        # Paused while the partition is paused or expired, since it is not fetched then.
         self._user_clock = PausableClock(clock)
         self._failing_since_s = 0.0
         self._failure_timeout_s = failure_timeout_s
@@ -176,7 +178,8 @@ class FetchBuffer:
     def next_error(self) -> KafkaError | None:
         """Return the error to raise to a reader that has read everything before it.
 
-        If the error passes, it is removed, and the partition fetched again after a back-off.
+        An error of `stop(retry=True)` is raised once: this removes it, and the partition is fetched again after a
+        back-off.
         """
         if (error := self.error) is not None:
             self._was_raised = True
@@ -214,13 +217,13 @@ class FetchBuffer:
         return True
 
     def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
-        """Continue at `offset`, without an error. After a raised `TopicRecreated`, it is an offset of the new topic."""
+        """Continue at `offset`, and drop the error. After a raised `TopicRecreated`, `offset` is in the new topic."""
         recreated = self.error if isinstance(self.error, TopicRecreated) and self._was_raised else None
         if recreated is not None:
             epoch_before = NO_LEADER_EPOCH
         self.source = self.source.at(offset, epoch_before)
         if recreated is not None:
-            # The id is known: a broker that lags behind may still report that of the deleted topic.
+            # The error has the new topic's id; a broker with old metadata may still report the deleted topic's id.
             self.source.adopt_topic(recreated.context.get("topic_id", NO_TOPIC_ID))
         self.position, self.last_epoch = offset, epoch_before
         self._reading = self.batches = self.error = None
@@ -237,7 +240,7 @@ class FetchBuffer:
         self.ahead.clear()
 
     def revive(self) -> None:
-        """Handle a read after `expire`. The time without requests does not count as a failure of brokers."""
+        """Fetch again after `expire` or `pause`. The time without requests does not count as a failure of brokers."""
         self.expired = False
         self.unread_since_s = self._clock.now_s()
         self._user_clock.resume()
@@ -258,11 +261,17 @@ class FetchBuffer:
         self.source.postpone(error, now_s)
 
     def stop(self, error: KafkaError, *, retry: bool = False) -> None:
-        """Stop fetching, and raise `error` to the reader: until `seek`, or with `retry` once."""
+        """Stop fetching, and raise `error` to the reader.
+
+        Each read raises it until `seek`. With `retry` one read raises it, and then fetching continues after a back-off.
+        """
         self.error, self._retry, self._was_raised = error, retry, False
 
     def expire(self) -> bool:
-        """Handle a slow reader: return True if replies are queued, and no more are fetched for it."""
+        """Stop fetching for a slow reader if replies are queued; return True if so.
+
+        Without a queued reply, the reader has only the reply being read, so fetching continues.
+        """
         self._detach()
         self.expired = bool(self.ahead)
         if not self.expired:
@@ -280,11 +289,14 @@ class FetchBuffer:
                 self._begin(replace(detached, position=self.position))
 
     def leave_broker(self) -> None:
-        """Resolve the broker again."""
+        """Forget the broker, so that the leader thread resolves it again."""
         self.source.broker, self.source.preferred_replica = None, NO_REPLICA
 
     def drop_ahead(self) -> bool:
-        """Free the memory of queued replies; they, and an error behind them, will be fetched again."""
+        """Drop queued replies to free their memory, and the error behind them. Later fetches return both again.
+
+        Returns False if no reply is queued.
+        """
         if not self.ahead:
             return False
         first = self.ahead[0]

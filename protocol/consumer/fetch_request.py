@@ -43,7 +43,7 @@ SESSION_ERRORS = frozenset(
 
 
 class FetchSession:
-    """The broker's state of the last request. One request at a time.
+    """A fetch session (KIP-227): the broker remembers the partitions of the last request. One request at a time.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class FetchSession:
         }
 
     def accept(self, error_code: int, session_id: int) -> None:
-        """Handle the head of a reply: the next request continues the session or starts a new one."""
+        """Handle a reply's error code and session id: the next request continues the session or starts a new one."""
         if error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
             self.session_id = NO_SESSION
         if error_code != ErrorCode.NONE or (session_id != self.session_id and not self.full):
@@ -94,7 +94,7 @@ class FetchSession:
             self.session_id, self._epoch = NO_SESSION, _INITIAL_EPOCH
         else:
             self.session_id = session_id
-            # The epoch of the second request is 1, and 1 follows the largest.
+            # The second request has epoch 1. Epoch 1 also follows the largest epoch, since 0 starts a new session.
             self._epoch = 1 if self._epoch == _LAST_EPOCH else self._epoch + 1
 
     def restart(self) -> None:
@@ -202,7 +202,7 @@ class FetchRequest(Generic[P]):
     ----------
     partitions : collection of FetchPosition
     by_id : bool
-        True if the body names topics by id (Fetch 13, Kafka 3.1): a recreated topic then cannot reply.
+        True if the body names topics by id (Fetch 13, Kafka 3.1), so the reply has no records of a recreated topic.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class FetchRequest(Generic[P]):
         self._session = session
         self._in_session = False
         self._asked: dict[Key, P] = {}
-        # Of all requests to the broker.
+        # Keys that `_log_unrequested` has logged, shared by all requests to the broker.
         self._unrequested = unrequested
 
     @property
@@ -287,7 +287,7 @@ class FetchRequest(Generic[P]):
         return result
 
     def _log_unrequested(self, key: Key) -> None:
-        """Log a warning, once for each of the first partitions of a broker."""
+        """Log a warning, once per partition, for at most `_MAX_UNREQUESTED` partitions of a broker."""
         if key in self._unrequested or len(self._unrequested) >= _MAX_UNREQUESTED:
             return
         self._unrequested.add(key)
@@ -307,8 +307,9 @@ def requests_by_broker(
 ) -> dict[Broker, list[P]]:
     """Return the partitions of the next request to each broker, in the given order.
 
-    Each partition is named once in a request, and all of a request fit into `max_bytes`, or it names only one. Brokers
-    in `busy` get none, and partitions without a leader or in their back-off are left out.
+    A request has one position per topic-partition. The `fetch_bytes` of its positions fit into `max_bytes`, except that
+    the first position is always included. Brokers in `busy` get no request. Partitions without a leader or in back-off
+    are left out.
     """
     requests: dict[Broker, list[P]] = {}
     names: dict[Broker, set[str]] = {}

@@ -69,7 +69,8 @@ class PartitionFetcher:
         self._purpose = f"consumer-{next(_numbers)}"
         self.leader_work = Condition(self.lock)
         self._arrival = Condition(self.lock)
-        # In order of arrival. `Consumer.poll` reads the first one to its end, so that few replies are decompressed.
+        # In order of arrival. `Consumer.poll` reads the reply of the first one to its end before the next one, so that
+        # few decompressed replies are in memory.
         self._arrived: dict[FetchBuffer, None] = {}
         self._overdue_checked_at_s = 0.0
         self._consumers: dict[FetchBuffer, PartitionConsumer] = {}
@@ -87,7 +88,13 @@ class PartitionFetcher:
     # -- called by the consumer -----------------------------------------------------------------
 
     def add(self, consumers: Mapping[TopicPartition, PartitionConsumer]) -> None:
-        """Start to fetch partitions. Raises `UsageError` if this is closed, or a partition is being fetched."""
+        """Start to fetch partitions.
+
+        Raises
+        ------
+        UsageError
+            The consumer is closed, its leader thread has ended with an error, or a partition is already being fetched.
+        """
         with self.lock:
             if self.closed:
                 raise UsageError("this consumer is closed")
@@ -116,7 +123,7 @@ class PartitionFetcher:
 
     @property
     def requests(self) -> int:
-        """Number of Fetch requests of the current threads."""
+        """Number of Fetch requests of the running threads."""
         with self.lock:
             return sum(thread.builder.requests for thread in self._threads.values())
 
@@ -131,7 +138,7 @@ class PartitionFetcher:
                     if buffer.readable and (consumer := self._consumers.get(buffer)) is not None:
                         return consumer
                     del self._arrived[buffer]
-                # This thread waits for all partitions, so none of them is unread.
+                # A thread that waits for all partitions is not slow: expired partitions are fetched again.
                 for buffer in list(self.schedule.unread):
                     if buffer.expired and not buffer.paused:
                         buffer.revive()
@@ -159,7 +166,10 @@ class PartitionFetcher:
         return overdue
 
     def end_turn(self, buffer: FetchBuffer, *, error_delivered: bool = False) -> None:
-        """Let other partitions be read after a reply, or after an error (`error_delivered`), which is raised once."""
+        """Move a partition behind the others that have arrived, after its reply was read or its error was raised.
+
+        With `error_delivered`, `poll` does not return to a partition that only raises the same error again.
+        """
         with self.lock:
             self._arrived.pop(buffer, None)
             if buffer.readable and not (error_delivered and buffer.error):
@@ -188,7 +198,7 @@ class PartitionFetcher:
     # -- called by `PartitionConsumer`, under the lock -------------------------------------------
 
     def was_read(self, buffer: FetchBuffer) -> None:
-        """Handle that a reply is being read. Wake only threads with work: a decision checks all of their buffers."""
+        """Handle that a reply is being read. Wake only threads with work: each wake-up checks all of their buffers."""
         for thread in self._threads.values():
             if thread.state.was_read(buffer):
                 thread.work.notify()
@@ -255,7 +265,10 @@ class PartitionFetcher:
     def check_topic_ids(
         self, request: FetchRequest[FetchPosition], result: FetchResult[FetchPosition], asked_at_s: float
     ) -> None:
-        """Drop records that may be of a recreated topic, if the request has named topics. May request metadata."""
+        """Drop records that may be of a recreated topic, after a request that named topics by name, not by id.
+
+        May send a Metadata request, so the caller must not hold the lock. The Fetch was sent at `asked_at_s`.
+        """
         failed, now_s = {partition for partition, _ in result.failed}, self._client.clock.now_s()
         with self.lock:
             due = self._topic_ids.due(
@@ -308,7 +321,7 @@ class PartitionFetcher:
                     self._wake_thread(broker)
 
     def leaders_failed(self, error: Exception, asked: RequestedBuffers) -> None:
-        """Handle an internal error of `leaders_resolved` or before it."""
+        """Handle an internal error in resolving leaders: raise it to the readers of these partitions."""
         with self.lock:
             for buffer in asked.values():
                 if not buffer.closed:
@@ -446,7 +459,7 @@ class _BrokerThread(threading.Thread):
         if self._connection is not None:
             self._client.disconnect(self._connection)
         try:
-            # On another connection, since the broker may hold back the last Fetch on this one.
+            # On another connection: on this one the broker would first answer the last Fetch, which may wait there.
             if (body := self.builder.close()) is not None:
                 broker, deadline = self.state.broker, self._client.deadline(_CLOSE_SESSION_MS)
                 self._client.ask(broker, FETCH, body, deadline, at_least=FIRST_WITH_SESSIONS)

@@ -61,7 +61,7 @@ def _records(batches: Batches) -> ConsumerRecords:
 
 
 def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
-    """Raise `UsageError` after `close`, and while another thread uses the consumer."""
+    """Raise `UsageError` after `close`, while another thread is in a call, and in a signal handler during `poll`."""
 
     @wraps(method)
     def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
@@ -124,12 +124,12 @@ class KafkaConsumer:
         self._in_listener = False
         self._subscription = TopicSubscription()
         self._woken = threading.Event()
-        # An error of a partition, which the next poll raises, since this one returns records.
+        # An error of a partition, found while `poll` had records to return: the next `poll` raises it.
         self._error: KafkaError | None = None
         # The first exception of the user's listener or callbacks that no call has raised yet.
         self._user_error: Exception | None = None
         self._closing = self._closed = False
-        # The records that `poll` has read and not returned; and the `close` of a signal handler meanwhile.
+        # The records that `poll` has read but not returned, and a `close` that a signal handler called in this `poll`.
         self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
@@ -175,8 +175,8 @@ class KafkaConsumer:
         listener : ConsumerRebalanceListener, optional
             Called when partitions are assigned, revoked or lost.
         re2 : str, optional
-            The pattern in RE2 syntax, to be matched by brokers (Java's `SubscriptionPattern`), with
-            `group.protocol=consumer`.
+            The same pattern in RE2 syntax, which brokers match (Java's `SubscriptionPattern`). Used with
+            `group.protocol=consumer` only; ignored if `topics` are names.
 
         Raises
         ------
@@ -258,13 +258,13 @@ class KafkaConsumer:
         Parameters
         ----------
         timeout_ms : float
-            Maximum wait for records. Starts of partitions and listeners may take longer.
+            Maximum wait for records. Listing start offsets of partitions and running listeners may take longer.
 
         Returns
         -------
         ConsumerRecords
-            Record batches by partition, at most `max.poll.records` records; by default whole record batches, a few
-            thousand records. Empty after the timeout.
+            Record batches by partition, at most `max.poll.records` records; by default whole record batches, until they
+            have at least 500 records or no more have arrived. Empty after the timeout.
 
         Raises
         ------
@@ -286,8 +286,8 @@ class KafkaConsumer:
         Notes
         -----
         A partition without a leader starts in a later call, and does not delay other partitions. While the coordinator
-        does not respond to the request for committed offsets, also a short poll waits, at most
-        `default.api.timeout.ms`, and `wakeup` takes effect afterwards.
+        does not respond to the request for committed offsets, even a poll with a short timeout waits for it, at most
+        `default.api.timeout.ms`. `wakeup` takes effect afterwards.
         """
         batches: Batches = {}
         try:
@@ -405,8 +405,8 @@ class KafkaConsumer:
     def _still_owned(self) -> bool:
         """Return True if the partitions are surely this member's.
 
-        In the consumer protocol only the coordinator knows after a long pause (KIP-848); then this is false until it
-        responds.
+        In the consumer protocol, only the coordinator knows after a long pause of this process (KIP-848). Returns
+        False until the coordinator responds.
         """
         if self._membership is None:
             return True
@@ -500,7 +500,7 @@ class KafkaConsumer:
 
     @_single_threaded
     def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record that `poll` returns; wait for the start of the partition.
+        """Return the offset of the next record that `poll` returns; if necessary, wait until the start offset is known.
 
         Raises
         ------
@@ -515,16 +515,18 @@ class KafkaConsumer:
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """Return the positions that `commit_sync` commits by default, with their leader epochs. Does not wait.
 
-        Partitions that have not started are absent, and those of a deleted topic while a new topic has its name.
+        Absent are partitions whose start offset is not known yet, and partitions whose position is in a deleted topic
+        while a new topic has its name.
         """
         return self._partitions.positions()
 
     @property
     @_single_threaded
     def recreations(self) -> dict[TopicPartition, int]:
-        """Return how often reading has moved from a deleted topic to a new one of its name.
+        """Return how often each partition was moved from a deleted topic to a new topic of the same name.
 
-        Only partitions where it has, since their assignment. Offsets read before belong to a deleted topic.
+        Counted since the assignment; partitions without a move are absent. Offsets read before a move belong to the
+        deleted topic.
         """
         return dict(self._partitions.recreations)
 
@@ -560,6 +562,8 @@ class KafkaConsumer:
 
         Raises
         ------
+        UsageError
+            A partition is not assigned.
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
@@ -567,12 +571,14 @@ class KafkaConsumer:
 
     @_single_threaded
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
-        """Seek to the log end offsets of these partitions, by default all assigned ones.
+        """Seek to the high watermarks of these partitions, by default all assigned ones.
 
         With `isolation.level=read_committed` the last stable offsets are used.
 
         Raises
         ------
+        UsageError
+            A partition is not assigned.
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
@@ -635,7 +641,10 @@ class KafkaConsumer:
 
     @_single_threaded
     def current_lag(self, partition: TopicPartition) -> int | None:
-        """Return the offsets between the position and the end of readable data; None before the first fetch."""
+        """Return the number of offsets from the position to the end of readable data; None before the first fetch.
+
+        If necessary, waits until the start offset is known, and raises as `position`.
+        """
         return self._consumer(partition).lag
 
     @_single_threaded
@@ -685,9 +694,9 @@ class KafkaConsumer:
         Raises
         ------
         CommitFailed
-            The partitions are assigned to another member, or an offset was refused or not committed in time. An unknown
-            topic is refused after 10 s. A topic that was deleted and created again is refused until a later `poll` or
-            `seek` has moved to the new topic. Other offsets are committed.
+            The partitions are assigned to another member, or an offset was refused or not committed in time. Offsets of
+            an unknown topic are refused after 10 s of retries. Offsets of a topic that was deleted and created again
+            are refused until a later `poll` or `seek` moves to the new topic. Offsets of other topics are committed.
         UsageError
             `group.id` is not set.
         """
@@ -706,8 +715,8 @@ class KafkaConsumer:
         offsets : mapping of (str, int) to CommittedOffset, optional
             `CommittedOffset` by partition; None: the positions of all partitions.
         callback : callable, optional
-            `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`, in the order of these
-            calls. `error` is None or `CommitFailed`, also if the coordinator has not responded within
+            `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`, in the order of the
+            `commit_async` calls. `error` is None or `CommitFailed`, also if the coordinator has not responded within
             `request.timeout.ms`; the commit is retried nevertheless, until a later commit replaces it.
 
         Raises
@@ -724,7 +733,7 @@ class KafkaConsumer:
             self._commits.add_callback(present if offsets is None else offsets, callback, failure)
 
     def _split_recreated(self, offsets: Offsets | None) -> tuple[Offsets, CommitFailed | None]:
-        """Return the offsets to commit, and an error of those in deleted topics whose names new topics have."""
+        """Return the offsets to commit, and an error for offsets of a deleted topic whose name a new topic has."""
         if offsets is None:
             return self._partitions.positions(), None
         recreated = self._partitions.recreated & offsets.keys()
@@ -740,7 +749,8 @@ class KafkaConsumer:
     def _commit_in_background(self) -> None:
         """Commit the changed positions of a member, or all positions without membership.
 
-        Brokers delete the offsets of a group without members in time, so these are repeated.
+        Brokers delete the offsets of a group without members after `offsets.retention.minutes`, so unchanged positions
+        are committed, too.
         """
         with suppress(CommitFailed):  # the next `poll` reports lost partitions
             self._commit_async(self._partitions.positions(moved=self._membership is not None))
@@ -758,7 +768,7 @@ class KafkaConsumer:
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Commit with `enable.auto.commit`, leave the group, and end all threads. Further calls have no effect.
+        """Commit with `enable.auto.commit`, leave the group, and end all threads. A second call has no effect.
 
         Parameters
         ----------
@@ -767,6 +777,8 @@ class KafkaConsumer:
 
         Raises
         ------
+        UsageError
+            Another thread is in a call.
         Exception
             The first exception of the listener or a callback, after everything is closed.
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """An offset that is not a position in its log [log_start, log_end).
+    """An offset that is not a position in its log: outside of `log_start` to `log_end`, or behind a truncation.
 
     Attributes
     ----------
@@ -58,11 +58,14 @@ class OutOfRange:
 
     @property
     def first_unread(self) -> int:
-        """The offset before which all records of the log were read."""
+        """The first offset that the group has not surely read, for counting skipped offsets.
+
+        Behind the log end this is the log start: the offset may be of a deleted topic with the same name.
+        """
         return min(self.offset, self.log_start) if self.epoch_end is None else self.epoch_end
 
     def describe(self, key: TopicPartition, whose: str) -> str:
-        """Return the text of an error; `whose` begins it, for example "group g: its"."""
+        """Return the text of an error about partition `key`; `whose` is its beginning, for example "group g: its"."""
         cause = (
             "retention or DeleteRecords has removed the next records"
             if self.is_deleted
@@ -95,14 +98,14 @@ def check_committed(
     Returns
     -------
     (dict, dict)
-        Valid offsets, without the leader epochs that leaders do not know; and the others.
+        Valid offsets, with their leader epochs unless the leader does not know them; and the other offsets.
 
     Raises
     ------
     BrokerError
         A non-retriable error code.
     DeadlineExceeded
-        A leader does not respond; `TopicUnknown` after brokers have not known a partition for long.
+        A leader does not respond; `TopicUnknown` if brokers do not know a topic or partition for `unknown_topic_s`.
     """
     if not committed:
         return {}, {}

@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Consumer groups: membership, assignors, and committed offsets. See docs/architecture.md."""

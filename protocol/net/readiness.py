@@ -1,4 +1,4 @@
-"""Wait for any of several replies, from any of their connections, and for work of other threads (`SelfPipe`).
+"""Wait for any of several replies, on several connections, or for a wake-up by another thread (`SelfPipe`).
 
 For threads that communicate with many brokers (the producer's sender); `Reply.result` waits for one reply only.
 """
@@ -29,9 +29,9 @@ def ready(
     replies : sequence of Reply
         The oldest pending reply of each connection, since replies are ordered.
     timeout_s : float
-        The longest wait for the first of them.
+        Maximum wait until a reply arrives.
     deadline : Deadline, optional
-        Limit of the requests about unresponsive brokers; None sends none.
+        Limit of requests that ask other brokers about a silent one (`Connection.check_silence`); not sent if None.
     self_pipe : SelfPipe, optional
         Ends the wait when woken, and is drained.
 

@@ -46,7 +46,22 @@ class Tokens:
         self._token: Token | None = None
 
     def token(self, source: TokenSource, config: SaslConfig, address: str, deadline: Deadline) -> Token:
-        """Return a valid token. Raises `AuthenticationFailed`, `ConfigurationError` or `TransportError`."""
+        """Return a valid token.
+
+        Parameters
+        ----------
+        source : TokenSource
+        config : SaslConfig
+        address : str
+            Host and port of the broker. Some clouds' sources derive the region or the scope from the host name.
+        deadline : Deadline
+
+        Raises
+        ------
+        AuthenticationFailed, ConfigurationError, TransportError
+            The source gave no token, and the last one has expired. `RequestTimedOut` if another thread was still
+            requesting a token at the deadline.
+        """
         with acquired(self._lock, deadline.remaining_s()) as free:
             if not free:
                 raise RequestTimedOut("no token in time: another thread is still requesting it")
@@ -95,7 +110,7 @@ class Tokens:
         function = _imported(source.function)
         try:
             given = function()
-        except KafkaError:  # of `protocol.clouds`: its text has the remedy and no secret
+        except KafkaError:  # raised by `protocol.clouds`: its text has the remedy and no secret
             raise
         except Exception as error:
             # The error's text is not repeated, since it may contain the token.

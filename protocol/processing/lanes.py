@@ -1,8 +1,8 @@
-"""Order of handling: lanes, whose runs are handled one after another, and runs without a lane. Sans-IO.
+"""The order in which the threads of a `Processor` handle rows: runs in lanes, and runs without a lane. Sans-IO.
 
 A run is a sequence of rows of one record batch that one thread handles in order. A lane is a partition
-(`order="partition"`) or the keys with the same hash in a partition (`order="key"`): while one of its runs is taken or
-delayed, its other runs wait.
+(`order="partition"`) or the keys with the same hash in a partition (`order="key"`). The runs of a lane are handled one
+after another: while one of them is taken or delayed, the others wait. Used by `worker_pool`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from protocol.records.arrow_numpy import valid
 
 B = TypeVar("B")
 
-# Odd: the partition of a record depends on the remainder of the same hash, so the low bits of a partition's keys are
-# not independent.
+# The producer chose the partition by the remainder of the same hash, so the low bits of a partition's keys are not
+# independent: multiply by an odd number, and use higher bits.
 _MIX = np.uint32(2654435761)
 
 
@@ -43,7 +43,7 @@ class LanePartition:
     def __init__(self) -> None:
         self.dropped = False
         self.running = 0
-        # The waiting runs of each lane that has a ready, taken or delayed run.
+        # By lane: the runs that wait behind its ready, taken or delayed run. Other lanes have no entry.
         self.waiting: dict[int, deque[Run[Any]]] = {}
 
 
@@ -56,7 +56,8 @@ class Run(Generic[B]):
     batch : object
         The batch of the rows.
     rows : deque of int
-        Rows that no handler has begun; of a taken run, other threads may remove some at the right end.
+        Rows that no handler has begun. While the run is taken, idle threads may remove rows from the right end, to
+        handle them.
     lane : int or None
     attempts : int
         Failed attempts at the first row, or at all rows if they are handled together.
@@ -111,7 +112,7 @@ class Lanes(Generic[B]):
             self._ready.append(run)
 
     def take(self, now_s: float) -> Run[B] | None:
-        """Return the next run, delayed ones that are due first; None if none is ready."""
+        """Return the next run: a delayed run that is due, otherwise the first ready one; None without either."""
         if self._delayed and self._delayed[0][0] <= now_s:
             run = heapq.heappop(self._delayed)[2]
         elif self._ready:
@@ -138,13 +139,16 @@ class Lanes(Generic[B]):
             del run.partition.waiting[run.lane]
 
     def delay(self, run: Run[B], until_s: float) -> None:
-        """Put a taken run back until a time; its lane waits."""
+        """Put a taken run back, to be taken again from `until_s` on (the clock of `take`); its lane waits."""
         run.partition.running -= 1
         if not run.partition.dropped:
             heapq.heappush(self._delayed, (until_s, next(self._numbers), run))
 
     def replace(self, run: Run[B], first: Run[B], *rest: Run[B]) -> None:
-        """Put other runs in the place of a taken one, in this order if it has a lane."""
+        """Replace a taken run by other runs: `first` is ready next.
+
+        If the run has a lane, the rest follow in this order; otherwise they are ready behind all other runs.
+        """
         run.partition.running -= 1
         if run.partition.dropped:
             return

@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Produce records from columns or single messages: partition, batch, encode, send. See docs/architecture.md."""

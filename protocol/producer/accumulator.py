@@ -1,6 +1,6 @@
 """Collect rows by partition until they fill a record batch. Sans-IO, without encoding.
 
-Input: columns and a partition per row. Output: `ReadyBatches` rows, in order within each partition.
+Input: columns and a partition per row. Output: `ReadyBatches`, with the rows of a partition in order.
 Called by `batch_assembler`.
 
 Rows of one call that fill a record batch are output at once. Record batches that become complete in the same call are
@@ -42,7 +42,10 @@ _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The next `count` rows are one record batch of a partition. `size_bytes` is the encoded, uncompressed size."""
+    """`count` rows of a `ReadyBatches`, behind those of the slice before: one record batch of a partition.
+
+    `size_bytes` is the encoded, uncompressed size.
+    """
 
     topic: str
     partition: int
@@ -58,10 +61,10 @@ class ReadyBatches:
     Attributes
     ----------
     rows : callable
-        Returns the rows: copied only now, so that the rows of a large call are never copied all at once.
+        Returns the rows. Copies them when called, so that the rows of a large `append` are never copied all at once.
     batch_slices : list of BatchSlice
     order : ndarray of int64, optional
-        The rows of the record batches, if not all of `rows` in their order.
+        Row numbers in `rows`, in the order of the record batches; None: all of `rows` in their order.
     held_bytes : int
         Buffer memory held for the rows, which the receiver frees.
     """
@@ -161,7 +164,7 @@ class Accumulator:
         return ready
 
     def take_lingered(self, before_s: float) -> list[ReadyBatches]:
-        """Output batches that have waited since `before_s` or longer, full or not."""
+        """Output the record batches whose first row was added at `before_s` or earlier, full or not."""
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
         for key, _ in due:
             del self._waiting[key]
@@ -203,7 +206,7 @@ class Accumulator:
             begin, taken_bytes = end, taken_bytes + size_bytes
 
     def _output(self, completed: list[tuple[TopicPartition, _PartitionRows]]) -> list[ReadyBatches]:
-        """Output one record batch of each partition; those with the same schema together."""
+        """Output one record batch per item; adjacent ones with the same schema together."""
         ready = []
         for _, same_schema in groupby(completed, key=lambda item: item[1].slices[0].schema):
             group = list(same_schema)
@@ -220,10 +223,11 @@ class Accumulator:
 def _group_in_order(
     partitions: npt.NDArray[np.int32], sizes: Sizes, limit_bytes: int, limit_rows: int
 ) -> _Groups | None:
-    """Group rows without reordering, as rows without a key come; a partition may have several groups. Avoids a copy.
+    """Group adjacent rows of the same partition, without reordering, which avoids a copy.
 
-    Returns None if the runs are so short that a copy is cheaper, or if one could fill a record batch: such rows would
-    not wait for their partition's next group.
+    Suits rows without a key, which the partitioner assigns in long runs. A partition may have several groups. Returns
+    None if the runs are so short that a copy is cheaper, or if a run fills a record batch: it would be output at once,
+    not joined with the partition's later runs.
     """
     firsts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]])
     if len(firsts) * _MIN_RUN_ROWS > len(partitions):

@@ -86,7 +86,7 @@ class MessageFuture(Future[RecordMetadata]):
 
 
 class _Rows:
-    """Row numbers of a call by partition: its n-th row there is row `of(partition)[n]` of the call."""
+    """Row numbers of a call by partition: the n-th of its rows for a partition is row `of(partition)[n]`."""
 
     def __init__(self, partitions: Partitions) -> None:
         self.partitions = partitions
@@ -113,9 +113,9 @@ class SentColumns:
     on_reported : callable, optional
         Called with each error that a caller has received from this object.
     futures : sequence of Future of RecordMetadata, optional
-        One per row, completed in the sender's thread.
+        One per row, completed in the sender's thread. `done`, `result`, `errors` and `columns` do not work then.
     on_result : callable, optional
-        Called with topic, partition, number of rows and result before these rows are done. For rows without futures.
+        Called with topic, partition, number of rows and result, before `done` counts these rows. Not with `futures`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class SentColumns:
         return self._futures is not None
 
     def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
-        """Take the result of `count` of its rows for `partition`, from index `first` among these on."""
+        """Accept the result of `count` rows: of the rows of this call for `partition`, those from index `first` on."""
         if self._futures is not None:
             self._complete_futures(self._futures, partition, first, count, result)
             return
@@ -254,7 +254,7 @@ class SentRows(NamedTuple):
 def complete_rows(
     sent: Sequence[SentRows], partition: int, result: BatchResult, first_row: int = 0, count: int | None = None
 ) -> None:
-    """Pass a result to the calls whose rows a record batch has.
+    """Pass the result of a record batch to the `SentColumns` of its rows.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def complete_rows(
         The rows of the whole batch, in order.
     partition : int
     result : BatchResult
-        Of `count` rows (None: all) from `first_row` of the batch on.
+        The result of `count` rows (None: all) of the batch from `first_row` on: a batch may be split and sent in parts.
     """
     begin, end = 0, None if count is None else first_row + count
     for call, first, rows in sent:
@@ -295,7 +295,8 @@ def results_of(outcomes: Sequence[Future[RecordMetadata] | KafkaError], deadline
     if errors:
         first = min(errors)
         raise SendFailed(
-            f"{len(errors)} of {len(outcomes)} messages were not written; the first is number {first}: {errors[first]}",
+            f"{len(errors)} of {len(outcomes)} messages were not acknowledged; the first is number {first}: "
+            f"{errors[first]}",
             errors=errors,
             results=results,
         ) from errors[first]

@@ -12,12 +12,12 @@ from protocol.clock import Backoff
 log = logging.getLogger(__name__)
 
 BackoffFunction = Callable[[int, int], float]
-"""Returns ms to wait, for the number of failures in a row of a partition and the property `retries`."""
+"""Takes the number of consecutive failures of a partition and the property `retries`; returns the wait in ms."""
 
 
 @dataclass
 class FunctionBackoff(Backoff):
-    """Waits as a function returns; after an exception or a wrong value of it, as by default."""
+    """Waits the ms that a function returns. If it fails or returns an invalid value, logs it and waits as `Backoff`."""
 
     function: BackoffFunction = lambda failures, retries: 0.0
     retries: int = 0

@@ -71,7 +71,7 @@ class Message(NamedTuple):
 
 
 def require_message(view: memoryview, position: int, size: int, offset: int, where: str) -> None:
-    """Raise `Corrupt` if a log entry is too short for a message, as far as `view` contains it.
+    """Raise `Corrupt` if a log entry is too short for a message of its magic; magic 0 if `view` ends before that byte.
 
     Parameters
     ----------
@@ -92,10 +92,10 @@ def require_message(view: memoryview, position: int, size: int, offset: int, whe
 
 
 def fill_message_headers(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
-    """Correct the rows of `MemoryRecords.headers` that were read from messages: each is a batch of one record.
+    """Correct the rows of `MemoryRecords.headers` of messages, which were read with the layout of magic 2.
 
-    Fields that messages do not have become -1. So do the timestamps, which are stored in the message. The base offset
-    of a wrapper is not stored: it is assumed to follow the last offset of the batch before.
+    Each message is a batch of one record. Fields that messages do not have become -1, also timestamps: `decode` reads
+    them. The base offset of a wrapper is not stored: it is assumed to follow the last offset of the batch before.
 
     Raises
     ------
@@ -112,6 +112,7 @@ def fill_message_headers(headers: npt.NDArray[Any], view: memoryview, where: str
             raise Corrupt(f"{where}: the record batch at offset {row['base_offset']} has {what} {row[what]}")
     rows = np.flatnonzero(magic < MAGIC)
     attributes = np.frombuffer(view, np.uint8)[headers["position"][rows] + _ATTRIBUTES_AT]
+    # A message has its CRC-32 where magic 2 has the partition leader epoch.
     crc = headers["partition_leader_epoch"][rows].astype(np.uint32)
     for name, value in (
         ("partition_leader_epoch", NO_LEADER_EPOCH),
@@ -146,7 +147,7 @@ def decode_messages(
     check_crc: bool,
     where: str,
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages of the log that start at `positions` in `view`; as `decode` otherwise."""
+    """Decode the messages of the log that start at `positions` in `view`; other arguments as in `decode.decode`."""
     data = np.frombuffer(view, np.uint8)
     scratch = np.empty(_SCRATCH_BYTES, np.uint8)
 
@@ -217,7 +218,10 @@ def _inner_messages(data: Bytes, wrapper: Message, check_crc: bool, where: str) 
 
 
 def _base_offset(view: memoryview, wrapper: Message) -> int:
-    """Return the base of the offsets in a wrapper: magic 1 has relative ones, and the wrapper has the last offset."""
+    """Return the number to add to the offsets in a wrapper.
+
+    Magic 0: 0, since they are absolute. Magic 1: they are relative, and the wrapper has the offset of its last message.
+    """
     position = last = 0
     if not len(view):
         raise Corrupt("the compressed message set is empty")
@@ -326,7 +330,7 @@ def _rotate_left(value: int, bits: int) -> int:
 
 
 def _chunked(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Yield some thousand messages at a time, fewer if they are large."""
+    """Yield at most `_CHUNK_ROWS` messages at a time, fewer if they have more than `_CHUNK_BYTES`."""
     chunk: list[Message] = []
     for message in messages:
         if chunk and (len(chunk) == _CHUNK_ROWS or message.end - chunk[0].start > _CHUNK_BYTES):

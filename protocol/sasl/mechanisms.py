@@ -4,8 +4,8 @@
     message = next(exchange)            # to send
     message = exchange.send(challenge)  # until StopIteration: the client is satisfied
 
-It raises `AuthenticationFailed` if the broker does not prove what the mechanism requires. `protocol.net.authenticate`
-runs the exchanges.
+An exchange raises `AuthenticationFailed` if the broker refuses, or does not prove what the mechanism requires.
+`protocol.net.authenticate` runs the exchanges.
 
 - PLAIN and OAUTHBEARER (RFC 7628, KIP-255): an eavesdropper can use the password or token, so use TLS.
 - SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): both sides prove that they know the password; none sends it. As
@@ -32,7 +32,7 @@ from protocol.secret import Secret
 
 Exchange = Generator[bytes, bytes, None]
 
-# Characters of a broker's refusal in error messages.
+# Maximum characters of a broker's refusal in error messages.
 _MAX_SHOWN = 200
 
 
@@ -161,7 +161,8 @@ def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
     """
     refusal = yield _initial_response(token, extensions)
     if refusal:
-        # Only after this message does the broker end the exchange, with its own error.
+        # RFC 7628: the broker fails the authentication only after this message. The caller then raises the broker's
+        # error, and the error below is not reached.
         yield _SEPARATOR.encode()
         raise AuthenticationFailed(f"the broker refused the token{_refusal_details(refusal)}")
 
@@ -200,7 +201,7 @@ def _refusal_details(refusal: bytes) -> str:
     return f" ({details[:_MAX_SHOWN]})" if details else ""
 
 
-# RFC 4752: bit of the security layers that the broker offers.
+# RFC 4752: the bit for "no security layer" in the layers that the broker offers.
 _NO_LAYER = 1
 _KRB5_KDC_UNREACH = -1765328228
 
@@ -211,7 +212,7 @@ def kerberos(credentials: Kerberos, host: str) -> Exchange:
     Parameters
     ----------
     credentials
-        The credentials.
+        Service name of the brokers, and optionally principal and keytab.
     host
         The broker's host name, as in its principal.
 
@@ -251,7 +252,7 @@ def kerberos(credentials: Kerberos, host: str) -> Exchange:
 
 
 def _credentials(gssapi: Any, credentials: Kerberos) -> Any:
-    """Return credentials of the keytab, or of the principal's tickets; None for any tickets of the process."""
+    """Return credentials of the keytab, or of the principal's tickets; None to use the process's default tickets."""
     if credentials.principal is None and credentials.keytab is None:
         return None
     name = gssapi.Name(credentials.principal, gssapi.NameType.kerberos_principal) if credentials.principal else None

@@ -31,7 +31,7 @@ from protocol.schemas.avro_default import encode_default
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, arrow_type, widened_kind
 from protocol.schemas.decoding import InvalidRows, InvalidValue, check_fields, read_valid, refuse
 
-# The reader's types that may take the writer's values.
+# By the writer's type: the reader's types that it may be read as.
 _PROMOTIONS = {
     "int": ("int", "long", "float", "double"),
     "long": ("long", "float", "double"),
@@ -48,7 +48,9 @@ class Incompatible(Exception):
 
 
 def column_reader(writer: AvroType, reader: AvroType, path: str = "") -> ColumnReader:
-    """Return what reads the writer's bytes as a column of the reader's Arrow type.
+    """Return a `ColumnReader` that reads the writer's bytes as a column of the reader's Arrow type.
+
+    `path` is the field's path for error messages.
 
     Raises
     ------
@@ -151,7 +153,7 @@ def _default_column(field: AvroField, path: str) -> pa.Array:
     reader = column_reader(field.type, field.type, below)
     try:
         encoded = encode_default(field.type, field.default)
-        # A byte follows, since a value may have none.
+        # A byte follows, so that the buffer is not empty: a value such as null has no bytes.
         data = np.frombuffer(encoded + b"\0", np.uint8)
         column, _ = read_column(reader, data, np.zeros(1, np.int64), np.array([len(encoded)]))
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, InvalidRows):
@@ -178,6 +180,7 @@ def _to_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
             found = column_reader(writer, member, path)
         except Incompatible:
             continue
+        # Such a union, for example of int and long, is read as one number.
         if widened := widened_kind(reader):
             return column_reader(writer, AvroType(widened), path)
         return MemberReader(target, number, found)
@@ -185,7 +188,7 @@ def _to_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
 
 
 def _from_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
-    """Read each branch as the reader's type. A branch that it does not have is an error of the records with it."""
+    """Read each branch as the reader's type. A branch that cannot be read fails only the records that have it."""
     branches: list[ColumnReader | str] = []
     for branch in writer.children:
         try:
@@ -233,7 +236,7 @@ def select_fields(avro: AvroType, fields: Collection[str]) -> AvroType:
     Raises
     ------
     UnknownName
-        It is no record, or has no such field.
+        `avro` is not a record, or has no such field.
     """
     check_fields([each.name for each in avro.fields], fields)
     kept = tuple(each for each in avro.fields if each.name in fields)

@@ -61,7 +61,7 @@ def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:
 
 
 def write_some(writer: ColumnWriter, column: pa.Array, there: npt.NDArray[np.bool_]) -> pa.Array:
-    """Write the values of these rows, and no bytes for the others."""
+    """Write the values of the rows where `there` is True, and no bytes for the others."""
     rows = np.flatnonzero(there)
     try:
         encoded = writer.write(column.take(pa.array(rows)))
@@ -76,7 +76,7 @@ def write_some(writer: ColumnWriter, column: pa.Array, there: npt.NDArray[np.boo
 
 
 def binary_values(data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> pa.Array:
-    """Return a binary column of consecutive values; `ends` are the ends of all values."""
+    """Return a binary column of consecutive values; `ends` has the end of each value in `data`."""
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends
     return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
@@ -89,7 +89,7 @@ def constant(value: bytes, rows: int) -> pa.Array:
 
 
 def joined(columns: Sequence[pa.Array]) -> pa.Array:
-    """Return a binary column whose values are those of the columns, one after another."""
+    """Concatenate binary columns row by row."""
     if len(columns) == 1:
         return columns[0]
     return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
@@ -120,6 +120,6 @@ def mask(there: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def refuse_at(wrong: npt.NDArray[np.bool_], path: str, reason: str) -> None:
-    """Raise `InvalidRows` with these rows, if there are any."""
+    """Raise `InvalidRows` with the rows where `wrong` is True, if there are any."""
     if wrong.any():
         raise InvalidRows(np.flatnonzero(wrong), reason, path)

@@ -1,7 +1,8 @@
 """A JSON Schema as a tree of types, and the Arrow type of each.
 
-Drafts 4 to 2020-12. These words give values a type: `type`, `properties`, `items`, `enum`, `const`, `oneOf`, `anyOf`,
-`allOf`, `$ref` and `format`. Words that only restrict values, such as `minimum`, are ignored.
+Drafts 4 to 2020-12. These keywords give values a type: `type`, `properties`, `required`, `additionalProperties`,
+`unevaluatedProperties`, `patternProperties`, `items`, `prefixItems`, `enum`, `const`, `oneOf`, `anyOf`, `allOf`,
+`$ref`, `format` and `contentEncoding`. Keywords that only restrict values, such as `minimum`, are ignored.
 
 Source: JSON Schema 2020-12, "Core" and "Validation"; `connect.type` as Kafka Connect's converter writes it.
 """
@@ -19,9 +20,9 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 
 _MAX_DEPTH = 64
-# References make a small text a large type.
+# With references, a short text can describe a very large type.
 _MAX_NODES = 10_000
-# So many values of an enum count as a type.
+# This number of enum values counts as one type in the limit above.
 _VALUES_OF_A_NODE = 100
 _MAX_TEXT = 100
 
@@ -95,7 +96,7 @@ def parse_json_schema(text: str, references: Mapping[str, str] | None = None) ->
     Raises
     ------
     ConfigurationError
-        It is not a JSON Schema, or one that no column can have (a recursive type); the message has the path.
+        The text is not a JSON Schema, or no column can have its type (a recursive one); the message has the path.
     """
     document = _load(text, "the JSON Schema")
     others = {name: _load(each, f"the reference {name}") for name, each in (references or {}).items()}
@@ -162,7 +163,7 @@ class _Parser:
                 self._add_ids(each, uri, root, depth + 1)
 
     def parse(self, given: Any, base: _Base, path: str, depth: int) -> JsonType:
-        """Parse a schema, and note that it is being read: a type cannot contain itself."""
+        """Parse a schema; raise `ConfigurationError` if it contains itself, or is too deep or too large."""
         self._nodes += 1
         if depth > _MAX_DEPTH:
             raise _invalid(path, f"is nested deeper than {_MAX_DEPTH} types")
@@ -198,7 +199,7 @@ class _Parser:
         return _all_of(parts, path)
 
     def _own(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
-        """Return the type of a schema's own words."""
+        """Return the type of a schema's keywords, except `$ref` and the combinations (`allOf`, `anyOf`, `oneOf`)."""
         kinds = given.get("type")
         values = [given["const"]] if "const" in given else given.get("enum")
         if values is not None and (not isinstance(values, list) or not values):
@@ -250,7 +251,7 @@ class _Parser:
         schemas = [*patterns.values(), *([others] if others is not False else [])]
         if others is False and not patterns:
             return JsonType("object", open=False, required=required)
-        # The default of additionalProperties says nothing beside patterns.
+        # Without additionalProperties, only the patterns give values a type.
         if patterns and "additionalProperties" not in given:
             schemas = list(patterns.values())
         items = _union([self.parse(each, base, f"{path}[]", depth + 1) for each in schemas])
@@ -262,7 +263,7 @@ class _Parser:
         if not isinstance(schemas, list):
             raise _invalid(path, "has prefixItems that are no list of schemas")
         schemas = list(schemas)
-        if isinstance(items, list):  # before 2020-12 a list was what prefixItems is
+        if isinstance(items, list):  # before 2020-12, a list in place of prefixItems
             schemas, items = items, given.get("additionalItems", True)
         if not schemas or not isinstance(items, bool):
             schemas.append(items)
@@ -296,7 +297,7 @@ class _Parser:
 
 
 _KINDS = {*_SIMPLE, "object", "array", "null"}
-# Words that only values of one type have.
+# Keywords that apply to one type only: they imply it if `type` is absent.
 _IMPLIED = {
     "object": ("properties", "additionalProperties", "patternProperties"),
     "array": ("items", "prefixItems"),
@@ -341,7 +342,10 @@ def _kind_of(value: Any) -> str:
 
 
 def _union(branches: list[JsonType]) -> JsonType:
-    """Return the type of values that one of several schemas takes: the only one besides null, otherwise any."""
+    """Return the type of values that fit one of several schemas.
+
+    It is `any`, unless the schemas differ only in null, in enum values, or in integer and number.
+    """
     nullable = any(each.nullable for each in branches)
     names = [each.required for each in branches if each.kind != "null"]
     required = names[0].intersection(*names[1:]) if names else frozenset()
@@ -371,7 +375,7 @@ def _all_of(parts: list[JsonType], path: str) -> JsonType:
     if not known:
         return replace(_ANY, nullable=all(each.nullable for each in parts), required=required)
     if any(each.kind == "object" for each in known):
-        # A map beside it says only that it is an object.
+        # In `allOf`, a map beside an object only says that the value is an object.
         known = [each for each in known if each.kind != "map"]
     kinds = {each.kind for each in known}
     if kinds == {"integer", "number"}:
@@ -394,6 +398,7 @@ def _both(one: JsonType, other: JsonType, path: str) -> JsonType:
         kind = each.type if before is None else _all_of([before.type, each.type], _below(path, each.name))
         fields[each.name] = JsonField(each.name, kind, each.required or (before is not None and before.required))
     items = [each.items for each in (one, other) if each.items is not None]
+    # A type by format or connect.type is more exact than the type of the kind.
     arrows = {each.arrow for each in (one, other)} - {_SIMPLE.get(one.kind)} or {one.arrow}
     if len(arrows) > 1:
         raise _invalid(path, f"is to have several types at once: {', '.join(sorted(map(str, arrows)))}")
@@ -413,7 +418,7 @@ def _both(one: JsonType, other: JsonType, path: str) -> JsonType:
 
 
 def _common(some: tuple[Any, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values of an enum that are in another one; those of simple types, which are compared by hash."""
+    """Return the values that two enums have in common, without arrays and objects, which have no hash."""
     known = {each for each in others if isinstance(each, Hashable)}
     return tuple(each for each in some if isinstance(each, Hashable) and each in known)
 

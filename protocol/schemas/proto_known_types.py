@@ -1,6 +1,7 @@
-"""Files that Protobuf schemas import without a reference in the registry, as far as their messages are encoded.
+"""Protobuf files that a schema may import without a reference in the registry. Only the parts needed to read values.
 
-Those of Protobuf itself (`google/protobuf/`), of Google's common types (`google/type/`), and of Confluent.
+The files of Protobuf itself (`google/protobuf/`), of Google's common types (`google/type/`), and of Confluent
+(`confluent/type/`).
 """
 
 from __future__ import annotations
@@ -83,11 +84,12 @@ _CONFLUENT = """
 decimal.proto: message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }
 """
 
-# What the types above use.
+# Imported by all files but those of Protobuf itself.
 _IMPORTS = ("google/protobuf/duration.proto", "google/protobuf/timestamp.proto", "google/protobuf/wrappers.proto")
 
 
 def _files(folder: str, package: str, texts: str) -> dict[str, str]:
+    """Return files by path. A line of `texts` is `NAME: TEXT`, or after a space more text of the same file."""
     imports = "" if package == "google.protobuf" else "".join(f'import "{each}"; ' for each in _IMPORTS)
     found: dict[str, str] = {}
     name = ""

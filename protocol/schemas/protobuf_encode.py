@@ -37,7 +37,8 @@ from protocol.schemas.protobuf_schema import EnumType, FieldType, MessageType
 
 _SMALL = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _WIDE = (*_SMALL, pa.int64(), pa.uint32())
-# Arrow types whose values a kind can take without loss. Signed ones are the bits of unsigned kinds, as they are read.
+# Arrow types that each kind accepts without loss. Unsigned kinds accept signed types, as the decoder returns them, and
+# write the same bits. But an int64 for uint32 or fixed32 must be in their range.
 _TAKES: dict[str, tuple[pa.DataType, ...]] = {
     **dict.fromkeys(("int32", "sint32", "sfixed32"), _SMALL),
     **dict.fromkeys(("uint32", "fixed32"), _WIDE),
@@ -56,7 +57,7 @@ _MAX_UINT32 = 2**32 - 1
 
 
 def encoder(message: MessageType, kind: pa.DataType) -> ColumnWriter:
-    """Return what writes a column of an Arrow type as messages; null of the column itself stays null.
+    """Return a writer of columns of an Arrow type as messages; `encoding.encode` keeps nulls of the column itself.
 
     Raises
     ------
@@ -117,7 +118,7 @@ class _Number(_Item):
         return _Values(unsigned_varints(numbers), numbers == 0)
 
     def _integers(self, column: pa.Array) -> Any:
-        """Return the bits that are written."""
+        """Return the bits to write as uint64; fixed kinds of 4 bytes take the lower half."""
         kind = self._kind
         if pa.types.is_decimal128(column.type):
             words = np.frombuffer(column.buffers()[1], np.uint64).reshape(-1, 2)
@@ -278,7 +279,7 @@ def _bounds(encoded: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
 
 
 def _spread(encoded: pa.Array, rows: npt.NDArray[np.int64], count: int) -> pa.Array:
-    """Return a column of `count` values: these in these rows, and no bytes in the others."""
+    """Return a column of `count` values: `encoded` in the rows `rows`, and no bytes in the others."""
     if len(rows) == count:
         return encoded
     data, offsets = _bounds(encoded)
@@ -386,7 +387,7 @@ def _field(field: FieldType, kind: pa.DataType, path: str, in_map: bool) -> Colu
 
 
 class _Required(ColumnWriter):
-    """Writes a field of a map's entry."""
+    """Writes the key or value of a map's entry, which may not be null and is written even if zero."""
 
     def __init__(self, field: FieldType, item: _Item, path: str) -> None:
         self._tagged, self._path = _Tagged(field.number, item), path
@@ -504,7 +505,7 @@ def _type_name(
 
 
 def message_indexes(indexes: Sequence[int]) -> bytes:
-    """Return the bytes that name a message behind the id of its schema."""
+    """Encode Confluent's message indexes, which follow the schema id in front of a value."""
     if list(indexes) == [0]:
         return b"\0"
     return b"".join(_varint(number << 1) for number in (len(indexes), *indexes))

@@ -29,7 +29,7 @@ SCALARS = frozenset(
         "sint64",
     ]
 )
-# Kinds whose values are read as each other's.
+# Kinds with the same encoding: a value of one can be read as another.
 _WIRE_COMPATIBLE = (
     {"int32", "int64", "uint32", "uint64", "bool", "enum"},
     {"sint32", "sint64"},
@@ -38,7 +38,7 @@ _WIRE_COMPATIBLE = (
     {"string", "bytes"},
 )
 _MAX_NUMBER = 2**29 - 1
-# Of a name with its package. Each type has all of it, and is looked up in each of its parts.
+# Maximum length of a full name. Nested types repeat it, and a lookup tries each of its scopes, so long names are slow.
 _MAX_NAME = 1_000
 _MAX_SHOWN = 80
 _FIELD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -80,7 +80,7 @@ class FieldType:
     presence : bool
         True if a value of zero differs from an absent one.
     default : int, float, bool, bytes or None
-        As it is declared; of a text or an enum's symbol its bytes.
+        As declared: the number of an enum's symbol, the bytes of a string.
     oneof : int or None
         The number of its oneof in the message.
     message : MessageType or None
@@ -116,7 +116,7 @@ class MessageType:
 
     @property
     def local_name(self) -> str:
-        """The name without the package: with the messages that enclose it."""
+        """The name without the package, but with the names of enclosing messages: `Outer.Inner`."""
         return self.name.removeprefix(f"{self.package}.") if self.package else self.name
 
 
@@ -129,7 +129,7 @@ class ProtobufSchema:
     main : FileNode
         The file of the first message, and of the messages that Confluent's indexes select.
     others : sequence of FileNode
-        The other files of a set of descriptors: their messages may be values, those of imported files may not.
+        The other files of a descriptor set. Values may be messages of `main` and of these, but not of imported files.
     messages : dict of str to MessageType
         All messages by full name, also those of imported files.
     """
@@ -150,7 +150,9 @@ class ProtobufSchema:
         Raises
         ------
         UnknownName
-            There is none.
+            The schema has no message of this name.
+        ConfigurationError
+            The main file has no message.
         """
         own = self.own_messages()
         if not own:

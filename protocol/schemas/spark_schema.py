@@ -56,7 +56,7 @@ def parse_spark(text: str) -> pa.DataType:
     Raises
     ------
     ConfigurationError
-        It is no schema of Spark, or has a type that cannot be read.
+        The text is no schema of Spark, or has a type that values in JSON cannot have.
     """
     if text.lstrip()[:1] in ("{", '"'):
         try:
@@ -108,7 +108,7 @@ def _named(name: str, path: str) -> pa.DataType:
 
 def _decimal(precision: int, scale: int, path: str) -> pa.DataType:
     if not 0 < precision <= _MAX_PRECISION or scale > precision:
-        raise _invalid(path, f"is a decimal with {precision} digits, {scale} of them behind the point")
+        raise _invalid(path, f"is a decimal with {precision} digits, {scale} of them behind the point; at most 38 fit")
     return pa.decimal128(precision, scale)
 
 
@@ -120,7 +120,7 @@ def _struct(fields: list[tuple[str, pa.DataType]], path: str) -> pa.DataType:
 
 
 def _list(items: pa.DataType) -> pa.DataType:
-    # Spark names the items of its arrays so.
+    # Spark's name for the items of arrays.
     return pa.list_(pa.field("element", items))
 
 

@@ -62,8 +62,9 @@ def init_producer_id(
         The coordinator aborts transactions that are open for longer.
     deadline : Deadline
     held : TransactionalIdentity, optional
-        None fences all older producers, and waits until their open transaction is aborted. Otherwise the epoch is
-        bumped only if no other producer has been initialized since; `held` must have no open transaction (KIP-360).
+        None fences all older producers, and waits until their open transaction is aborted. Otherwise the caller's
+        identity: its epoch is bumped, but only if no other producer was initialized after it. It must have no open
+        transaction (KIP-360).
 
     Returns
     -------
@@ -110,7 +111,9 @@ def add_offsets(
     member: GroupMember = NO_MEMBER,
     v2: bool | None = None,
 ) -> None:
-    """Add a group's offsets to the transaction, to commit with it: TxnOffsetCommit, if needed after AddOffsetsToTxn.
+    """Add a group's offsets to the transaction, which commits them.
+
+    Sends AddOffsetsToTxn, unless `v2`, and then TxnOffsetCommit.
 
     Parameters
     ----------

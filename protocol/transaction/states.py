@@ -49,7 +49,7 @@ TRANSITIONS: Mapping[TransactionState, frozenset[TransactionState]] = {
 
 
 class TransactionLifecycle:
-    """State of one producer, and the first error that led to it. Thread-safe."""
+    """State of one producer, and the error that led to it. Thread-safe."""
 
     def __init__(self, transactional_id: str) -> None:
         self.state = TransactionState.UNINITIALIZED
@@ -83,7 +83,11 @@ class TransactionLifecycle:
         self.require()
 
     def failed(self, error: KafkaError, *, fatal: bool) -> None:
-        """Record an error of the open transaction, or a fatal one. Only the first error counts."""
+        """Record an error of the open transaction, or a fatal one.
+
+        A fatal error replaces an abortable one. Other later errors are ignored, as are abortable errors in a state
+        without a transition to `ABORTABLE_ERROR`.
+        """
         to = _S.FATAL_ERROR if fatal else _S.ABORTABLE_ERROR
         with self._lock:
             if self.may(to):

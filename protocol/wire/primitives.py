@@ -22,7 +22,7 @@ LONGEST_STRING_BYTES = 2**15 - 1
 """Kafka's limit. An int16 length cannot exceed it; a compact length must not."""
 
 MAX_ELEMENTS = 3_000_000
-"""Maximum elements of all arrays of a message, except numbers. An element takes up to 700 bytes of memory."""
+"""Maximum elements of all arrays of a message, except arrays of numbers. An element takes up to 700 bytes of memory."""
 
 _INT8, _INT16, _INT32 = Layout(">b"), Layout(">h"), Layout(">i")
 
@@ -156,7 +156,7 @@ class Reader:
         return self.take(length)
 
     def array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
-        """Read an int32 count; `Truncated` unless its elements of at least `smallest_bytes` fit the rest."""
+        """Read an int32 count; raise `Truncated` if that many elements of `smallest_bytes` exceed the bytes left."""
         return self._count(self.int32(), nullable, smallest_bytes)
 
     def compact_array_length(self, nullable: bool = False, smallest_bytes: int = 1) -> int | None:
@@ -194,8 +194,8 @@ class Reader:
 class Writer:
     """Collects values in Kafka's encodings. Byte fields of `LARGE_BYTES` and more are referenced, not copied.
 
-    A referenced buffer must not change until the parts are sent. A number outside its type's range raises
-    `struct.error`; the codec, which knows the field's name, converts it to a `UsageError`.
+    A referenced buffer must not change until the parts are sent. A value outside its type's range raises `struct.error`
+    or `ValueError`; the codec, which knows the field's name, converts both to a `UsageError`.
     """
 
     __slots__ = ("_parts", "_parts_bytes", "_tail")

@@ -147,8 +147,8 @@ class Api:
     route
         The broker to send the request to.
     coordinator_key_field
-        Request field with the group or transactional id that `route` refers to; empty for `group_id` or
-        `transactional_id`.
+        Request field with the key of the coordinator; "" for the usual field: `group_id` of `Route.GROUP`,
+        `transactional_id` of `Route.TRANSACTION`.
     """
 
     key: int
@@ -162,7 +162,7 @@ class Api:
     coordinator_key_field: str = ""
 
     def coordinator_key(self, body: Mapping[str, Any]) -> str | None:
-        """Return the group or transactional id of a request; None if it needs no coordinator.
+        """Return the group or transactional id of a request; None if it is null, or the request needs no coordinator.
 
         Raises
         ------

@@ -58,7 +58,7 @@ def _sticky_user_data(owned: Iterable[TopicPartition], generation: int) -> bytes
 
 
 def _sticky_ownership(member: Subscription) -> Ownership:
-    """Return the ownership in a member's user data; empty if invalid, since that must not fail the leader."""
+    """Return the ownership in a member's user data; empty if invalid, so that one member cannot fail the leader."""
     for version in (1, 0):
         with suppress(ProtocolError):
             value = decoder(_STICKY_USER_DATA, version, False)(Reader(member.user_data or b""))
@@ -73,14 +73,14 @@ def _assign_sticky(members: Members, topics: Topics) -> GroupAssignment:
 STICKY = Assignor(
     "sticky", "org.apache.kafka.clients.consumer.StickyAssignor", _assign_sticky, user_data=_sticky_user_data
 )
-"""As balanced as possible, then as few partitions as possible move.
+"""First as balanced as possible, then with as few moves of partitions as possible.
 
 An eager assignor: members own nothing while they join. So each member sends its last assignment as user data.
 """
 
 
 def _generation_user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
-    """Return the generation, for leaders that do not know the subscription's field for it (version 2)."""
+    """Encode the generation for leaders that cannot read it from the subscription (a field since version 2)."""
     writer = Writer()
     writer.int32(generation)
     return b"".join(writer.parts())
@@ -125,11 +125,12 @@ _NAMES = ASSIGNORS | {each.java_class: each for each in ASSIGNORS.values()}
 
 
 def parse_strategy(given: str | Sequence[object]) -> tuple[Assignor, ...]:
-    """Parse names of assignors or of their Java classes, separated by commas, preferred ones first.
+    """Parse `partition.assignment.strategy`: assignors in the order of preference.
 
     Parameters
     ----------
     given : str or sequence of str and PartitionAssignor
+        Names of assignors or of their Java classes, separated by commas; in a sequence also assignors of the user.
 
     Raises
     ------

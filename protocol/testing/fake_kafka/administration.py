@@ -1,4 +1,4 @@
-"""Requests of administration: groups, the cluster, producers of partitions, log directories, reassignments."""
+"""Administrative requests: groups, the cluster, active producers, log directories, reassignments, elections."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def describe_log_dirs(broker: Broker, request: Request) -> Body:
 
 
 def alter_reassignments(broker: Broker, request: Request) -> Body:
-    """Move partitions to other replicas. None for the replicas cancels a move, which is never under way here."""
+    """Move partitions to other replicas, at once. Replicas None, to cancel a move, are refused: none is in progress."""
 
     def alter(topic: str, number: int, replicas: list[int] | None) -> Body:
         if replicas is None:

@@ -6,7 +6,7 @@ from protocol.clock import Clock
 
 
 class ManualClock(Clock):
-    """A monotonic clock that moves on `advance` or when a thread sleeps on it. Kafka's timestamps are real time."""
+    """A monotonic clock that moves by `advance` and by `sleep_s`, which does not wait. `wall_ms` is the real time."""
 
     def __init__(self, at_s: float = 0.0) -> None:
         self.at_s = at_s

@@ -20,6 +20,7 @@ HEARTBEAT_INTERVAL_MS = 5_000
 Partition = tuple[bytes, int]
 """Topic id and partition number."""
 
+# Kafka's LEAVE_GROUP_STATIC_MEMBER_EPOCH: a static member leaves, and will rejoin.
 _LEFT_FOR_A_WHILE = -2
 
 
@@ -165,8 +166,12 @@ class ConsumerGroup:
     # -- target and current assignment ----------------------------------------------------------
 
     def retarget(self, topics: Mapping[str, TopicImage]) -> None:
-        """Start a new epoch if members, subscriptions or topics have changed: a range of each topic per subscriber."""
-        # An older member keeps its first partitions, also a static one that has rejoined.
+        """Start a new epoch, with a new target assignment, if members, subscriptions or topics have changed.
+
+        The target of each subscriber of a topic is a range of its partitions.
+        """
+        # In the order of joining, so that older members keep the first of their partitions. A static member that
+        # rejoins keeps its place.
         members = sorted(self.members.values(), key=lambda each: each.joined_as)
         wanted = {name: [each.member_id for each in members if each.wants(name)] for name in sorted(topics)}
         seen = (
@@ -184,6 +189,10 @@ class ConsumerGroup:
                 self.target[subscribers[place]].add((topics[name].topic_id, number))
 
     def _reconcile(self, member: ConsumerMember, owned: set[Partition] | None, now_s: float) -> None:
+        """Take the member's next step to its target: revoke, or receive free partitions and the group's epoch.
+
+        `owned` are the partitions that the member reports; None if it reports none in this heartbeat.
+        """
         if member.revoking and (owned is None or owned & member.revoking):
             return
         member.revoking, member.revoked_by_s = set(), float("inf")
@@ -214,7 +223,7 @@ class ConsumerGroup:
 
 
 def _check_regex(pattern: str | None) -> None:
-    """Raise `Refused` for a pattern that RE2 does not have: one with look-around, or an invalid one."""
+    """Raise `Refused` for an invalid pattern, or one with look-around, which RE2 does not support."""
     try:
         re.compile(pattern or "")
         valid = not re.search(r"\(\?(?:[=!]|<[=!])", pattern or "")

@@ -1,7 +1,8 @@
 """Client quotas: throttle times of Produce and Fetch, DescribeClientQuotas and AlterClientQuotas (KIP-13, KIP-546).
 
-As in Kafka, a quota is a rate over the last ten seconds, so a client that was quiet may exceed it for that long. A
-reply names its throttle time at once (KIP-219); the model does not delay further requests of the connection.
+As in Kafka, a quota is the mean rate over the last ten seconds, so a client that was idle before may exceed it for a
+short time. A reply is sent at once, with its throttle time (KIP-219). Unlike Kafka, this model does not delay further
+requests of the connection.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ Entity = frozenset[tuple[str, str | None]]
 
 
 class Quotas:
-    """All quotas of a cluster, and the time by which each throttled client is ahead of its rate."""
+    """All quotas of a cluster, and the time until which the bytes of each client are within its rate."""
 
     def __init__(self) -> None:
         self.values: dict[Entity, dict[str, float]] = {}
         self._paid_until_s: dict[tuple[int, str, Entity], float] = {}
 
     def limit_bytes(self, quota: str, request: Request) -> float:
-        """Return the most bytes of one reply; infinite without a quota."""
+        """Return the maximum bytes of one reply; infinite without a quota."""
         _, rate = self._applying(quota, request)
         return rate * _WINDOW_S
 
     def throttle_ms(self, quota: str, broker_id: int, request: Request, size_bytes: int, now_s: float) -> int:
-        """Return the throttle time of a request whose bytes would be counted by `count`."""
+        """Return the throttle time in ms that a request would have after `count` of its bytes. Counts nothing."""
         sharers, rate = self._applying(quota, request)
         paid_until_s = max(self._paid_until_s.get((broker_id, quota, sharers), 0.0), now_s)
         return max(0, round((paid_until_s + size_bytes / rate - now_s - _WINDOW_S) * 1000))

@@ -56,7 +56,9 @@ class TestSendMany:
             ProducerMessage(TOPIC, "4", partition=0),
         ]
         with producer_of(fake.bootstrap_servers, {"max.request.size": 1_000}) as producer:
-            with pytest.raises(SendFailed, match="3 of 5 messages were not written; the first is number 1: ") as raised:
+            with pytest.raises(
+                SendFailed, match="3 of 5 messages were not acknowledged; the first is number 1: "
+            ) as raised:
                 producer.send_many(messages)
             producer.flush()
         errors = raised.value.errors
