@@ -1,4 +1,4 @@
-"""Keep the number of records of each key in a compacted topic: an aggregation in update mode.
+"""Count the records of topic SOURCE by key, and write the counts to the compacted topic TARGET, in update mode.
 
     python examples/counts_by_key.py BROKERS SOURCE TARGET FOLDER
 

@@ -62,7 +62,7 @@ _FILTER_OPTIONS = (
         type=click.Choice(("any", "match", "literal", "prefixed")),
         default="any",
         show_default=True,
-        help="How a name selects: match finds every ACL that applies to it.",
+        help="How names are compared: match also finds prefixed and wildcard ACLs that apply to the name.",
     ),
 )
 
@@ -102,8 +102,8 @@ def list_command(cluster: Cluster, output: str, **given: Any) -> None:
 @click.option(
     "--operation", "operations", multiple=True, type=click.Choice(_OPERATIONS), help="An operation; repeatable."
 )
-@click.option("--producer", is_flag=True, help="What a producer needs for the topics and transactional ids.")
-@click.option("--consumer", is_flag=True, help="What a consumer needs for the topics and groups.")
+@click.option("--producer", is_flag=True, help="The operations of a producer on the topics and transactional ids.")
+@click.option("--consumer", is_flag=True, help="The operations of a consumer on the topics and groups.")
 @click.option("--deny", is_flag=True, help="Deny instead of allow.")
 @click.option("--prefixed", is_flag=True, help="The names are prefixes.")
 @click.option("--host", default="*", show_default=True, metavar="ADDRESS", help="The address of clients.")
@@ -187,7 +187,7 @@ def _resources(given: Mapping[str, Any]) -> list[tuple[ResourceType, str]]:
 
 
 def _selected(cluster: Cluster, given: Mapping[str, Any]) -> list[AclBinding]:
-    """Return the ACLs of each named resource, or of all, in the order of their columns."""
+    """Return the ACLs of the named resources, or of all resources if none is named, sorted by all columns."""
     common = {
         "principal": given["principal"],
         "host": given["host"],

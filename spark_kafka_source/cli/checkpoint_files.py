@@ -32,9 +32,9 @@ class Batch:
     committed : bool
         True if the batch is in the commit log; otherwise a restarted query repeats it.
     timestamp_ms : int or None
-        Time when it was planned.
+        Time when the batch was planned, in ms since 1970.
     sources : mapping of int to Offsets
-        Kafka sources by index; other sources are left out.
+        Planned end offsets, by the index of the source in the query; sources other than Kafka are left out.
     """
 
     number: int
@@ -45,14 +45,31 @@ class Batch:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A query's id and its batches in ascending order, with the initial offsets of Spark's own connector."""
+    """The parsed checkpoint of a query.
+
+    Attributes
+    ----------
+    query_id : str or None
+    batches : tuple of Batch
+        In ascending order; Spark deletes the oldest.
+    initial : mapping of int to mapping
+        Start offsets of the query by source and partition, as Spark's own connector stores them; empty without it.
+    """
 
     query_id: str | None
     batches: tuple[Batch, ...]
     initial: Mapping[int, Mapping[TopicPartition, int]]
 
     def starts(self, index: int, source: int) -> dict[TopicPartition, int | None]:
-        """Return the start offset of each partition in a batch; None if the checkpoint does not say."""
+        """Return the start offset of each partition in a batch; None if the checkpoint does not have it.
+
+        Parameters
+        ----------
+        index : int
+            Index in `batches`, which is not the batch's number.
+        source : int
+            Index of the source in the query.
+        """
         batch = self.batches[index]
         offsets = batch.sources[source]
         if index and self.batches[index - 1].number == batch.number - 1:
@@ -124,6 +141,6 @@ def _offsets(line: str) -> Offsets | None:
 
 
 def _initial(files: fs.FileSystem, path: str) -> Mapping[TopicPartition, int]:
-    """Read the offsets at which Spark's own connector has started: after a line with the version."""
+    """Read the start offsets that Spark's own connector has stored: the last line of a file with a version before."""
     offsets = _offsets(_read(files, path, "-").rpartition("\n")[2])
     return {} if offsets is None else offsets.ends

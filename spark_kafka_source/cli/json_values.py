@@ -21,8 +21,9 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 def json_column(column: pa.Array) -> pa.Array:
     """Return a binary column with the JSON text of each value; null for null.
 
-    Structs are objects, also with fields that are null; maps are objects; binary values are base64, decimals numbers,
-    dates and timestamps ISO 8601 in UTC, durations seconds such as "1.5s"; NaN and infinity are strings.
+    Structs are objects that include their null fields; maps are objects; binary values are base64, decimals numbers,
+    durations seconds such as "1.5s"; NaN and infinity are strings. Dates and timestamps are ISO 8601; a timestamp with
+    a time zone is in UTC and ends with "Z". Outside the years 1 to 9999 they are the numbers that Arrow stores.
     """
     stored, write = _stored(column.type), _writer(column.type)
     plain = column if stored == column.type else column.cast(stored)
@@ -30,7 +31,7 @@ def json_column(column: pa.Array) -> pa.Array:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """Return the type with numbers in place of dates and times, of which Python has fewer."""
+    """Return the type with integers for dates and times: Python's types have fewer years, and no nanoseconds."""
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_date32(kind):

@@ -38,7 +38,13 @@ def checked_topic(topic: str) -> str:
 
 
 def by_partition(document: object, convert: Callable[[object], _T]) -> dict[TopicPartition, _T]:
-    """Convert `{"orders": {"0": v}}` to `{("orders", 0): value(v)}`, sorted; raise `ValueError` for any other shape."""
+    """Convert `{"orders": {"0": v}}` to `{("orders", 0): convert(v)}`, sorted.
+
+    Raises
+    ------
+    ValueError
+        The document has another shape, or `convert` raises it for a value.
+    """
     if not isinstance(document, Mapping):
         raise ValueError("not a JSON object of topics")
     values: dict[TopicPartition, _T] = {}
@@ -62,7 +68,7 @@ def by_partition(document: object, convert: Callable[[object], _T]) -> dict[Topi
 @lru_cache(maxsize=10_000, typed=True)
 def _partition(text: object) -> int:
     if not _NUMBER.fullmatch(str(text)) or int(str(text)) > MAX_PARTITION:
-        raise ValueError(f"has the partition {text!r}")
+        raise ValueError(f"has the partition {text!r}, which is not one of 0 to {MAX_PARTITION}")
     return int(str(text))
 
 

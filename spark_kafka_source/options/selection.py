@@ -73,7 +73,7 @@ def fields(text: str) -> tuple[str, ...]:
 
 
 def schema_text(text: str) -> str:
-    """Return a schema as it is given, or from the file of `file:PATH` on the driver; of a binary file the base64."""
+    """Return `text`, or for `file:PATH` the file's text on the driver; for a binary file the base64 of its bytes."""
     if not text.startswith("file:"):
         if _PATH.fullmatch(text):
             raise ValueError(f"a file is given as file:{text}")
@@ -83,7 +83,7 @@ def schema_text(text: str) -> str:
             raw = file.read()
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error}") from None
-    # Descriptors have the tags of their fields among control characters.
+    # A compiled descriptor has control characters: the tags of its fields.
     if not any(byte < ord(" ") and byte not in b"\t\n\r\f\v" for byte in raw):
         try:
             return raw.decode("utf-8-sig")
@@ -97,5 +97,7 @@ def row_columns(chosen: tuple[str, ...] | None, include_headers: bool) -> tuple[
     if chosen is None:
         return (*COLUMNS, HEADERS) if include_headers else COLUMNS
     if include_headers and HEADERS not in chosen:
-        raise ConfigurationError("includeHeaders is true, but columns does not name headers; add it, or leave one out.")
+        raise ConfigurationError(
+            "includeHeaders is true, but columns does not name headers; add it to columns, or remove includeHeaders."
+        )
     return chosen

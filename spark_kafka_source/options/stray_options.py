@@ -60,7 +60,8 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     Raises
     ------
     ConfigurationError
-        The option probably means another one, which the message names.
+        The option is probably misspelled or lacks the prefix, and the message names the right one; or it names
+        credentials that Databricks gives to its own connector only.
     """
     lower = name.lower()
     row = find(lower)
@@ -72,7 +73,8 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
             name=name,
         )
     if row is not None and not _applies(row, role):
-        return otherwise.get(lower, row.doc) if row.role & (role | Role.CLIENT) else "Kafka's property of another side"
+        of_other_role = "a Kafka property of the other role (consumer or producer)"
+        return otherwise.get(lower, row.doc) if row.role & (role | Role.CLIENT) else of_other_role
     bare = lower if row is not None else next((each for each in _OFTEN_BARE if same(each, lower)), None)
     if bare is not None:
         raise _not_ours(name, f"Kafka's properties take a prefix: {PREFIX}{bare}{_instead(bare)}")

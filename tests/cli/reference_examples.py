@@ -1,4 +1,4 @@
-"""Run the examples of every command's help, in an order that makes sense, on one broker."""
+"""Run the examples of every command's help on one broker, in an order in which each finds its topics and groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,23 @@ _FOLLOWS_S = 1.5
 
 @dataclass
 class Run:
-    """A run of the examples: the broker, the folder in which files of the examples are, and what was printed."""
+    """A run of the examples.
+
+    Attributes
+    ----------
+    kafka : LocalKafka
+        `broker-1` of the examples.
+    other : FakeKafka
+        `test-broker-1` of the examples.
+    folder : Path
+        Folder of the files that the examples name.
+    opened : ExitStack
+        Producers that stay open until the end of the run.
+    outputs : dict
+        The last shown example and its output, by command.
+    tried : set of str
+        The examples that have run.
+    """
 
     kafka: LocalKafka
     other: FakeKafka
@@ -58,7 +74,7 @@ class Run:
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Replacements of the names in the examples, for the longer names first."""
+        """Replacements of the names in the examples. A name comes before the names that it contains."""
         return {
             "test-broker-1:9092": self.other.bootstrap_servers,
             "broker-1:9092": self.kafka.bootstrap_servers,
@@ -69,7 +85,7 @@ class Run:
         }
 
     def shown_once(self, line: str, changed: str) -> None:
-        """Run an example for the page once its output has `changed`: brokers learn of changes a little later."""
+        """Run an example for the page once its output contains `changed`: brokers apply changes with a delay."""
         wait_until(lambda: changed in CliRunner().invoke(pykafka, shlex.split(line)[1:]).output)
         self.example(line, shown=True)
 
@@ -79,6 +95,7 @@ class Run:
         Parameters
         ----------
         line : str
+            The example as in the command's help.
         shown : bool
             Keep the output for the page.
         code : int
@@ -86,7 +103,7 @@ class Run:
         given : str
             Standard input.
         follows : bool
-            The command runs until Ctrl-C, which comes after a moment.
+            The command runs until Ctrl-C; SIGINT is sent after 1.5 s.
         """
         actual = line
         for name, place in self.places.items():
@@ -160,7 +177,7 @@ def on_terminal(arguments: list[str], given: str) -> tuple[int, str]:
             shown += prompt
         while chunk := os.read(terminal, 4096):
             shown += chunk
-    except OSError:  # the end of a terminal
+    except OSError:  # EIO: the process has closed the terminal
         pass
     _, status = os.waitpid(number, 0)
     os.close(terminal)
@@ -324,7 +341,7 @@ def _groups(run: Run) -> None:
 def _transactions(run: Run) -> None:
     for number in range(2):
         properties = {**run.properties, "transactional.id": f"orders-etl-{number}"}
-        # An example fences the first one.
+        # `txn abort orders-etl-0 --execute` below fences the first producer.
         run.opened.enter_context(suppress(ProducerFenced))
         producer = run.opened.enter_context(TransactionalProducer(properties))
         producer.init_transactions()

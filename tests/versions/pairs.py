@@ -20,7 +20,26 @@ LIMIT_S = 3_600
 
 
 def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, oldest: bool) -> Run:
-    """Run the jobs with one Spark and one Python."""
+    """Run the jobs with one Spark and one Python, and kill them after an hour.
+
+    Parameters
+    ----------
+    wheel : Path
+        The wheel under test.
+    spark, python : str
+        Versions, such as 4.0.5 and 3.12.
+    folder : Path
+        Folder of the environment, the jobs' files, `stdout.log` and `stderr.log`.
+    bootstrap : str
+        The broker, as `host:port`.
+    oldest : bool
+        Install the oldest allowed versions of other packages, not the newest.
+
+    Returns
+    -------
+    Run
+        The result of each job that ended; with `skipped` if the Python is missing or too old for this Spark.
+    """
     interpreter = shutil.which(f"python{python}")
     if interpreter is None or not environments.works(interpreter):
         return Run(spark, python, skipped=f"no Python {python} on the PATH")

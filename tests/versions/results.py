@@ -141,12 +141,13 @@ PREFACE = """\
 
 `make versions` installs the wheel into an environment for each Spark and Python, runs six jobs there against a real
 Kafka, and writes this page. The other packages are the oldest that this package, Spark and Python allow, or the
-newest. Each row is the last run of its pair; the command repeats pairs whose last run was with other code. Each job
-compares all rows, and the group's offsets with the ends of the logs:
+newest. Each row is the last run with its Spark and Python; the command repeats a run if the code has changed since.
+Each job compares all rows, and the group's offsets with the log end offsets:
 
 * **stream**: a query reads rows while more are written; the group has the offsets of its last batch before it stops;
-* **availableNow with a limit**: `maxOffsetsPerTrigger` is a sixth of the rows. Before 4.2, Spark gives a Python source
-  one batch per run and does not tell it that the batch is complete;
+* **availableNow with a limit**: `maxOffsetsPerTrigger` is a sixth of the rows. The share of each partition is rounded
+  down, so that seven batches read all rows. Before 4.2, Spark gives a Python source one batch per run and does not tell
+  it that the batch is complete;
 * **batch**: from `startingOffsets` to `endingOffsets`;
 * **sink**: a batch and a stream write rows;
 * **exactly once, killed**: a copy in transactions that is killed four times writes each row once;
@@ -158,7 +159,7 @@ DEPLOYED = """\
 
 For each Spark, with Python 3.12 and the newest packages, `make versions` also starts these deployments from the PySpark
 of the package index. In each, a stream with `availableNow` copies a topic to another topic. All rows are compared, and
-the group's offsets with the ends of the logs. Before 4.2, the query's next run commits its last batch.
+the group's offsets with the log end offsets. Before 4.2, the query's next run commits its last batch.
 
 * **Connect**: a Spark Connect server in a separate process;
 * **standalone**: a master and two workers, with one executor each;

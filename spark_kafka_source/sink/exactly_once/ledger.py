@@ -34,11 +34,11 @@ class Ledger:
     topic : str
         Topic of the offsets; the tasks' markers use its partition 0, too.
     starts : tuple of str
-        Spark's run ids of the query's starts, the newest last; only the newest may write.
+        Spark's run ids of the query's last 20 starts, the newest last; only the newest may write.
     batch_id : int
         The last decided batch; -1: none.
     task_count : int
-        Number of its tasks. Only tasks with rows have a transaction.
+        Number of the batch's tasks. Only tasks with rows have a transaction.
     transactions : mapping of int to ProducerIdentity
         Identity of each task's transaction.
     """
@@ -55,11 +55,11 @@ class Ledger:
         return self.starts[-1] if self.starts else ""
 
     def is_fenced(self, start_id: str) -> bool:
-        """Return True if the query has a newer start."""
+        """Return True if `start_id` is in `starts` and is not the newest; False for an unknown start."""
         return start_id in self.starts[:-1]
 
     def started(self, start_id: str) -> Ledger:
-        """Return the ledger with a new start."""
+        """Return the ledger with a new start; the oldest is removed if there are more than 20."""
         return replace(self, starts=(*self.starts, start_id)[-_STARTS_KEPT:])
 
     def decided(self, batch_id: int, task_count: int, transactions: Mapping[int, ProducerIdentity]) -> Ledger:
