@@ -1,4 +1,4 @@
-"""Wheel and source distribution: contents and metadata; installed into an empty environment, they run the README's job.
+"""Wheel and source distribution: contents and metadata. The wheel, in an empty environment, runs the README's job.
 
 Installing needs the package index and takes minutes, so only `make soak` does it. It uses the Pythons of
 SPARK_KAFKA_SOURCE_PYTHONS, separated by colons; by default the one that runs the tests.
@@ -26,7 +26,7 @@ from tests.support.read_back import read_back
 from tests.support.soak import SOAK
 
 PYTHONS = os.environ.get("SPARK_KAFKA_SOURCE_PYTHONS", sys.executable).split(":")
-# Settings of this test run; the environment must work without.
+# Prefixes of environment variables of this test run, which the installed wheel must not need.
 _OURS = ("PYTHON", "PYSPARK", "SPARK_", "VIRTUAL_ENV")
 
 

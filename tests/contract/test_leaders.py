@@ -43,7 +43,7 @@ def cluster_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def brokers(cluster_kind: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Return the cluster of three brokers, with `stop(id)` and `start(id)`."""
+    """Yield a cluster of three brokers, with `stop(id)` and `start(id)`."""
     if cluster_kind == REAL:
         yield request.getfixturevalue("kafka")
         return
@@ -59,7 +59,7 @@ def client(brokers: Any) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def replicated(cluster_kind: str, brokers: Any) -> Iterator[Callable[..., str]]:
-    """Create topics as the fixture `topic` does."""
+    """Yield a function that creates topics, as the fixture `topic` does."""
     yield from topic_factory(brokers) if cluster_kind == REAL else [fake_topics(brokers)]
 
 
@@ -80,7 +80,7 @@ def all_in_sync_topic(replicated: Callable[..., str]) -> str:
 def topic_with_new_leader(
     brokers: Any, client: Client, replicated: Callable[..., str], all_in_sync_topic: str
 ) -> Iterator[str]:
-    """Return a topic with two records in epoch 0 and one of the next leader; the first leader is stopped."""
+    """Yield a topic with two records of epoch 0 and one record of the next leader; the first leader is stopped."""
     name = replicated(replication_factor=3)
     assert written(client, name, b"a", b"b") == 0
     first, _ = client.leader(name, 0)
@@ -166,7 +166,7 @@ class TestNewLeader:
         listed = list_offset(client, topic_with_new_leader, LATEST, current_leader_epoch=0)
         assert (listed["error_code"], listed["offset"]) == (ErrorCode.FENCED_LEADER_EPOCH, -1)
 
-    def test_request_with_current_leader_epoch_is_answered(self, client: Client, topic_with_new_leader: str) -> None:
+    def test_only_current_leader_epoch_is_accepted(self, client: Client, topic_with_new_leader: str) -> None:
         epoch = client.topic(topic_with_new_leader).partitions[0].leader_epoch
         assert values_in(fetch(client, topic_with_new_leader, 0, current_leader_epoch=epoch)) == [b"a", b"b", b"c"]
         assert list_offset(client, topic_with_new_leader, LATEST, current_leader_epoch=epoch)["leader_epoch"] == epoch
@@ -195,5 +195,5 @@ class TestNewLeader:
         assert produce(client, all_in_sync_topic, batch(b"a"))["error_code"] == ErrorCode.NOT_ENOUGH_REPLICAS
         assert produce(client, all_in_sync_topic, batch(b"b"), acks=1)["base_offset"] == 0
         assert fetch(client, all_in_sync_topic)["high_watermark"] == 0, (
-            "records below min.insync.replicas stay above the high watermark"
+            "records are not committed while fewer than min.insync.replicas are in sync"
         )

@@ -89,15 +89,15 @@ def test_partition_count_grows_and_never_shrinks(client: Client, new_topic: Any)
     assert refused.value.code == ErrorCode.INVALID_PARTITIONS
 
 
-def test_recreated_topic_has_another_id_and_no_old_records(client: Client, new_topic: Any) -> None:
+def test_recreated_topic_has_another_id_and_fetch_with_old_id_is_refused(client: Client, new_topic: Any) -> None:
     name = new_topic()
     written(client, name, b"one")
     before, leader = client.topic(name).topic_id, client.leader(name, 0)[0]
-    asking_for_the_first = fetch_body(client, name, {0: 0})
+    fetch_with_old_id = fetch_body(client, name, {0: 0})
     delete_topic(client, name)
-    client.retrying("a new one", lambda: create_topic(client, NewTopic(name, 1)), client.deadline())
+    client.retrying("create the topic again", lambda: create_topic(client, NewTopic(name, 1)), client.deadline())
     assert client.topic(name).topic_id not in (before, bytes(16))
-    reply = client.ask(leader, FETCH, asking_for_the_first, client.deadline())
+    reply = client.ask(leader, FETCH, fetch_with_old_id, client.deadline())
     (row,) = reply["responses"][0]["partitions"]
     assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.UNKNOWN_TOPIC_ID, b"")
 

@@ -32,7 +32,7 @@ def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, capl
     assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
     # a-1 has nothing to read.
     assert cluster.list_offsets_for_log_starts == [[("a", 0)]]
-    # A replay by another process after further deletions, and one with other options.
+    # After further deletions a replay plans the same range, also by another reader without failOnDataLoss=false.
     cluster.set_log("a", 0, 21, 25)
     for again in (reader, cluster.reader()):
         assert ranges(again, begin, end) == [(0, 15, 25)]
@@ -56,7 +56,7 @@ def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, capl
 
 
 def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: Cluster) -> None:
-    """A query that failed with data loss resumes with failOnDataLoss=false: an empty batch may count the loss."""
+    """A query that failed with data loss resumes with failOnDataLoss=false: an empty next batch counts the loss."""
     begin = read_to(10)
     end = cluster.reader().latestOffset(begin)
     cluster.set_log("a", 0, 15, 20)
@@ -73,7 +73,7 @@ def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: 
 def test_records_written_after_a_truncation_are_read_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, remaining: int, written: int
 ) -> None:
-    """An unclean election between two tries of a batch: what replaced its records is in the next batch only."""
+    """An unclean election before a batch is replayed: new records at its offsets are in the next batch only."""
     cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
     begin = read_to(0 if remaining == 0 else 10)
     reader = cluster.reader(failOnDataLoss="false")
@@ -91,10 +91,10 @@ def test_records_written_after_a_truncation_are_read_once(
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_records_held_back_by_a_truncated_transaction_are_read(
+def test_records_above_a_transaction_with_truncated_marker_are_read_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, committed: bool
 ) -> None:
-    """The marker of the transaction, from offset 12 on, is lost: until its next end no record behind 12 is visible."""
+    """The transaction begins at 12; its marker at 16 is truncated. Until a new marker 12 is the last stable offset."""
     cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(12)))
     opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
 
@@ -129,7 +129,7 @@ def test_records_held_back_by_a_truncated_transaction_are_read(
 
 
 def test_second_truncation_loses_no_record_written_after_the_first(cluster: Cluster) -> None:
-    """The planned range begins behind the first truncation and ends behind the second one."""
+    """The planned range, 10 to 20, begins above the first truncation (offset 4) and ends above the second (15)."""
     cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(10)))
     reader = cluster.reader(failOnDataLoss="false")
     begin = read_to(10)

@@ -101,7 +101,7 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
 
 
 def offsets_of_first_batch(cluster: SmallCluster, given: dict[str, str], *, more: int = 0) -> int:
-    """Return the number of offsets in the first batch. The log has 20, and `more` in each of two partitions."""
+    """Return the number of offsets in the first batch. Two partitions have 10 records and `more` records each."""
     if more:
         cluster.grow(more)
     end = plan(stream(cluster, given), {"orders": dict(ORDERS)})
@@ -155,14 +155,14 @@ MESSAGES = 'syntax = "proto3"; message A { int32 a = 1; } message B { int32 b = 
 
 
 def decoded(cluster: SmallCluster, given: dict[str, str], **more: str) -> KafkaBatchReader:
-    """Return a reader with formats; values of the cluster have ten bytes, keys are null."""
+    """Return a reader that decodes keys or values. Values of the cluster have ten bytes; keys are null."""
     formats = {} if {"keyFormat", "valueFormat"} & {*given, *more} else {"valueFormat": "avro"}
     options = complete(cluster, given, {**formats, **more})
     return KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
 
 
 def column_type(part: str, **more: str) -> Observe:
-    """Return what reads the type of a column, which must be that of the rows."""
+    """Return an observer of the type that the column `part` has in the rows read."""
 
     def observe(cluster: SmallCluster, given: dict[str, str]) -> str:
         with FakeSchemaRegistry() as registry:
@@ -176,7 +176,7 @@ def column_type(part: str, **more: str) -> Observe:
 
 
 def protobuf_row(cluster: SmallCluster, given: dict[str, str]) -> str:
-    """Return how a message is read that has an enum's 1, an int's largest number, a wrapped 5, and an empty message."""
+    """Return the decoded row of a message with enum value 1, the largest uint32, a wrapped 5 and empty messages."""
     text = (
         'syntax = "proto3"; import "google/protobuf/wrappers.proto"; enum E { ZERO = 0; ONE = 1; } message Empty {} '
         "message A { E e = 1; uint32 n = 2; google.protobuf.Int64Value w = 3; Empty m = 4; int32 z = 5; A a = 6; }"

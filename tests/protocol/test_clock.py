@@ -56,7 +56,7 @@ def test_deadlines_have_passed_after_the_clock_stops(real: ManualClock) -> None:
     assert not real.slept
 
 
-def test_pausable_clock_keeps_wall_time(real: ManualClock, clock: PausableClock) -> None:
+def test_paused_clock_returns_the_current_wall_time(real: ManualClock, clock: PausableClock) -> None:
     before_ms = real.wall_ms()
     with clock.paused():
         assert 0 <= clock.wall_ms() - before_ms < 60_000

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("${env:PASSWORD_OF_A_TEST", "${env:PASSWORD_OF_A_TEST"),
     ],
 )
-def test_reference_is_replaced_by_its_value(folder: Path, text: str, value: str) -> None:
+def test_references_are_replaced_and_other_text_is_kept(folder: Path, text: str, value: str) -> None:
     assert resolve_references(text.replace("FOLDER", str(folder))) == value
 
 
@@ -49,7 +49,7 @@ def test_reference_is_replaced_by_its_value(folder: Path, text: str, value: str)
         ("${dir:FOLDER:a\0b}", "not UTF-8 text"),
     ],
 )
-def test_broken_reference_is_refused_with_its_location(folder: Path, text: str, why: str) -> None:
+def test_unresolvable_reference_is_named_in_the_error(folder: Path, text: str, why: str) -> None:
     text = text.replace("FOLDER", str(folder))
     with pytest.raises(ConfigurationError, match=why) as refused:
         resolve_references(text)
@@ -68,6 +68,6 @@ def test_value_that_is_not_text_is_not_shown(folder: Path, monkeypatch: pytest.M
         error = error.__cause__ or error.__context__
 
 
-def test_reference_must_be_the_whole_value() -> None:
+def test_is_reference_is_true_only_if_the_value_is_one_reference() -> None:
     assert is_reference(" ${env:A} ")
     assert not is_reference('x password="${env:A}";')

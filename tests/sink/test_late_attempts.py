@@ -114,7 +114,7 @@ def test_killed_batch_write_task_empty_on_retry_leaves_no_open_transaction(query
 def test_write_to_brokers_without_describe_transactions_is_complete(
     query: Query, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Kafka before 3.0: an empty task's killed attempt is aborted only by a batch write."""
+    """Without these requests (Kafka before 3.0) only a batch write aborts a killed attempt of a task without rows."""
 
     def unsupported(*_: object, **__: object) -> None:
         raise UnsupportedVersion("no broker knows this request")
@@ -159,7 +159,7 @@ def test_empty_task_paused_during_batch_write_commit_leaves_no_open_transaction(
     assert readable(query) == ["other"]
 
 
-def test_batch_write_lists_no_transactional_ids_of_completed_writes(cluster: FakeKafka, query: Query) -> None:
+def test_batch_write_lists_no_task_ids_of_completed_writes(cluster: FakeKafka, query: Query) -> None:
     """Brokers keep transactional ids for a week (`transactional.id.expiration.ms`)."""
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
@@ -172,7 +172,7 @@ def test_batch_write_lists_no_transactional_ids_of_completed_writes(cluster: Fak
     cluster.edit_replies(LIST_TRANSACTIONS, look)
     write = BatchWrite(query)
     write.commit(write.task(0, "row"))
-    assert len(listed) == 3, "two markers of the batch write, and the prepared task"
+    assert len(listed) == 3, "the ids of both batch writes, and the prepared task of the second"
 
 
 def test_late_attempt_does_not_fence_commit_of_its_batch_write(query: Query) -> None:

@@ -19,7 +19,7 @@ from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.soak
 
-# `make soak`: one minute, and all three brokers are killed.
+# In `make soak` the outage of all brokers takes a minute, and each broker is also killed alone before.
 OUTAGE_S = scaled("OUTAGE_S", 10.0, 60.0)
 KILLED = 3 if SOAK else 1
 PARTITIONS = 3
@@ -67,7 +67,7 @@ def wait_until(condition: Callable[[], bool], query: StreamingQuery, timeout_s: 
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert query.isActive, f"the query died: {query.exception()}"
-        assert time.monotonic() < deadline_s, "it did not happen in time"
+        assert time.monotonic() < deadline_s, f"the condition did not hold within {timeout_s} s"
         time.sleep(0.1)
 
 
@@ -96,7 +96,7 @@ def test_query_continues_after_kills_of_one_and_all_brokers(
     wait_for_lag_zero(kafka, group, PARTITIONS)
 
     for broker in kafka.broker_ids:
-        kafka.pause(broker)  # first without a reply or a reset, which clients detect last
+        kafka.pause(broker)  # neither replies nor resets: the outage that clients detect last
     gone_since_s = time.monotonic()
     try:
         for broker in kafka.broker_ids:

@@ -1,4 +1,4 @@
-"""A model of a Kafka with minimal topics: two partitions with ten records each."""
+"""An in-memory Kafka whose topics have two partitions with ten records each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_TIMESTAMP_MS = 1_000
 
 
 def small_batch(compression: str = "none", size: int = 10) -> bytes:
-    """Return one record batch, its records a millisecond apart."""
+    """Return one record batch of ten records, 1 ms apart, with values of `size` bytes."""
     values = pa.array([b"%0*d" % (size, number) for number in range(END)], pa.binary())
     times = pa.array([FIRST_TIMESTAMP_MS + number for number in range(END)], pa.int64())
     columns = pa.RecordBatch.from_pydict({"value": values, "timestamp_ms": times})
@@ -22,7 +22,7 @@ def small_batch(compression: str = "none", size: int = 10) -> bytes:
 
 
 class SmallCluster(FakeKafka):
-    """One broker, and topics with ids that follow from their names."""
+    """One broker. The id of a topic is its name, padded with dots to 16 bytes."""
 
     def __init__(self, *topics: str) -> None:
         super().__init__()
@@ -45,4 +45,5 @@ class SmallCluster(FakeKafka):
                     self.write(name, number, records(self.log(name, number).end_offset, count))
 
     def silent_to(self, api: Api) -> None:
+        """Send no reply to requests of `api`."""
         self.handlers[api] = lambda body, version: None

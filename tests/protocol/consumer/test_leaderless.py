@@ -1,4 +1,4 @@
-"""Many partitions without a leader cost one Metadata request per attempt, and end no thread."""
+"""Many partitions without a leader share Metadata requests, and do not end the leader thread."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_two_attempts_to_list_offsets_send_two_metadata_requests(cluster: FakeKa
         assert metadata_requests(cluster) == 2
 
 
-def test_leader_lookup_sends_one_metadata_request(cluster: FakeKafka) -> None:
+def test_leaders_log_samples_and_delete_records_send_one_metadata_request_each(cluster: FakeKafka) -> None:
     with client_of(cluster.bootstrap_servers) as client:
         assert leaders(client, ALL_PARTITIONS, client.deadline()) == {}
         assert metadata_requests(cluster) == 1
@@ -67,8 +67,8 @@ def test_leader_lookup_sends_one_metadata_request(cluster: FakeKafka) -> None:
         assert metadata_requests(cluster) == 3
 
 
-def test_leaders_of_ranges_are_retried_in_one_request(cluster: FakeKafka) -> None:
-    """Five waits of 0.1, 0.2, 0.4, 0.8 and 1 s, each ± 20 %, are two seconds."""
+def test_leader_lookups_of_ranges_share_requests(cluster: FakeKafka) -> None:
+    """Back-offs are 0.1, 0.2, 0.4, 0.8 and 1 s, each ± 20 %: five or six attempts in 2 s, for all 200 partitions."""
     ranges = [Range(topic, number, 0, 10) for topic, number in ALL_PARTITIONS]
     with client_of(cluster.bootstrap_servers) as client:
         with pytest.raises(DeadlineExceeded):
@@ -76,7 +76,8 @@ def test_leaders_of_ranges_are_retried_in_one_request(cluster: FakeKafka) -> Non
         assert 2 <= metadata_requests(cluster) <= 10
 
 
-def test_leaders_of_streams_are_retried_in_one_request(cluster: FakeKafka) -> None:
+def test_leader_lookups_of_open_partitions_share_requests(cluster: FakeKafka) -> None:
+    """At most three requests per attempt, for all 200 partitions: jitter spreads their back-offs."""
     with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
         streams = consumer.consume_partitions(dict.fromkeys(ALL_PARTITIONS, 0))
         deadline_s = time.monotonic() + 20
@@ -107,7 +108,9 @@ class TestLeaderThread:
         cluster.write("orders", 2, records(0, 5))
         assert consumer.consume_partition("orders", 2, 0).poll(10_000) is not None
 
-    def test_leader_thread_failure_fails_all_streams(self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leader_thread_failure_fails_all_open_partitions(
+        self, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         waiting = consumer.consume_partition("orders", 0, 0)
 
         def faulty(*_: Any) -> None:

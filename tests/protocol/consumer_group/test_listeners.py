@@ -161,7 +161,7 @@ def test_listener_raising_on_assignment_does_not_prevent_reads(client: Client, p
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "enforce_rebalance"])
-def test_listener_raising_on_close_does_not_prevent_leaving(fake: SmallCluster, client: Client, end: str) -> None:
+def test_listener_raising_on_revocation_does_not_prevent_leaving(fake: SmallCluster, client: Client, end: str) -> None:
     consumer = consumer_of(client, EAGER)
     consumer.subscribe(["orders"], RaisingListener("revoked"))
     read(consumer, 2 * END)
@@ -173,7 +173,7 @@ def test_listener_raising_on_close_does_not_prevent_leaving(fake: SmallCluster, 
 
 @PROTOCOLS
 @pytest.mark.parametrize("call", ["unsubscribe", "enforce_rebalance", "close"])
-def test_poll_returns_after_a_listener_has_left_the_group(
+def test_poll_returns_if_the_listener_calls_a_method_that_leaves_the_group(
     client: Client, protocol: dict[str, object], call: str
 ) -> None:
     listener = CallingListener()

@@ -15,7 +15,7 @@ KEY = ("orders", 0)
 
 
 def value(offset: int) -> bytes:
-    """Return the value of `records` at this offset."""
+    """Return the value that `records` writes at this offset."""
     return b"%010d" % offset
 
 
@@ -54,10 +54,10 @@ def test_close_after_a_recreation_skips_no_record_of_the_new_topic(
     assert sorted(handler.values) == [value(offset) for offset in range(20)]
 
 
-def test_records_of_a_deleted_topic_do_not_decide_the_offset(
+def test_late_handler_of_a_deleted_topic_does_not_change_the_offset(
     fake: FakeKafka, client: Client, start: Start, handler: Handler
 ) -> None:
-    """A handler of the deleted topic returns after the move to the new topic, and after its first records."""
+    """A handler of a deleted topic's record returns after the first records of the new topic were handled."""
     fake.write(*KEY, records(0, 10))
     handler.block(value(4))
     running = start(handler, order="none", threads=3)
@@ -75,7 +75,7 @@ def test_records_of_a_deleted_topic_do_not_decide_the_offset(
     assert committed(client) == CommittedOffset(4, 0)
 
 
-def test_offset_above_the_old_ones_is_committed_after_a_reset_to_latest(
+def test_new_topic_offset_above_deleted_topic_offsets_is_committed_after_reset_to_latest(
     fake: FakeKafka, client: Client, start: Start, handler: Handler
 ) -> None:
     commit_offsets(client, GROUP, {KEY: CommittedOffset(0)}, client.deadline())

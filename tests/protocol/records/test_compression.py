@@ -24,7 +24,7 @@ from protocol.testing.fake_kafka.record_batches import Record, sealed, sequence,
 
 PACKED = [codec for codec in Codec if codec != Codec.NONE]
 CAP = 8 << 20
-ROOM = 1 << 20
+ROOM = 1 << 20  # bytes of the output buffer that `decompress` is given
 
 
 def unpack(codec: int, data: bytes, cap_bytes: int = CAP) -> bytes:
@@ -176,7 +176,7 @@ BOMBS = ["gzip", "snappy", "snappy-raw", "lz4", "zstd", "zstd-stream"]
 
 MEASURE = """
 import os, sys
-import pandas  # as Arrow does when it makes its first array, whatever that is
+import pandas  # Arrow imports it with the first array, which must not count as growth
 from protocol.errors import DecompressedTooLarge
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
@@ -199,7 +199,7 @@ for line in sys.stdin:
         read(path, int(cap))
         os._exit(0)
     if os.wait()[1]:
-        print("died of it", 0, sep="\\n", flush=True)
+        print("the process died", 0, sep="\\n", flush=True)
 """
 
 ReadInProcess = Callable[[bytes, int], tuple[str, int]]
@@ -207,7 +207,7 @@ ReadInProcess = Callable[[bytes, int], tuple[str, int]]
 
 @pytest.fixture(scope="module")
 def read_in_a_fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadInProcess]:
-    """Read a log under a cap in bytes; return the outcome and the growth of peak memory in MiB."""
+    """Yield a function from a log and a cap in bytes to the outcome and the growth of peak memory in MiB."""
     path = tmp_path_factory.mktemp("bombs") / "log"
     # The process imports once and forks for each log, so that each log starts with fresh memory.
     with subprocess.Popen([sys.executable, "-c", MEASURE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:

@@ -33,7 +33,7 @@ NONE, CLASSIC, CONSUMER = "none", "classic", pytest.param("consumer", marks=NEED
 
 
 def modes(*some: object) -> pytest.MarkDecorator:
-    """Run with each kind of committer: no group member, or a member of either protocol."""
+    """Run with `some` modes; in `make soak` with all: no group member, or a member of either protocol."""
     return variants("mode", [NONE, CLASSIC, CONSUMER], *some)
 
 

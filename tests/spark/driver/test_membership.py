@@ -158,7 +158,7 @@ def test_query_without_partitions_stays_active_and_takes_over(
 def test_batch_with_gained_partitions_is_replayed_as_planned(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
-    """The query fails in that batch. Before its restart another member reads further, so the assignment differs."""
+    """The query fails in its first batch with gained partitions. Another member reads their rows before the restart."""
     name, group = topic1(2), new_group()
     with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as other:
         fill(kafka1, name, 2, 5)

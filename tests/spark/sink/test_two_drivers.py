@@ -1,6 +1,6 @@
-"""Two drivers with one checkpoint and prefix: the older one is suspended (SIGSTOP), and resumes after the newer one.
+"""Two drivers with one checkpoint and prefix: the older one is suspended (SIGSTOP) until the newer one has ended.
 
-For `make soak`. `test_two_starts` makes the calls of both without Spark, with the older one paused before any call.
+For `make soak`. `test_two_starts` makes the same calls without Spark, and pauses the older start before some of them.
 """
 
 from __future__ import annotations
