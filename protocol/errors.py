@@ -102,7 +102,7 @@ class DecompressedTooLarge(Corrupt):
 
 
 class FrameTooLarge(ProtocolError):
-    """A reply announces more bytes than `max.response.bytes`, or a size that no Kafka broker sends."""
+    """A reply announces more bytes than the client reads (see `fetch.max.bytes`), or a size that no broker sends."""
 
 
 class UnsupportedVersion(KafkaError):

@@ -189,7 +189,7 @@ class GroupOperations(Operations):
         *,
         states: Iterable[str] = (),
         types: Iterable[str] = (),
-        protocol_types: Iterable[str] = _PROTOCOL_TYPES_OF_CONSUMERS,
+        protocol_types: Iterable[str] | None = None,
         timeout_ms: float | None = None,
     ) -> list[ListedGroup]:
         """Return the groups of all brokers that match all three filters, sorted by name.
@@ -199,10 +199,10 @@ class GroupOperations(Operations):
         states
             States to include, by Kafka's names in any case; empty for all.
         types
-            Types to include: "classic", "consumer", "share", "streams"; empty for classic and consumer. For "share" and
-            "streams", pass these as `protocol_types`, too.
+            Types to include: "classic", "consumer", "share", "streams"; empty for classic and consumer.
         protocol_types
-            Protocol types to include: "consumer", "connect", "share", …; "" is a group that only commits.
+            Protocol types to include: "consumer", "connect", "share", …; "" is a group that only commits. None: groups
+            of consumers ("consumer" and ""), and the protocol types of the same names as `types`.
         timeout_ms
             Time limit; by default `default.api.timeout.ms`.
 
@@ -211,9 +211,10 @@ class GroupOperations(Operations):
         DeadlineExceeded
             A broker did not answer in time.
         """
-        found = _all_groups(self._client, self._deadline(timeout_ms), frozenset(protocol_types))
         wanted_states = {each.lower() for each in states}
         wanted_types = {each.lower() for each in types} or {CLASSIC, CONSUMER}
+        wanted_protocols = {*_PROTOCOL_TYPES_OF_CONSUMERS, *wanted_types} if protocol_types is None else protocol_types
+        found = _all_groups(self._client, self._deadline(timeout_ms), frozenset(wanted_protocols))
         return [
             each
             for each in found

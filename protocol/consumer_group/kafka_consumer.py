@@ -184,15 +184,16 @@ class KafkaConsumer:
             Partitions are assigned by `assign`, or `group.id` is not set.
         """
         if isinstance(topics, re.Pattern):
-            self._subscription = TopicSubscription(pattern=topics, re2=re2)
+            subscription = TopicSubscription(pattern=topics, re2=re2)
         else:
-            self._subscription = TopicSubscription(frozenset(topics))
+            subscription = TopicSubscription(frozenset(topics))
         if self._membership is not None:
-            self._membership.subscribe(self._subscription)
+            self._membership.subscribe(subscription)
         else:
             if self._partitions.assigned:
                 raise UsageError("partitions are assigned with assign; call unsubscribe first")
-            self._join()
+            self._membership = self._new_membership(subscription)
+        self._subscription = subscription
         self._listener = listener or ConsumerRebalanceListener()
 
     @_single_threaded
@@ -419,12 +420,12 @@ class KafkaConsumer:
 
     # -- rebalances ---------------------------------------------------------------------------
 
-    def _join(self) -> None:
+    def _new_membership(self, subscription: TopicSubscription) -> Membership:
         """Create a member, which joins with the next `poll`."""
-        self._membership = Membership(
+        return Membership(
             self._client,
             self._config.consumer,
-            self._subscription,
+            subscription,
             self._commits.set_member,
             self._config.group_join_retries,
         )
@@ -472,7 +473,7 @@ class KafkaConsumer:
                 try:
                     self._leave(interrupts, for_good=True)
                 finally:
-                    self._join()
+                    self._membership = self._new_membership(self._subscription)
             self._raise_user_error()
 
     @_single_threaded

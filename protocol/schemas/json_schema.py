@@ -236,8 +236,8 @@ class _Parser:
 
     def _object(self, given: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
         properties = given.get("properties", {})
-        others = given.get("additionalProperties", given.get("unevaluatedProperties", True))
         patterns = given.get("patternProperties", {})
+        others = given.get("additionalProperties", given.get("unevaluatedProperties", not patterns))
         required = _required(given)
         if not isinstance(properties, dict) or not isinstance(patterns, dict):
             raise _invalid(path, "has properties that are no object")
@@ -251,9 +251,6 @@ class _Parser:
         schemas = [*patterns.values(), *([others] if others is not False else [])]
         if others is False and not patterns:
             return JsonType("object", open=False, required=required)
-        # Without additionalProperties, only the patterns give values a type.
-        if patterns and "additionalProperties" not in given:
-            schemas = list(patterns.values())
         items = _union([self.parse(each, base, f"{path}[]", depth + 1) for each in schemas])
         return JsonType("map", items=items, required=required)
 

@@ -25,7 +25,7 @@ from spark_kafka_source.sink.exactly_once.query import Query
 # The driver begins no transaction under these ids, and every broker allows this timeout.
 _TRANSACTION_TIMEOUT_MS = 1_000
 _MAX_CONCURRENT = 16
-# States of running attempts. The filter excludes the many ids of complete writes.
+# States of running attempts. The filter excludes ids whose last transaction was committed or aborted.
 _ATTEMPT_STATES = ("Empty", "Ongoing")
 
 

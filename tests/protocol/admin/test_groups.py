@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol import Admin
 from protocol.admin.groups import ListedGroup, describe_group, list_groups
 from protocol.group.assignors.subscription_codec import encode_assignment
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets
@@ -38,6 +39,10 @@ def test_consumer_groups_alone_are_listed() -> None:
             ("from before types", "classic"),
             ("of KIP-848", "consumer"),
         ]
+        with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
+            assert admin.list_groups() == list_groups(client)
+            assert [each.group for each in admin.list_groups(types=["Share"])] == ["of shares"]
+            assert [each.group for each in admin.list_groups(protocol_types=["connect"])] == ["Connect's"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.membership.assignment import TopicSubscription
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
@@ -406,6 +407,17 @@ def test_refused_commit_is_raised(orders: str, new_consumer: NewConsumer) -> Non
     ours.commit_async(too_long, lambda offsets, error: calls.append(str(error)))
     wait_until(lambda: ours.poll(0) or calls)
     assert "OFFSET_METADATA_TOO_LARGE" in calls[0]
+
+
+def test_refused_subscription_leaves_the_assigned_partitions() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        with KafkaConsumer({"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl"}) as consumer:
+            consumer.assign([("orders", 0)])
+            with pytest.raises(UsageError, match="unsubscribe first"):
+                consumer.subscribe(["other"])
+            assert consumer.subscription == TopicSubscription()
+            assert consumer.assignment == {("orders", 0)}
 
 
 def test_commits_without_a_group_are_refused(client: Client, orders: str) -> None:

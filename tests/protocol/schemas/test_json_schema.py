@@ -62,6 +62,7 @@ def text_of(kind: pa.DataType) -> str:
         ({"properties": {"a": {"properties": {"b": STRING}}}}, "struct<a:struct<b:string>>"),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, "map<string,bigint>"),
         ({"type": "object", "patternProperties": {"^x": {"type": "number"}}}, "map<string,double>"),
+        ({"patternProperties": {"^x": INTEGER}, "unevaluatedProperties": {"type": "number"}}, "map<string,double>"),
         ({"type": "object"}, "map<string,string>"),
         ({"enum": ["NEW", "PAID"]}, "string"),
         ({"enum": [1, 2, None]}, "bigint"),
