@@ -24,6 +24,7 @@ from protocol.wire.schema import Api, Body, Route
 
 Row = Mapping[str, Any]
 Handle = Callable[[TopicPartition, Row, Broker, BrokerError | None], KafkaError | None]
+Check = Callable[[Broker, Collection[TopicPartition]], Mapping[TopicPartition, BrokerError]]
 
 _COORDINATORS = {Route.GROUP: group_coordinator, Route.TRANSACTION: transaction_coordinator}
 _PURPOSES = {Route.GROUP: COORDINATOR, Route.TRANSACTION: COORDINATOR}
@@ -110,6 +111,7 @@ def call_partitions(
     *,
     check_leader_epoch: bool = False,
     handle: Handle | None = None,
+    check: Check | None = None,
     topic_ids: Mapping[str, bytes] | None = None,
     **options: Any,
 ) -> dict[TopicPartition, Row]:
@@ -129,6 +131,9 @@ def call_partitions(
     handle : callable, optional
         Receives (topic, partition), its row, the broker and the row's error or None. Returns an error, which counts as
         the partition's failure, or None to accept the row.
+    check : callable, optional
+        Called with the broker and the partitions before each request. Returns errors of partitions that are not sent,
+        which are handled as if the broker had returned them.
     topic_ids : mapping of str to bytes, optional
         The ids of all topics, for versions that identify topics by id.
     **options
@@ -152,9 +157,15 @@ def call_partitions(
             rows_by_broker = {client.coordinator(to, deadline): missing}
         else:
             rows_by_broker = _by_leader(client, missing, deadline, failures, check_leader_epoch)
+        if check is not None:
+            for broker, rows in rows_by_broker.items():
+                for key, error in check(broker, rows).items():
+                    failures += _handle_row(key, {}, broker, error, found, handle)
+                    del rows[key]
         requests = {
             broker: with_timeout(api, partition_request(api, fields, rows, topic_ids), deadline)
             for broker, rows in rows_by_broker.items()
+            if rows
         }
         replies, failure = client.ask_many(
             requests, api, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options
@@ -251,14 +262,29 @@ def _handle_reply(
             continue
         missing.discard(key)
         refused = name.error(part, broker) if part.code != ErrorCode.NONE else None
-        error = handle(key, part.fields, broker, refused) if key is not None and handle is not None else refused
-        if error is not None:
-            failures.append(error)
-        elif key is not None:
-            found[key] = part.fields
+        if key is not None:
+            failures += _handle_row(key, part.fields, broker, refused, found, handle)
+        elif refused is not None:
+            failures.append(refused)
     if missing and not failures:
         failures.append(name.omitted(missing, broker))
     return failures
+
+
+def _handle_row(
+    key: TopicPartition,
+    row: Row,
+    broker: Broker,
+    refused: BrokerError | None,
+    found: dict[TopicPartition, Row],
+    handle: Handle | None,
+) -> list[KafkaError]:
+    """Add an accepted row to `found`, or return its error."""
+    error = refused if handle is None else handle(key, row, broker, refused)
+    if error is not None:
+        return [error]
+    found[key] = row
+    return []
 
 
 @dataclass(frozen=True)

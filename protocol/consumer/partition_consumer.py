@@ -18,7 +18,7 @@ from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
 from protocol.consumer.log_offsets import LeaderEpochs
-from protocol.errors import KafkaError, ProtocolError, UsageError
+from protocol.errors import KafkaError, ProtocolError, TopicRecreated, UsageError
 from protocol.kafka_terms import NO_LEADER_EPOCH
 from protocol.metrics.client_sensors import ClientSensors
 
@@ -284,6 +284,11 @@ class PartitionConsumer:
     def topic_id(self) -> bytes:
         """Id of the topic to which `position` belongs, 16 bytes; zeros if unknown."""
         return self.buffer.source.topic_id
+
+    @property
+    def recreated(self) -> bool:
+        """True if the topic is known to be recreated, and `position` still belongs to the deleted one."""
+        return isinstance(self.buffer.error, TopicRecreated)
 
     @property
     def paused(self) -> bool:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import is_another_topic
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
@@ -226,16 +225,10 @@ class AssignedPartitions:
 
     @property
     def recreated(self) -> frozenset[TopicPartition]:
-        """Return partitions whose position belongs to a deleted topic, while a new topic has its name.
-
-        A commit names the topic: the offset would be one of the new topic, and records before it would be skipped.
-        """
+        """Return partitions that are known to be at a position in a deleted topic, while a new topic has its name."""
         consumers = list(self._consumers.items())
-        known = {topic: self._client.remembered_topic(topic) for topic in {key[0] for key, _ in consumers}}
         return frozenset(
-            key
-            for key, consumer in consumers
-            if (topic := known[key[0]]) is not None and is_another_topic(topic.topic_id, consumer.topic_id)
+            key for key, consumer in consumers if consumer.recreated or isinstance(self._lost.get(key), TopicRecreated)
         )
 
     @property

@@ -15,9 +15,9 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset, TopicIds
 from protocol.group.member import GroupMember
-from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager, TopicIds
+from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -457,9 +457,9 @@ class KafkaConsumer:
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Commit positions if commits are automatic; wait for commits in flight."""
         if self._commits.auto:
-            moved = self._partitions.positions(moved=True)
+            uncommitted = self._uncommitted()
             try:
-                offsets = {key: moved[key] for key in partitions if key in moved}
+                offsets = {key: uncommitted[key] for key in partitions if key in uncommitted}
                 self._commit(offsets, deadline, partition_timeout_s=DELETED_TOPIC_S)
             except CommitFailed as error:
                 log.warning("%s", error)
@@ -495,7 +495,7 @@ class KafkaConsumer:
         if group is None:
             raise UsageError("this consumer has no group: set group.id", settings=("group.id",))
         member = self._member if self._membership is None else self._member.updated_to(self._membership.member)
-        return ConsumerGroupMetadata(group, member)
+        return ConsumerGroupMetadata(group, member, self._partitions.topic_ids)
 
     # -- positions ----------------------------------------------------------------------------
 
@@ -748,13 +748,18 @@ class KafkaConsumer:
         return {key: to for key, to in offsets.items() if key not in recreated}, failure
 
     def _commit_in_background(self) -> None:
-        """Commit the changed positions of a member, or all positions without membership.
+        """Commit the changed and the refused positions of a member, or all positions without membership.
 
         Brokers delete the offsets of a group without members after `offsets.retention.minutes`, so unchanged positions
         are committed, too.
         """
         with suppress(CommitFailed):  # the next `poll` reports lost partitions
-            self._commit_async(self._partitions.positions(moved=self._membership is not None))
+            self._commit_async(self._partitions.positions() if self._membership is None else self._uncommitted())
+
+    def _uncommitted(self) -> Offsets:
+        """Return the positions that have changed since the last commit, or were refused in it."""
+        moved, positions = self._partitions.positions(moved=True), self._partitions.positions()
+        return {**moved, **self._commits.refused({key: to for key, to in positions.items() if key not in moved})}
 
     def _commit(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         self._commit_async(offsets)

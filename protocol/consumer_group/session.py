@@ -18,7 +18,7 @@ from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer, messages_of
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason
@@ -207,13 +207,13 @@ class ConsumerGroupSession:
         with self._lock:
             self._marked.set_start_offset(key, offset)
 
-    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, truncated: bool) -> None:
+    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the mark to the position after lost data, see `MarkedOffsets.position_lost`."""
         with self._lock:
             self._epochs.pop(key, None)
             self._topic_ids.pop(key, None)
             if key in self._claimed_partitions:
-                self._marked.position_lost(key, to, truncated=truncated)
+                self._marked.position_lost(key, to, replaced=replaced)
 
     def record_returned(self, key: TopicPartition, end: int, epochs: LeaderEpochs, topic_id: bytes) -> None:
         """Record the end of the records that a claim returns, their leader epochs and topic, for their marks."""
@@ -361,8 +361,8 @@ class ConsumerGroupClaim:
         try:
             return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
-            to, truncated = self._recover(loss), isinstance(loss, LogTruncated)
-            self._session.position_lost((self.topic, self.partition), to, truncated=truncated)
+            to, replaced = self._recover(loss), isinstance(loss, (LogTruncated, TopicRecreated))
+            self._session.position_lost((self.topic, self.partition), to, replaced=replaced)
         return None
 
 
@@ -385,7 +385,7 @@ class MarkedOffsets:
         # End of the records that the claim has returned; after lost data, of those in the present log.
         self._returned: dict[TopicPartition, int] = {}
         self._after_loss: set[TopicPartition] = set()
-        # After a truncation at the first offset, marks up to the second one may be of lost records.
+        # From the first offset on, marks up to the second one may be of lost records.
         self._ambiguous: dict[TopicPartition, tuple[int, int]] = {}
 
     def set_start_offset(self, key: TopicPartition, offset: int) -> None:
@@ -403,16 +403,17 @@ class MarkedOffsets:
         """Set the end of the records that the claim has returned."""
         self._returned[key] = max(end, self._returned.get(key, end))
 
-    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, truncated: bool) -> None:
+    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the mark to the position after lost data: marks in a recreated topic would not exceed the old ones.
 
-        From now on, marks above the records returned since then are ignored. If the log was truncated while records
-        were not marked, the handler may mark these lost records later than new ones: marks up to the former end are
-        ignored until one reaches it. These records are handled again after a restart.
+        From now on, marks above the records returned since then are ignored. `replaced`: the log was truncated, or the
+        topic recreated, so other records may have these offsets. If some of the lost records were not marked, the
+        handler may mark them later than new ones: marks up to the former end are ignored until one reaches it. These
+        records are handled again after a restart.
         """
         end = self._returned.get(key)
         floor, until = self._ambiguous.pop(key, (to.offset, -1))
-        if truncated:
+        if replaced:
             if end is not None and (key not in self._marked or self._marked[key].offset < end):
                 until = max(until, end)
             if until > to.offset:

@@ -5,23 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
-from protocol.cluster.call import Handle, Row, call, call_partitions
-from protocol.cluster.client import Client
+from protocol.cluster.call import Check, Handle, Row, call, call_partitions
+from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.cluster.metadata import Broker
+from protocol.cluster.metadata import Broker, Metadata, is_another_topic
 from protocol.errors import BrokerError, KafkaError
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
+from protocol.wire.messages.m08_offset_commit import FIRST_WITH_TOPIC_IDS, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.parts import error_parts
+from protocol.wire.schema import Api
+
+TopicIds = Mapping[TopicPartition, bytes]
+NO_TOPIC_IDS: TopicIds = MappingProxyType({})
 
 _REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH)
 
@@ -65,7 +71,7 @@ def commit_offsets(
     member: GroupMember = NO_MEMBER,
     handle: Handle | None = None,
     *,
-    topic_ids: Mapping[str, bytes] | None = None,
+    topic_ids: TopicIds = NO_TOPIC_IDS,
 ) -> None:
     """Commit all of `offsets`.
 
@@ -83,9 +89,9 @@ def commit_offsets(
         The member that commits; by default none, which the coordinator accepts if the group has no members.
     handle : callable, optional
         Called for each partition in the response, see `call_partitions`.
-    topic_ids : mapping of str to bytes, optional
-        The ids of all topics. A coordinator of Kafka 4.1 or later refuses offsets of a deleted topic with
-        UNKNOWN_TOPIC_ID then, also if a new topic has its name.
+    topic_ids : mapping of (str, int) to bytes
+        Ids of the topics of these offsets, if known. Offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID then,
+        also if a new topic has its name.
 
     Raises
     ------
@@ -100,7 +106,7 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES if topic_ids is None else None
+    ids_by_name = _by_name(offsets, topic_ids)
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
@@ -108,10 +114,78 @@ def commit_offsets(
             error = BrokerError(what, **error.context, settings=("group.id",))
         return error if handle is None else handle(key, row, broker, error)
 
-    rows = offset_rows(offsets)
+    if ids_by_name is None:  # the coordinator can compare ids only if the request has those of all topics
+        check = same_topics(client, topic_ids, deadline)
+        at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
+    else:
+        check = same_topics(client, topic_ids, deadline, unless_in=(OFFSET_COMMIT, FIRST_WITH_TOPIC_IDS))
+        at_most = OFFSET_COMMIT.last
     call_partitions(
-        client, OFFSET_COMMIT, identity, rows, deadline, handle=explained, topic_ids=topic_ids, at_most=at_most
+        client,
+        OFFSET_COMMIT,
+        identity,
+        offset_rows(offsets),
+        deadline,
+        handle=explained,
+        check=check,
+        topic_ids=ids_by_name,
+        at_most=at_most,
     )
+
+
+def _by_name(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, bytes] | None:
+    """Return the topics' ids by name; None if one is unknown, or if a topic has two."""
+    ids: dict[str, bytes] = {}
+    for key in partitions:
+        topic_id = topic_ids.get(key, NO_TOPIC_ID)
+        if topic_id == NO_TOPIC_ID or ids.setdefault(key[0], topic_id) != topic_id:
+            return None
+    return ids
+
+
+def same_topics(
+    client: Client, topic_ids: TopicIds, deadline: Deadline, *, unless_in: tuple[Api, int] | None = None
+) -> Check | None:
+    """Return a check for `call_partitions` that a commit by topic name is not of a deleted topic with that name.
+
+    It compares `topic_ids` with the metadata of the coordinator itself. If these are not yet those of the new topic,
+    the coordinator will delete the offsets when it learns of the deletion.
+
+    Parameters
+    ----------
+    client : Client
+    topic_ids : mapping of (str, int) to bytes
+        Ids of the topics of the offsets; for partitions without one there is no check.
+    deadline : Deadline
+    unless_in : (Api, int), optional
+        An API and its first version with topic ids: there is no check if the broker supports it.
+    """
+    if all(topic_id == NO_TOPIC_ID for topic_id in topic_ids.values()):
+        return None
+
+    def check(broker: Broker, partitions: Collection[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+        if unless_in is not None:
+            api, first = unless_in
+            if client.connection(broker, COORDINATOR, deadline).choose_version(api) >= first:
+                return {}
+        wanted = {topic for topic, partition in partitions if (topic, partition) in topic_ids}
+        if not wanted:
+            return {}
+        body = {"topics": [{"name": name} for name in sorted(wanted)], "allow_auto_topic_creation": False}
+        first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+        reply = client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first)
+        found = Metadata.from_reply(reply).topics
+        errors: dict[TopicPartition, BrokerError] = {}
+        for topic, partition in partitions:
+            topic_id = topic_ids.get((topic, partition), NO_TOPIC_ID)
+            if topic in found and is_another_topic(found[topic].topic_id, topic_id):
+                what = f"commit of {topic}-{partition}: the offset belongs to a deleted topic of that name"
+                errors[topic, partition] = broker_error(
+                    ErrorCode.UNKNOWN_TOPIC_ID, what, topic=topic, partition=partition
+                )
+        return errors
+
+    return check
 
 
 def fetch_offsets(

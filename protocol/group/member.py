@@ -5,7 +5,10 @@ Immutable, so that it can be stored with staged offsets. Created by members, see
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protocol.kafka_terms import TopicPartition
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,16 @@ NO_MEMBER = GroupMember()
 
 @dataclass(frozen=True)
 class ConsumerGroupMetadata:
-    """The member that has fetched records, for a transaction that sends their offsets (KIP-447)."""
+    """The member that has fetched records, for a transaction that sends their offsets (KIP-447).
+
+    Attributes
+    ----------
+    group_id : str
+    member : GroupMember
+    topic_ids : mapping of (str, int) to bytes
+        Ids of the topics of the records; the offsets of a deleted topic are refused then.
+    """
 
     group_id: str
     member: GroupMember = NO_MEMBER
+    topic_ids: Mapping[TopicPartition, bytes] = field(default_factory=dict, compare=False, repr=False)

@@ -13,31 +13,25 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
-from protocol.broker_errors import ErrorCode, GroupEffect, broker_error, error_row
+from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
-from protocol.cluster.client import COORDINATOR, Client
-from protocol.cluster.coordinators import group_coordinator
-from protocol.cluster.metadata import Broker, Topic, is_another_topic
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker, is_another_topic
 from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.committed_offsets import NO_TOPIC_IDS, CommittedOffset, TopicIds, commit_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.metrics import definitions
-from protocol.wire.messages.m08_offset_commit import FIRST_WITH_TOPIC_IDS, OFFSET_COMMIT
 
 log = logging.getLogger(__name__)
 
-TopicIds = Mapping[TopicPartition, bytes]
-NO_TOPIC_IDS: TopicIds = MappingProxyType({})
-
 COMMIT_TIMEOUT_MS = 5_000
-# Limit of the Metadata request before some commits; other commits wait for it.
+# Limit of the Metadata requests after UNKNOWN_TOPIC_ID; other commits wait for them.
 _TOPIC_CHECK_MS = 1_000
 _RETRY_INITIAL_MS = 200
 _RETRY_MAXIMUM_MS = 5_000
@@ -45,9 +39,12 @@ _RETRY_MAXIMUM_MS = 5_000
 STALE_RETRY_S = 5.0
 # Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
-_UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 # Errors of one partition; all other retriable errors concern the group or its coordinator.
-_PARTITION_ERRORS = (*_UNKNOWN_TOPIC, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_PARTITION_ERRORS = (
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+)
 
 DELETED_TOPIC_S = 1.0
 """Maximum wait for a partition that fails alone, if other partitions wait for its commit."""
@@ -409,15 +406,11 @@ class OffsetManager:
             replies.final[key] = error
             return None
 
-        self._exclude_deleted_topics(due, replies)
-        excluded = replies.final.keys() | replies.partition_errors.keys()
-        marks = {key: mark for key, mark in due.items() if key not in excluded}
-        offsets = {key: mark.offset for key, mark in marks.items()}
+        offsets = {key: mark.offset for key, mark in due.items()}
+        topic_ids = {key: mark.topic_id for key, mark in due.items()}
         deadline = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
-            if offsets:
-                topic_ids = _ids_of_topics(marks)
-                commit_offsets(self._client, self.group, offsets, deadline, member, handle, topic_ids=topic_ids)
+            commit_offsets(self._client, self.group, offsets, deadline, member, handle, topic_ids=topic_ids)
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
         if len(replies.too_large) == 1:  # cannot be split further
@@ -426,44 +419,26 @@ class OffsetManager:
                 replies.final[key] = largest
             else:
                 replies.failure = replies.failure or largest
+        self._refuse_deleted_topics(due, replies)
         return replies
 
-    def _exclude_deleted_topics(self, due: Mapping[TopicPartition, _Mark], replies: _Replies) -> None:
-        """Add the results of marks that are not sent, because their topic was deleted.
+    def _refuse_deleted_topics(self, due: Mapping[TopicPartition, _Mark], replies: _Replies) -> None:
+        """Make UNKNOWN_TOPIC_ID final for topics that were recreated.
 
-        OffsetCommit names the topic before Kafka 4.1: the offset of a deleted topic could be committed to a new topic
-        of the same name, whose records before it would then be skipped.
+        Others are retried: the coordinator may not know the new topic yet. The ids are those of several brokers, since
+        one may lag behind.
         """
-        names = {key[0] for key in due}
-        unknown = {key[0] for key, mark in due.items() if mark.last_error and mark.last_error.code in _UNKNOWN_TOPIC}
-        # A topic that the client has known before.
-        unknown |= {name for name in names & self._topic_ids.keys() if self._client.remembered_topic(name) is None}
-        with_id = {key[0] for key, mark in due.items() if mark.topic_id != NO_TOPIC_ID}
-        found: Mapping[str, Topic] = {}
-        to_fetch = unknown if self._coordinator_checks_topic_ids(due) else unknown | with_id
-        if to_fetch:
-            with suppress(KafkaError):
-                found = self._client.metadata(to_fetch, Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)).topics
-        known = {name: found.get(name) or self._client.remembered_topic(name) for name in names}
-        for key, mark in due.items():
-            topic, about = known[key[0]], {"topic": key[0], "partition": key[1]}
-            what = f"commit of offset {mark.offset.offset} of {key[0]}-{key[1]}"
-            if topic is not None and is_another_topic(topic.topic_id, mark.topic_id):
-                what += ", which belongs to a deleted topic of that name"
-                replies.final[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what, **about)
-            elif key[0] in unknown and (topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                replies.partition_errors[key] = broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, **about)
-
-    def _coordinator_checks_topic_ids(self, marks: Mapping[TopicPartition, _Mark]) -> bool:
-        if _ids_of_topics(marks) is None:
-            return False
+        refused = {key for key, error in replies.partition_errors.items() if error.code == ErrorCode.UNKNOWN_TOPIC_ID}
+        if not refused:
+            return
         deadline = Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)
-        try:
-            coordinator = self._client.coordinator(group_coordinator(self.group), deadline)
-            connection = self._client.connection(coordinator, COORDINATOR, deadline)
-            return connection.choose_version(OFFSET_COMMIT) >= FIRST_WITH_TOPIC_IDS
-        except KafkaError:
-            return False
+        found = self._client.ids_at_brokers({key[0] for key in refused}, deadline)
+        for key in refused:
+            if found[key[0]] and due[key].topic_id not in found[key[0]]:
+                replies.final[key] = replies.partition_errors.pop(key)
+        if recreated := {key[0] for key in refused & replies.final.keys()}:
+            with suppress(KafkaError):  # later offsets without an id get that of the new topic
+                self._client.metadata(recreated, deadline)
 
     def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
         """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""
@@ -530,15 +505,6 @@ class OffsetManager:
 
 def _loses_assignment(error: BrokerError) -> bool:
     return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
-
-
-def _ids_of_topics(marks: Mapping[TopicPartition, _Mark]) -> dict[str, bytes] | None:
-    """Return the topic ids of marks; None if one is unknown, or if a topic has two."""
-    ids: dict[str, bytes] = {}
-    for (topic, _), mark in marks.items():
-        if mark.topic_id == NO_TOPIC_ID or ids.setdefault(topic, mark.topic_id) != mark.topic_id:
-            return None
-    return ids
 
 
 def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:

@@ -157,7 +157,16 @@ class TransactionSession:
         self.require(*_SENDING)
         self._begun = True
         with self._broken_by_errors():
-            add_offsets(self._client, self.held, group.group_id, offsets, deadline, member=group.member, v2=self._v2)
+            add_offsets(
+                self._client,
+                self.held,
+                group.group_id,
+                offsets,
+                deadline,
+                member=group.member,
+                topic_ids=group.topic_ids,
+                v2=self._v2,
+            )
 
     @contextmanager
     def flushing(self) -> Iterator[None]:

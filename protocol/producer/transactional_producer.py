@@ -223,6 +223,11 @@ class TransactionalProducer(Producer):
             From `KafkaConsumer.group_metadata()`. The group refuses the offsets of a member that it has fenced.
         timeout_ms : float, optional
             By default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        TopicRecreated
+            An offset belongs to a deleted topic, and a new topic has its name: abort the transaction.
         """
         if offsets:
             with self._let_in():

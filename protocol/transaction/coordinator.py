@@ -12,10 +12,12 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.cluster.call import call, call_partitions
+from protocol.cluster.call import Row, call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
-from protocol.group.committed_offsets import CommittedOffset, offset_rows
+from protocol.cluster.metadata import Broker
+from protocol.errors import BrokerError, KafkaError, TopicRecreated
+from protocol.group.committed_offsets import NO_TOPIC_IDS, CommittedOffset, TopicIds, offset_rows, same_topics
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.states import TransactionalIdentity
@@ -109,6 +111,7 @@ def add_offsets(
     deadline: Deadline,
     *,
     member: GroupMember = NO_MEMBER,
+    topic_ids: TopicIds = NO_TOPIC_IDS,
     v2: bool | None = None,
 ) -> None:
     """Add a group's offsets to the transaction, which commits them.
@@ -124,8 +127,15 @@ def add_offsets(
     deadline : Deadline
     member : GroupMember
         The group refuses the offsets of a member that it has removed or fenced.
+    topic_ids : mapping of TopicPartition to bytes
+        Ids of the topics of these offsets, if known.
     v2 : bool, optional
         Result of `speaks_v2`; None: call it.
+
+    Raises
+    ------
+    TopicRecreated
+        An offset belongs to a deleted topic, and a new topic has its name.
     """
     if v2 is None:
         v2 = speaks_v2(client, identity.transactional_id, deadline)
@@ -139,4 +149,19 @@ def add_offsets(
         "group_instance_id": member.group_instance_id,
     }
     at_most = None if v2 else m28_txn_offset_commit.LAST_BEFORE_TRANSACTION_V2
-    call_partitions(client, TXN_OFFSET_COMMIT, who, offset_rows(offsets), deadline, at_most=at_most)
+
+    def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
+        if error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_ID:
+            return TopicRecreated(str(error), **error.context)
+        return error
+
+    call_partitions(
+        client,
+        TXN_OFFSET_COMMIT,
+        who,
+        offset_rows(offsets),
+        deadline,
+        handle=handle,
+        check=same_topics(client, topic_ids, deadline),
+        at_most=at_most,
+    )

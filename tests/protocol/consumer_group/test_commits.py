@@ -255,7 +255,7 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
     consuming.join(25)
     assert not consuming.is_alive()
     assert committed(client, SECOND) == END
-    assert any("UNKNOWN_TOPIC_OR_PARTITION" in str(error) for error in errors)
+    assert any("UNKNOWN_TOPIC_ID" in str(error) for error in errors)
 
 
 # -- the coordinator does not answer --------------------------------------------------------------

@@ -57,7 +57,7 @@ def offset_after(marked: MarkedOffsets, *offsets: int) -> int:
 
 def test_marks_of_lost_records_are_ignored_until_the_last_one() -> None:
     marked = marked_up_to(7, 20)
-    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    marked.position_lost(KEY, CommittedOffset(10), replaced=True)
     assert offset_after(marked, 9, 10, 11) == 10
     marked.returned(KEY, 30)
     assert offset_after(marked, 12, 20) == 10
@@ -66,7 +66,7 @@ def test_marks_of_lost_records_are_ignored_until_the_last_one() -> None:
 
 def test_mark_above_the_lost_records_is_accepted() -> None:
     marked = marked_up_to(7, 20)
-    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    marked.position_lost(KEY, CommittedOffset(10), replaced=True)
     marked.returned(KEY, 30)
     assert offset_after(marked, 15) == 7
     assert offset_after(marked, 21) == 21
@@ -74,7 +74,7 @@ def test_mark_above_the_lost_records_is_accepted() -> None:
 
 def test_marks_after_a_truncation_are_accepted_if_all_records_before_were_marked() -> None:
     marked = marked_up_to(20, 20)
-    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    marked.position_lost(KEY, CommittedOffset(10), replaced=True)
     assert offset_after(marked, 20) == 10
     marked.returned(KEY, 15)
     assert offset_after(marked, 12, 16) == 12
@@ -83,17 +83,17 @@ def test_marks_after_a_truncation_are_accepted_if_all_records_before_were_marked
 
 def test_marks_are_ambiguous_from_the_first_of_two_truncations_on() -> None:
     marked = marked_up_to(0, 20)
-    marked.position_lost(KEY, CommittedOffset(10), truncated=True)
+    marked.position_lost(KEY, CommittedOffset(10), replaced=True)
     marked.returned(KEY, 15)
-    marked.position_lost(KEY, CommittedOffset(12), truncated=True)
+    marked.position_lost(KEY, CommittedOffset(12), replaced=True)
     marked.returned(KEY, 25)
     assert offset_after(marked, 10, 11, 19) == 10
     assert offset_after(marked, 21) == 21
 
 
 def test_marks_in_a_recreated_topic_are_accepted_up_to_the_records_read() -> None:
-    marked = marked_up_to(7, 20)
-    marked.position_lost(KEY, CommittedOffset(0), truncated=False)
+    marked = marked_up_to(20, 20)
+    marked.position_lost(KEY, CommittedOffset(0), replaced=True)
     assert offset_after(marked, 20) == 0
     marked.returned(KEY, 5)
     assert offset_after(marked, 20) == 0

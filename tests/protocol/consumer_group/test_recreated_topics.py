@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
@@ -18,8 +19,10 @@ from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSes
 from protocol.errors import CommitFailed, TopicRecreated
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.net.connection import Connection
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -357,6 +360,65 @@ def test_commit_in_a_recreated_topic_is_refused_while_the_buffers_are_full(how: 
                 if how == "commit_sync":
                     with pytest.raises(CommitFailed):
                         consumer.commit_sync()
+        assert fake.committed_offsets("etl") == {}
+
+
+def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_one() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with Client({"bootstrap.servers": fake.bootstrap_servers}) as client:
+            given.pop("bootstrap.servers")
+            with KafkaConsumer(client, {**given, "enable.auto.commit": False}) as consumer:
+                old_id = client.metadata(["orders"]).topics["orders"].topic_id
+                consumer.subscribe(["orders"])
+                reader = Reader(consumer)
+                reader.until_read(5)
+                recreate_in_fake(fake)
+                fake.write("orders", 0, records(0, 9))
+                reader.until_read(14)
+
+                def lag(body: dict[str, Any]) -> dict[str, Any]:
+                    body["topics"][0]["topic_id"] = old_id
+                    return body
+
+                fake.edit_replies(METADATA, lag, 1)
+                assert client.metadata(["orders"]).topics["orders"].topic_id == old_id
+                consumer.commit_sync()
+                assert fake.committed_offsets("etl") == {("orders", 0): 9}
+
+
+def test_refused_auto_commit_is_repeated_when_the_consumer_closes() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**given, "auto.commit.interval.ms": 50}) as consumer:
+            consumer.subscribe(["orders"])
+            reader = Reader(consumer)
+            fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
+            reader.until_read(5)
+            wait_until(lambda: reader.poll() or len(fake.request_bodies(OFFSET_COMMIT)) == 3)
+        assert fake.committed_offsets("etl") == {("orders", 0): 5}
+
+
+def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_knows_of_the_new_one() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        producer = TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"})
+        with producer, KafkaConsumer({**given, "enable.auto.commit": False}) as consumer:
+            producer.init_transactions()
+            consumer.subscribe(["orders"])
+            Reader(consumer).until_read(5)
+            consumer.pause(consumer.assignment)
+            recreate_in_fake(fake)
+            producer.begin_transaction()
+            with pytest.raises(TopicRecreated, match="orders-0: the offset belongs to a deleted topic"):
+                producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(5)}, consumer.group_metadata())
+            producer.abort_transaction()
         assert fake.committed_offsets("etl") == {}
 
 

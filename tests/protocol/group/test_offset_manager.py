@@ -22,6 +22,7 @@ from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
@@ -218,7 +219,7 @@ def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
         fake.create_topic("orders", 2)
     manager.commit(MARKS)
     if when != "later":
-        wait_until(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in str(manager.failure(MARKS)))
+        wait_until(lambda: "UNKNOWN_TOPIC" in str(manager.failure(MARKS)))
         fake.create_topic("orders", 2)
     assert not flushed(client, manager)
     failure = manager.failure(MARKS)
@@ -239,6 +240,30 @@ def test_offset_of_a_recreated_topic_is_refused_before_the_client_knows_of_it(
         fake.delete_topic("orders")
         fake.create_topic("orders", 2)
     manager.commit(MARKS)
+    assert not flushed(client, manager)
+    failure = manager.failure(MARKS)
+    assert isinstance(failure, BrokerError)
+    assert failure.code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert fake.committed_offsets(GROUP) == {}
+
+
+@pytest.mark.parametrize("fault", ["refused", "no metadata"])
+def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
+    fake: FakeKafka, client: Client, manager: OffsetManager, fault: str
+) -> None:
+    """The topic is recreated while the commit is retried."""
+    limit_version(fake, OFFSET_COMMIT, LAST_WITH_TOPIC_NAMES)
+    client.metadata(["orders"])
+    if fault == "refused":
+        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    else:
+        fake.lose_replies(METADATA, ALWAYS)
+    manager.commit(MARKS)
+    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT if fault == "refused" else METADATA)[1:])
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 2)
+    fake.faults.clear()
     assert not flushed(client, manager)
     failure = manager.failure(MARKS)
     assert isinstance(failure, BrokerError)
