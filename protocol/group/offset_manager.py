@@ -245,7 +245,8 @@ class OffsetManager:
                 for key, to in offsets.items():
                     topic_id = topic_ids.get(key, NO_TOPIC_ID)
                     mark = _Mark(to, self._topic_ids.get(key[0], topic_id) if topic_id == NO_TOPIC_ID else topic_id)
-                    if (before := self._marks.get(key)) is not None:
+                    before = self._marks.get(key)
+                    if before is not None and not is_another_topic(mark.topic_id, before.topic_id):
                         mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
                     self._marks[key] = mark
             if self._thread is None and not self._closed:

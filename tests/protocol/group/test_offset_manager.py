@@ -287,6 +287,26 @@ def test_same_offset_is_committed_again_in_a_recreated_topic(
     assert committed(client) == MARKS
 
 
+def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_manager, "TRANSIENT_UNKNOWN_MS", 1_500)
+
+    def topic_ids() -> dict[tuple[str, int], bytes]:
+        return dict.fromkeys(MARKS, client.metadata(["orders"]).topics["orders"].topic_id)
+
+    old, manager = topic_ids(), OffsetManager(client, GROUP, retry_refused=False)
+    fake.delete_topic("orders")
+    manager.mark(MARKS, topic_ids=old)
+    assert not flushed(client, manager)
+    fake.create_topic("orders", 2)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
+    manager.mark(MARKS, topic_ids=topic_ids())
+    assert flushed(client, manager)
+    assert committed(client) == MARKS
+    manager.close()
+
+
 def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
