@@ -317,6 +317,19 @@ def test_replay_of_first_batch_sends_no_request_for_deleted_topic(cluster: Clust
     assert len(cluster.requests) == asked
 
 
+def test_only_a_replayed_first_batch_warns_that_starting_offsets_are_not_used(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = cluster.reader(startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert ranges(reader, start, end) == [(0, 0, 20), (1, 0, 20)]
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    resumed = cluster.reader(startingOffsets="latest")
+    assert ranges(resumed, resumed.initialOffset(), end) == [(0, 0, 20), (1, 0, 20)]
+    assert "it is read again from its recorded start, not from startingOffsets" in caplog.text
+
+
 def test_replay_of_first_batch_of_recreated_topic_plans_old_ranges(cluster: Cluster) -> None:
     end = first_batch(cluster)
     cluster.recreate("a", (0, 30), (0, 3))

@@ -1,4 +1,4 @@
-"""A pausable clock, a stoppable clock, and deadlines on them."""
+"""A pausable clock, a stoppable clock, deadlines on them, and the waits between retries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from protocol.clock import Deadline, PausableClock, StoppableClock
+from protocol.clock import Backoff, Deadline, PausableClock, StoppableClock
 from protocol.testing.fake_kafka.clock import ManualClock
 
 
@@ -54,6 +54,20 @@ def test_deadlines_have_passed_after_the_clock_stops(real: ManualClock) -> None:
     assert Deadline.after_ms(1_000, clock).passed
     clock.sleep_s(5)
     assert not real.slept
+
+
+def test_waits_between_retries_spread_by_20_percent_so_that_clients_retry_at_different_times() -> None:
+    waits_s = [Backoff(1_000, 60_000, tries=3).next_s() for _ in range(300)]
+    assert 6.4 <= min(waits_s) < 7.2
+    assert 8.8 < max(waits_s) <= 9.6
+
+
+def test_waits_between_retries_double_up_to_the_maximum_until_reset() -> None:
+    backoff = Backoff(100, 1_000)
+    for about_s in (0.1, 0.2, 0.4, 0.8, *[1.0] * 40):
+        assert backoff.next_s() == pytest.approx(about_s, rel=0.21)
+    backoff.reset()
+    assert backoff.next_s() == pytest.approx(0.1, rel=0.21)
 
 
 def test_paused_clock_returns_the_current_wall_time(real: ManualClock, clock: PausableClock) -> None:

@@ -138,6 +138,11 @@ class TestColumns:
         (written,) = split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
         assert written.columns.column("timestamp_ms").to_pylist() == [1_709_209_815_123, None]
 
+    def test_first_timestamp_of_1970_is_accepted(self) -> None:
+        batch = pa.record_batch({"value": ["a"], "timestamp": pa.array([0], pa.timestamp("us", tz="UTC"))})
+        (written,) = split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
+        assert written.columns.column("timestamp_ms").to_pylist() == [0]
+
     def test_timestamp_before_1970_is_refused(self) -> None:
         batch = pa.record_batch({"value": ["a"], "timestamp": pa.array([-1_500], pa.timestamp("us", tz="UTC"))})
         with pytest.raises(UsageError, match=r"timestamp of a row is before 1970 \(-2 ms\): Kafka takes 0 or later"):

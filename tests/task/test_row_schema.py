@@ -46,6 +46,35 @@ def test_columns_are_nullable() -> None:
     assert all(field.nullable for field in cast(StructType, headers.elementType))
 
 
+READ = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}
+RECORD = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
+
+
+def test_sql_table_without_topics_to_read_has_a_schema() -> None:
+    """The table may be used for writes only. Spark adds the option `provider` for tables alone."""
+    sink = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "columns": "value"}
+    assert KafkaGroupDataSource({**sink, "provider": "pykafka-group"}).schema().simpleString() == "struct<value:binary>"
+    with pytest.raises(ConfigurationError, match="There is no subscribe, subscribePattern or assign"):
+        KafkaGroupDataSource(sink).schema()
+
+
+@pytest.mark.parametrize("table", [{}, {"provider": "pykafka-group"}], ids=["load", "SQL table"])
+def test_schema_has_the_decoded_type_of_values(table: dict[str, str]) -> None:
+    source = KafkaGroupDataSource({**READ, **table, "columns": "value", "valueFormat": "avro", "valueSchema": RECORD})
+    assert source.schema().simpleString() == "struct<value:struct<id:bigint>>"
+
+
+def test_batch_takes_options_of_batches_and_stream_those_of_streams() -> None:
+    schema = KafkaGroupDataSource(READ).schema()
+    ends, latest = (KafkaGroupDataSource({**READ, name: "latest"}) for name in ("endingOffsets", "startingOffsets"))
+    ends.reader(schema)
+    with pytest.raises(ConfigurationError, match="endingOffsets is an option of batch reads"):
+        ends.streamReader(schema).initialOffset()
+    latest.streamReader(schema).initialOffset()
+    with pytest.raises(ConfigurationError, match="a batch cannot start at the latest offset"):
+        latest.reader(schema)
+
+
 OWN = {"columns": "key,value"}
 OTHERS = {
     "value string": StructType().add("value", "string"),

@@ -170,6 +170,17 @@ class TestDeadlines:
             received(ours, 1, after(0))
         assert time.monotonic() - started_s < 5
 
+    def test_wait_ends_at_a_deadline_shorter_than_the_silence_interval(self, pair: Pair) -> None:
+        """The quickest of three waits, since a busy machine may delay one of them."""
+        ours, _ = pair()
+        waited_s = []
+        for _ in range(3):
+            started_s = time.monotonic()
+            with pytest.raises(RequestTimedOut):
+                ours.wait_readable(after(20))
+            waited_s.append(time.monotonic() - started_s)
+        assert 0.02 <= min(waited_s) < 0.5
+
     def test_silence_calls_the_handler_of_the_stream(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("protocol.net.byte_stream.SILENCE_MS", 20)
         ours, _ = pair()

@@ -121,5 +121,17 @@ def test_invalid_text_is_refused_without_showing_it(text: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize("text", [f"{MODULE} required", f"{MODULE} required a=b"])
+def test_missing_semicolon_is_named(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"it must end with a semicolon\."):
+        parse_jaas(Secret(text))
+
+
+@pytest.mark.parametrize("text", ["", MODULE, f"{MODULE};", f"{MODULE} a=b;"])
+def test_missing_flag_is_named(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="begin with the class of a login module and the word required"):
+        parse_jaas(Secret(text))
+
+
 def test_options_are_hidden() -> None:
     assert "alice" not in repr(parse_jaas(Secret(TEXTS["as documented"])))

@@ -32,7 +32,7 @@ class TestFencing:
         with pytest.raises(ProducerFenced):
             producer.commit_transaction()
         for call in (producer.begin_transaction, producer.abort_transaction):
-            with pytest.raises(ProducerFenced):
+            with pytest.raises(ProducerFenced, match="has a fatal error; close it"):
                 call()
         newer.begin_transaction()
         send_numbered(newer, "orders", 10, 10, 3)
@@ -49,6 +49,17 @@ class TestFencing:
         newer.begin_transaction()
         newer.commit_transaction()
         assert visible(client) == []
+
+    def test_producer_fenced_while_it_adds_offsets_can_only_be_closed(
+        self, client: Client, producer: TransactionalProducer
+    ) -> None:
+        producer.begin_transaction()
+        started(client, "etl-0")
+        with pytest.raises(ProducerFenced, match="a newer producer exists"):
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
+        for call in (producer.commit_transaction, producer.abort_transaction, producer.begin_transaction):
+            with pytest.raises(ProducerFenced, match="has a fatal error; close it"):
+                call()
 
     def test_producer_fenced_by_a_leader_cannot_abort(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
         producer.begin_transaction()

@@ -294,10 +294,11 @@ class TestErrors:
             producer.commit_transaction()
         producer.abort_transaction()
 
-    def test_unauthorised_transactional_id_is_fatal(self, fake: FakeKafka, client: Client) -> None:
+    @pytest.mark.parametrize("code", [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST])
+    def test_refused_initialization_is_fatal(self, fake: FakeKafka, client: Client, code: ErrorCode) -> None:
         producer = producer_of(client, "etl-0")
-        fake.refuse(INIT_PRODUCER_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        fake.refuse(INIT_PRODUCER_ID, code)
+        with pytest.raises(BrokerError, match=code.name):
             producer.init_transactions()
         with pytest.raises(TransactionFailed, match="has a fatal error"):
             producer.init_transactions()

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from protocol.errors import Corrupt, Truncated, UnsupportedVersion, UsageError
-from protocol.wire.frame import correlation_id, decode_request, decode_response, encode_request, encode_response
+from protocol.wire.frame import (
+    correlation_id,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    size_bytes,
+)
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -40,6 +47,15 @@ def test_client_id_may_be_null() -> None:
 
     assert frame[8:10] == b"\xff\xff"
     assert decode_request(frame)[3] is None
+
+
+@pytest.mark.parametrize("records", [b"", b"r" * 10_000], ids=["one buffer", "several buffers"])
+def test_size_of_a_request_counts_every_byte_on_the_wire(records: bytes) -> None:
+    """The metrics `request-size` and `outgoing-byte` count this size."""
+    topics = [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]
+    buffers = encode_request(PRODUCE, 3, 9, "me", {"acks": 1, "timeout_ms": 1, "topic_data": topics})
+
+    assert size_bytes(buffers) == len(joined(buffers)) > len(records)
 
 
 def test_response_header_has_tags_in_flexible_versions_except_api_versions() -> None:
