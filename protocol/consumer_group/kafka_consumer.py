@@ -516,8 +516,8 @@ class KafkaConsumer:
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """Return the positions that `commit_sync` commits by default, with their leader epochs. Does not wait.
 
-        Absent are partitions whose start offset is not known yet, and partitions that are known to be at a position in a
-        deleted topic while a new topic has its name.
+        Absent are partitions whose start offset is not known yet, and partitions that are known to be at a position in
+        a deleted topic while a new topic has its name.
         """
         return self._partitions.positions()
 

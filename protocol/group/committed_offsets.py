@@ -160,7 +160,8 @@ def same_topics(
     unless_in : (Api, int), optional
         An API and its first version with topic ids: there is no check if the broker supports it.
     """
-    if all(topic_id == NO_TOPIC_ID for topic_id in topic_ids.values()):
+    known = {key: topic_id for key, topic_id in topic_ids.items() if topic_id != NO_TOPIC_ID}
+    if not known:
         return None
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> dict[TopicPartition, BrokerError]:
@@ -168,17 +169,17 @@ def same_topics(
             api, first = unless_in
             if client.connection(broker, COORDINATOR, deadline).choose_version(api) >= first:
                 return {}
-        wanted = {topic for topic, partition in partitions if (topic, partition) in topic_ids}
-        if not wanted:
+        compared = [key for key in partitions if key in known]
+        if not compared:
             return {}
-        body = {"topics": [{"name": name} for name in sorted(wanted)], "allow_auto_topic_creation": False}
+        names = sorted({topic for topic, _ in compared})
+        body = {"topics": [{"name": name} for name in names], "allow_auto_topic_creation": False}
         first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
         reply = client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first)
         found = Metadata.from_reply(reply).topics
         errors: dict[TopicPartition, BrokerError] = {}
-        for topic, partition in partitions:
-            topic_id = topic_ids.get((topic, partition), NO_TOPIC_ID)
-            if topic in found and is_another_topic(found[topic].topic_id, topic_id):
+        for topic, partition in compared:
+            if topic in found and is_another_topic(found[topic].topic_id, known[topic, partition]):
                 what = f"commit of {topic}-{partition}: the offset belongs to a deleted topic of that name"
                 errors[topic, partition] = broker_error(
                     ErrorCode.UNKNOWN_TOPIC_ID, what, topic=topic, partition=partition
