@@ -1,157 +1,21 @@
-"""Administrative requests: groups, the cluster, active producers, log directories, reassignments, elections."""
+"""Administrative requests: the cluster, configurations, producers, log directories, reassignments, elections."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from protocol.broker_errors import ErrorCode
 from protocol.testing.fake_kafka.broker import Broker
-from protocol.testing.fake_kafka.consumer_group import ConsumerGroup, Partition
+from protocol.testing.fake_kafka.configs import TOPIC_DEFAULTS, check_topic_config, topic_config
 from protocol.testing.fake_kafka.controller import PartitionImage, TopicImage
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
-from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
 
 _LOG_DIR = "/fake"
-
-
-def list_groups(broker: Broker, request: Request) -> Body:
-    """Return the groups that this broker coordinates, of both protocols."""
-    groups, body = broker.cluster.groups, request.body
-    rows: list[Body] = [
-        {
-            "group_id": each.group_id,
-            "protocol_type": each.protocol_type or "",
-            "group_state": each.state.value,
-            "group_type": "classic",
-        }
-        for each in groups.groups.values()
-    ] + [
-        {
-            "group_id": each.group_id,
-            "protocol_type": "consumer",
-            "group_state": each.state,
-            "group_type": "consumer",
-        }
-        for each in groups.consumer_groups.values()
-    ]
-    authorizer = broker.cluster.authorizer
-    states, types = ([each.lower() for each in body[name]] for name in ("states_filter", "types_filter"))
-    return {
-        "groups": [
-            row
-            for row in rows
-            if broker.cluster.coordinator(GROUP, row["group_id"]) == broker.node_id
-            and (authorizer.may(request.api, "Cluster") or authorizer.allows("Describe", "Group", row["group_id"]))
-            and (not states or row["group_state"].lower() in states)
-            and (not types or row["group_type"] in types)
-        ]
-    }
-
-
-def describe_consumer_groups(broker: Broker, request: Request) -> Body:
-    """Handle ConsumerGroupDescribe."""
-
-    def described(group_id: str) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
-        broker.cluster.authorizer.require(request.api, "Group", group_id)
-        broker.cluster.require_coordinator(broker, GROUP, group_id)
-        group = broker.cluster.groups.consumer_groups.get(group_id)
-        if group is None:
-            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, error_message=f"Group {group_id} not found.")
-        return _described(broker, group)
-
-    return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["group_ids"]]}
-
-
-def _described(broker: Broker, group: ConsumerGroup) -> Body:
-    names = {topic.topic_id: topic.name for topic in broker.image.topics.values()}
-
-    def partitions(of: set[Partition]) -> Body:
-        by_id: dict[bytes, list[int]] = {}
-        for topic_id, number in sorted(of):
-            by_id.setdefault(topic_id, []).append(number)
-        rows = [
-            {"topic_id": each, "topic_name": names[each], "partitions": numbers}
-            for each, numbers in by_id.items()
-            if each in names
-        ]
-        return {"topic_partitions": rows}
-
-    return {
-        "group_state": group.state,
-        "group_epoch": group.epoch,
-        "assignment_epoch": group.epoch,
-        "assignor_name": "uniform",
-        "members": [
-            {
-                "member_id": each.member_id,
-                "instance_id": each.instance_id,
-                "member_epoch": each.epoch,
-                "client_id": each.client_id,
-                "client_host": "/127.0.0.1",
-                "subscribed_topic_names": list(each.names),
-                "subscribed_topic_regex": each.regex,
-                "assignment": partitions(each.assigned),
-                "target_assignment": partitions(group.target.get(each.member_id, set())),
-                "member_type": 1,
-            }
-            for each in group.members.values()
-        ],
-    }
-
-
-def delete_groups(broker: Broker, request: Request) -> Body:
-    """Delete groups without members, and their committed offsets."""
-    groups, offsets = broker.cluster.groups, broker.cluster.offsets
-
-    def delete(group_id: str) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
-        broker.cluster.authorizer.require(request.api, "Group", group_id)
-        broker.cluster.require_coordinator(broker, GROUP, group_id)
-        found = groups.groups.get(group_id) or groups.consumer_groups.get(group_id)
-        if found is None:
-            raise Refused(ErrorCode.GROUP_ID_NOT_FOUND)
-        if found.members:
-            raise Refused(ErrorCode.NON_EMPTY_GROUP)
-        groups.groups.pop(group_id, None)
-        groups.consumer_groups.pop(group_id, None)
-        offsets.committed.pop(group_id, None)
-        return {}
-
-    return {"results": [row_of(partial(delete, each), group_id=each) for each in request.body["groups_names"]]}
-
-
-def delete_offsets(broker: Broker, request: Request) -> Body:
-    """Handle OffsetDelete: topics that a member subscribes to are refused."""
-    group_id = request.body["group_id"]
-    broker.cluster.faults.refuse(request.api, broker.node_id)
-    broker.cluster.authorizer.require(request.api, "Group", group_id)
-    broker.cluster.require_coordinator(broker, GROUP, group_id)
-    subscribed = broker.cluster.groups.subscribed_topics(group_id, broker.image.topics)
-    committed = broker.cluster.offsets.committed.get(group_id, {})
-
-    def delete(topic: str, number: int) -> Body:
-        broker.cluster.authorizer.require(request.api, "Topic", topic)
-        if topic not in broker.image.topics or number >= len(broker.image.topics[topic].partitions):
-            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if topic in subscribed:
-            raise Refused(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
-        committed.pop((topic, number), None)
-        return {}
-
-    rows = [
-        {
-            "name": topic["name"],
-            "partitions": [
-                row_of(partial(delete, topic["name"], each["partition_index"]), partition_index=each["partition_index"])
-                for each in topic["partitions"]
-            ],
-        }
-        for topic in request.body["topics"]
-    ]
-    return {"error_code": ErrorCode.NONE, "topics": rows}
+_TOPIC, _BROKER, _GROUP = 2, 4, 32
+_FROM_TOPIC, _FROM_BROKER, _FROM_DEFAULT, _FROM_GROUP = 1, 4, 5, 8
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
 def describe_cluster(broker: Broker, request: Request) -> Body:
@@ -170,6 +34,110 @@ def describe_cluster(broker: Broker, request: Request) -> Body:
         "controller_id": min(alive, default=-1),
         "brokers": rows,
     }
+
+
+# -- configurations --------------------------------------------------------------------------------
+
+
+def describe_configs(broker: Broker, request: Request) -> Body:
+    """Handle DescribeConfigs."""
+
+    def described(row: Body) -> Body:
+        broker.cluster.faults.refuse(request.api, broker.node_id)
+        _require(broker, request, row)
+        found = _configs_of(broker, row["resource_type"], row["resource_name"])
+        wanted = row["configuration_keys"]
+        rows = [_config_row(name, *found[name]) for name in sorted(found) if wanted is None or name in wanted]
+        return {"configs": rows, "error_message": None}
+
+    return {"results": [_resource_row(row, partial(described, row)) for row in request.body["resources"]]}
+
+
+def _configs_of(broker: Broker, kind: int, name: str) -> dict[str, tuple[str, int]]:
+    """Return the value and the source of each configuration."""
+    settings = broker.cluster.settings
+    if kind == _TOPIC:
+        own = broker.topic({"name": name}).config
+        return {
+            key: (value, _FROM_TOPIC if key in own else _FROM_DEFAULT if value == TOPIC_DEFAULTS[key] else _FROM_BROKER)
+            for key, value in topic_config(settings, own).items()
+        }
+    if kind == _BROKER:
+        return {key: (value, _FROM_BROKER) for key, value in settings.items()}
+    if kind == _GROUP:
+        return {key: (value, _FROM_GROUP) for key, value in broker.cluster.group_configs.get(name, {}).items()}
+    raise Refused(ErrorCode.INVALID_REQUEST, error_message=f"Unsupported resource type: {kind}")
+
+
+def _config_row(name: str, value: str, source: int) -> Body:
+    return {"name": name, "value": value, "read_only": False, "config_source": source, "synonyms": []}
+
+
+def _resource_row(row: Body, act: Callable[[], Body]) -> Body:
+    identity = {"resource_type": row["resource_type"], "resource_name": row["resource_name"]}
+    return row_of(act, **identity)
+
+
+def _require(broker: Broker, request: Request, row: Body) -> None:
+    """Raise `Refused` unless the principal may see or change the configuration."""
+    if row["resource_type"] == _TOPIC:
+        broker.cluster.authorizer.require(request.api, "Topic", row["resource_name"])
+    else:
+        broker.cluster.authorizer.require(request.api, "Cluster")
+
+
+def alter_configs(broker: Broker, request: Request) -> Body:
+    """Handle AlterConfigs, which replaces the whole configuration."""
+    return _alter(broker, request, lambda row, _: {each["name"]: each["value"] for each in row["configs"]})
+
+
+def incremental_alter_configs(broker: Broker, request: Request) -> Body:
+    """Handle IncrementalAlterConfigs."""
+    return _alter(broker, request, _changed)
+
+
+def _alter(broker: Broker, request: Request, change: Callable[[Body, Mapping[str, str]], dict[str, str]]) -> Body:
+    cluster = broker.cluster
+
+    def alter(row: Body) -> Body:
+        cluster.faults.refuse(request.api, broker.node_id)
+        _require(broker, request, row)
+        name, kind, apply = row["resource_name"], row["resource_type"], not request.body["validate_only"]
+        if kind == _TOPIC:
+            check_topic_config(each["name"] for each in row["configs"])
+            changed = change(row, cluster.controller.topic(name).config)
+            if apply:
+                cluster.controller.set_config(name, changed)
+        elif kind in (_BROKER, _GROUP):
+            configs = cluster.settings if kind == _BROKER else cluster.group_configs.setdefault(name, {})
+            changed = change(row, configs)
+            if apply:
+                configs.update(changed)
+        else:
+            raise Refused(ErrorCode.INVALID_REQUEST, error_message=f"Unsupported resource type: {kind}")
+        return {"error_message": None}
+
+    return {"responses": [_resource_row(row, partial(alter, row)) for row in request.body["resources"]]}
+
+
+def _changed(row: Body, config: Mapping[str, str]) -> dict[str, str]:
+    """Return a configuration after the operations of a row."""
+    changed = dict(config)
+    for each in row["configs"]:
+        name, operation, value = each["name"], each["config_operation"], each["value"] or ""
+        if operation == _DELETE:
+            changed.pop(name, None)
+        elif operation == _SET:
+            changed[name] = value
+        else:
+            listed = [part for part in changed.get(name, TOPIC_DEFAULTS.get(name, "")).split(",") if part]
+            given = value.split(",")
+            left = [part for part in listed if part not in given]
+            changed[name] = ",".join([*left, *given] if operation == _APPEND else left)
+    return changed
+
+
+# -- partitions ------------------------------------------------------------------------------------
 
 
 def describe_producers(broker: Broker, request: Request) -> Body:

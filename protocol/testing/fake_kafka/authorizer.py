@@ -1,4 +1,4 @@
-"""ACLs: the rules of Kafka's `StandardAuthorizer`, and DescribeAcls, CreateAcls, DeleteAcls.
+"""ACLs: the rules of Kafka's `StandardAuthorizer`.
 
 The authorizer is on if `authorizer.class.name` is set. `super.users` and `allow.everyone.if.no.acl.found` are as in
 Kafka.
@@ -6,18 +6,14 @@ Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from protocol.acls import CODES, OPERATIONS
 from protocol.admin.acls import AclOperation, AclPermission, PatternType, ResourceType
 from protocol.broker_errors import ErrorCode
-from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
+from protocol.testing.fake_kafka.requests import Refused
 from protocol.wire.schema import Api
-
-if TYPE_CHECKING:
-    from protocol.testing.fake_kafka.broker import Broker
 
 ITSELF = "User:the cluster itself"
 """The principal of methods of the cluster; it is allowed everything."""
@@ -106,100 +102,3 @@ def _implying(operation: AclOperation) -> tuple[AclOperation, ...]:
     if operation == AclOperation.DESCRIBE:
         return _IMPLY_DESCRIBE
     return (AclOperation.ALTER_CONFIGS,) if operation == AclOperation.DESCRIBE_CONFIGS else ()
-
-
-# -- requests --------------------------------------------------------------------------------------
-
-
-def _enabled(
-    act: Callable[[Authorizer, Body], Body], answers: str, asked: str = ""
-) -> Callable[[Broker, Request], Body]:
-    """Return a handler that refuses the request without an authorizer, or without an ACL of the cluster.
-
-    The refusal is in each row of the field `answers`, one per row of `asked`; at the top if there is no such field.
-    """
-
-    def check(broker: Broker, request: Request) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
-        if not broker.cluster.authorizer.enabled:
-            raise Refused(ErrorCode.SECURITY_DISABLED, error_message="No Authorizer is configured.")
-        broker.cluster.authorizer.require(request.api, "Cluster")
-        return {}
-
-    def handler(broker: Broker, request: Request) -> Body:
-        checked = {"error_message": None, **row_of(lambda: check(broker, request))}
-        if not checked["error_code"]:
-            return act(broker.cluster.authorizer, request.body)
-        return {answers: [checked for _ in request.body[asked]]} if asked else {**checked, answers: []}
-
-    return handler
-
-
-def _create(authorizer: Authorizer, body: Body) -> Body:
-    results = []
-    for row in body["creations"]:
-        made = Acl(
-            row["resource_type"],
-            row["resource_name"],
-            row["resource_pattern_type"],
-            row["principal"],
-            row["host"],
-            row["operation"],
-            row["permission_type"],
-        )
-        if made not in authorizer.acls:
-            authorizer.acls.append(made)
-        results.append({"error_code": ErrorCode.NONE, "error_message": None})
-    return {"results": results}
-
-
-def _describe(authorizer: Authorizer, body: Body) -> Body:
-    by_resource: dict[tuple[int, str, int], list[Body]] = {}
-    for each in authorizer.acls:
-        if _selects(body, each):
-            key = (each.resource_type, each.resource_name, each.pattern_type)
-            by_resource.setdefault(key, []).append(
-                {
-                    "principal": each.principal,
-                    "host": each.host,
-                    "operation": each.operation,
-                    "permission_type": each.permission_type,
-                }
-            )
-    resources = [
-        {"resource_type": kind, "resource_name": name, "pattern_type": pattern, "acls": acls}
-        for (kind, name, pattern), acls in by_resource.items()
-    ]
-    return {"error_code": ErrorCode.NONE, "error_message": None, "resources": resources}
-
-
-def _delete(authorizer: Authorizer, body: Body) -> Body:
-    results = []
-    for row in body["filters"]:
-        gone = [each for each in authorizer.acls if _selects(row, each)]
-        authorizer.acls = [each for each in authorizer.acls if each not in gone]
-        rows = [{"error_code": ErrorCode.NONE, "error_message": None, **asdict(each)} for each in gone]
-        results.append({"error_code": ErrorCode.NONE, "error_message": None, "matching_acls": rows})
-    return {"filter_results": results}
-
-
-def _selects(wanted: Body, acl: Acl) -> bool:
-    """Return True if a filter of DescribeAcls or DeleteAcls selects an ACL."""
-    name, pattern = wanted["resource_name_filter"], wanted["pattern_type_filter"]
-    if pattern == PatternType.MATCH:
-        named = name is None or acl.applies_to(acl.resource_type, name)
-    else:
-        named = name in (None, acl.resource_name) and pattern in (PatternType.ANY, acl.pattern_type)
-    return (
-        named
-        and wanted["resource_type_filter"] in (ResourceType.ANY, acl.resource_type)
-        and wanted["principal_filter"] in (None, acl.principal)
-        and wanted["host_filter"] in (None, acl.host)
-        and wanted["operation"] in (AclOperation.ANY, acl.operation)
-        and wanted["permission_type"] in (AclPermission.ANY, acl.permission_type)
-    )
-
-
-create_acls = _enabled(_create, "results", "creations")
-describe_acls = _enabled(_describe, "resources")
-delete_acls = _enabled(_delete, "filter_results", "filters")

@@ -1,48 +1,49 @@
-"""One broker: its replicas, the cluster image that it has received, and the partitions that it leads."""
+"""Brokers and the state of their cluster: a broker knows its cluster, and the cluster its brokers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
-from protocol.broker_errors import ErrorCode
-from protocol.testing.fake_kafka.controller import Image, PartitionImage, TopicImage
+from protocol.broker_errors import ErrorCode, broker_error
+from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.authorizer import Authorizer
+from protocol.testing.fake_kafka.configs import DEFAULT_SETTINGS, topic_config
+from protocol.testing.fake_kafka.controller import Controller, Image, TopicImage
+from protocol.testing.fake_kafka.faults import Faults
 from protocol.testing.fake_kafka.fetch_sessions import FetchSessions
-from protocol.testing.fake_kafka.log import Log
+from protocol.testing.fake_kafka.groups import Groups
+from protocol.testing.fake_kafka.log_cleaner import clean
+from protocol.testing.fake_kafka.offsets import Offsets
+from protocol.testing.fake_kafka.quotas import Quotas
+from protocol.testing.fake_kafka.replica import Hosted, Replica
 from protocol.testing.fake_kafka.requests import Body, Refused, row_of
+from protocol.testing.fake_kafka.sasl import Credentials
+from protocol.testing.fake_kafka.transactions import Transaction, Transactions
 from protocol.wire.schema import NO_UUID, Api
 
-if TYPE_CHECKING:
-    from protocol.testing.fake_kafka.cluster import Cluster
+C = TypeVar("C", bound="ClusterState")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-@dataclass
-class Replica:
-    """A broker's copy of one partition. All in-sync replicas have the records before `high_watermark`."""
+def step(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """Run a change of the cluster under the lock; apply its consequences and wake all waiting threads."""
 
-    log: Log = field(default_factory=Log)
-    high_watermark: int = 0
+    @wraps(method)
+    def locked(self: C, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with self.changed:
+            self.advance()
+            try:
+                return method(self, *arguments, **options)
+            finally:
+                self.advance()
+                self.changed.notify_all()
 
-    @property
-    def last_stable_offset(self) -> int:
-        """Offset before which all transactions are complete."""
-        return self.log.last_stable_offset(self.high_watermark)
-
-
-@dataclass(frozen=True)
-class Hosted:
-    """A partition with a replica on a broker, as that broker sees it."""
-
-    topic: TopicImage
-    number: int
-    partition: PartitionImage
-    replica: Replica
-
-    @property
-    def log(self) -> Log:
-        """The log of the replica."""
-        return self.replica.log
+    return locked
 
 
 class Broker:
@@ -58,7 +59,7 @@ class Broker:
         Decisions of the controller do not reach the broker, not even its own fencing.
     """
 
-    def __init__(self, cluster: Cluster, node_id: int) -> None:
+    def __init__(self, cluster: ClusterState, node_id: int) -> None:
         self.cluster = cluster
         self.node_id = node_id
         self.image = Image()
@@ -192,6 +193,197 @@ class Broker:
                     row["current_leader"] = {"leader_id": partition.leader, "leader_epoch": partition.leader_epoch}
                     leaders.add(partition.leader)
         return self.cluster.endpoints(leaders)
+
+
+class ClusterState:
+    """State of a cluster of brokers, and the operations that brokers and request handlers need. Thread-safe.
+
+    `cluster.Cluster` adds the dispatch of requests and the operations of tests.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        settings: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
+        self.changed = threading.Condition(threading.RLock())
+        self.faults = Faults()
+        self.credentials = Credentials(users or {})
+        self.authorizer = Authorizer(self.settings)
+        self.quotas = Quotas()
+        self.cluster_id = "fake"
+        self.group_configs: dict[str, dict[str, str]] = {}
+        ids = range(1, brokers + 1)
+        self.addresses: dict[int, tuple[str, int]] = {node_id: ("127.0.0.1", 9091 + node_id) for node_id in ids}
+        self.brokers = {node_id: Broker(self, node_id) for node_id in ids}
+        self.controller = Controller(tuple(ids), self.settings)
+        self.groups = Groups(self.settings)
+        self.offsets = Offsets(self.settings)
+        self.transactions = Transactions(clock, self.offsets, self._write_marker_of, self.settings)
+        self.coordinators: dict[tuple[int, str], int] = {}
+        self._cleaned_s = clock.now_s()
+        self.advance()
+
+    # -- consequences -------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Apply timeouts, send images to brokers, and replicate."""
+        now_s = self.clock.now_s()
+        for broker in self.brokers.values():
+            timeout_s = int(self.settings["broker.session.timeout.ms"]) / 1000
+            if broker.silent_since_s is not None and now_s - broker.silent_since_s >= timeout_s:
+                self.controller.fence(broker.node_id)
+        self.groups.tick(now_s)
+        self.transactions.tick(now_s)
+        interval_s = int(self.settings["log.retention.check.interval.ms"]) / 1000
+        if 0 <= interval_s <= now_s - self._cleaned_s:
+            self._cleaned_s = now_s
+            self.clean_logs()
+        for broker in self.brokers.values():
+            if broker.running and not broker.silent and not broker.isolated and broker.image != self.controller.image:
+                broker.apply(self.controller.image)
+        for broker in self.brokers.values():
+            for led in list(broker.leads()):
+                self._replicate(broker, led)
+
+    def _replicate(self, leader: Broker, led: Hosted) -> None:
+        ends = [led.log.end_offset]
+        for node_id in led.partition.replicas:
+            if node_id == leader.node_id:
+                continue
+            follower = self.brokers[node_id]
+            followed = follower.follow(led)
+            if followed and node_id not in led.partition.isr and node_id in self.controller.image.brokers:
+                self._join_isr(led, node_id)
+            elif not followed and node_id in led.partition.isr:
+                replica = follower.replicas.get((led.topic.topic_id, led.number))
+                ends.append(replica.log.end_offset if replica else 0)
+        required = led.topic.config.get("min.insync.replicas", self.settings["min.insync.replicas"])
+        if len(led.partition.isr) >= min(int(required), len(led.partition.replicas)):
+            led.replica.high_watermark = min(ends)
+
+    def _join_isr(self, led: Hosted, node_id: int) -> None:
+        now = self.controller.image.topics[led.topic.name].partitions[led.number]
+        if now.leader_epoch == led.partition.leader_epoch and node_id not in now.isr:
+            self.controller.set_isr(led.topic.name, led.number, (*now.isr, node_id))
+
+    def endpoints(self, node_ids: Iterable[int]) -> list[Body]:
+        """Return the addresses of brokers, as rows of a reply."""
+        return [
+            {"node_id": node_id, "host": self.addresses[node_id][0], "port": self.addresses[node_id][1]}
+            for node_id in sorted(node_ids)
+            if node_id in self.addresses
+        ]
+
+    def _write_marker_of(self, partition: TopicPartition, ended: Transaction) -> bool:
+        return self.write_marker(partition, ended.producer_id, ended.producer_epoch, commit=ended.commits)
+
+    def write_marker(self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool) -> bool:
+        """Return True if the marker is written, or is not needed because the partition is deleted."""
+        topic = self.controller.image.topics.get(partition[0])
+        if topic is None or partition[1] >= len(topic.partitions):
+            return True
+        leader = self.brokers.get(topic.partitions[partition[1]].leader)
+        if leader is None or not leader.running or leader.silent:
+            return False
+        try:
+            led = leader.led(topic, partition[1])
+        except Refused:
+            return False
+        now_ms = self.clock.wall_ms()
+        led.log.append_marker(producer_id, epoch, led.partition.leader_epoch, commit=commit, now_ms=now_ms)
+        return True
+
+    # -- coordinators -------------------------------------------------------------------------
+
+    def coordinator(self, kind: int, key: str) -> int:
+        """Return the broker that coordinates a group or transactional id; the same while it is in the cluster."""
+        alive = self.controller.image.brokers
+        if not alive:
+            raise Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        chosen = self.coordinators.get((kind, key))
+        if chosen not in alive:
+            chosen = self.coordinators[kind, key] = alive[sum(key.encode()) % len(alive)]
+        return chosen
+
+    def require_coordinator(self, broker: Broker, kind: int, key: str) -> None:
+        """Raise `Refused` unless the broker coordinates this group or transactional id."""
+        if self.coordinator(kind, key) != broker.node_id:
+            raise Refused(ErrorCode.NOT_COORDINATOR)
+
+    # -- topics and logs ----------------------------------------------------------------------
+
+    @step
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, its records and its committed offsets."""
+        self.controller.delete_topic(name)
+        self.offsets.delete_topic(name)
+
+    def _led(self, name: str, number: int, broker_id: int | None = None) -> Hosted:
+        broker = self.leader(name, number) if broker_id is None else broker_id
+        return self.brokers[broker].hosted(self.controller.topic(name), number)
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Return the broker that leads a partition; raise `BrokerError` if there is none."""
+        leader = self.controller.topic(topic).partitions[partition].leader
+        if leader < 0:
+            name = f"{topic}-{partition}"
+            raise broker_error(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{name} has no leader", topic=topic, partition=partition
+            )
+        return leader
+
+    @step
+    def move_leader(self, topic: str, partition: int, broker_id: int, *, isr: Iterable[int] | None = None) -> None:
+        """Elect another broker as leader of a partition for the next epoch.
+
+        Parameters
+        ----------
+        topic, partition
+        broker_id : int
+            A replica leads with its own log: an unclean election if it was not in sync. Another broker gets a copy of
+            the log. -1: the partition has no leader.
+        isr : iterable of int, optional
+            In-sync replicas afterwards; by default the present ones and the leader.
+        """
+        found = self.controller.topic(topic)
+        if broker_id in self.brokers and broker_id not in found.partitions[partition].replicas:
+            self._copy_log(found, partition, broker_id)
+        self.controller.elect(topic, partition, broker_id, None if isr is None else tuple(isr))
+
+    @step
+    def reassign(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Move a partition to other brokers, which get a copy of its log at once."""
+        found = self.controller.topic(topic)
+        if not 0 <= partition < len(found.partitions):
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        for broker_id in set(replicas) & self.brokers.keys() - set(found.partitions[partition].replicas):
+            self._copy_log(found, partition, broker_id)
+        self.controller.reassign(topic, partition, replicas)
+
+    def _copy_log(self, topic: TopicImage, number: int, broker_id: int) -> None:
+        if topic.partitions[number].leader in self.brokers:
+            led = self._led(topic.name, number)
+            copied = Replica(led.log.copy(), led.replica.high_watermark)
+            self.brokers[broker_id].replicas[topic.topic_id, number] = copied
+
+    @step
+    def clean_logs(self, topic: str | None = None) -> None:
+        """Apply retention and compaction now, to one topic or to all.
+
+        By default they run only in this call, so that records with old timestamps stay. Set
+        `log.retention.check.interval.ms` to run them at intervals.
+        """
+        for broker in self.brokers.values():
+            for led in list(broker.leads()):
+                if topic in (None, led.topic.name):
+                    config = topic_config(self.settings, led.topic.config)
+                    clean(led.log, config, led.replica.last_stable_offset, self.clock.wall_ms())
 
 
 def named(asked: Body) -> Body:

@@ -7,26 +7,40 @@ from functools import partial
 
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.access_administration import (
+    alter_client_quotas,
+    alter_scram_credentials,
+    create_acls,
+    delete_acls,
+    describe_acls,
+    describe_client_quotas,
+    describe_scram_credentials,
+)
 from protocol.testing.fake_kafka.administration import (
+    alter_configs,
     alter_reassignments,
-    delete_groups,
-    delete_offsets,
     describe_cluster,
-    describe_consumer_groups,
+    describe_configs,
     describe_log_dirs,
     describe_producers,
     elect_leaders,
-    list_groups,
+    incremental_alter_configs,
     list_reassignments,
 )
-from protocol.testing.fake_kafka.authorizer import create_acls, delete_acls, describe_acls
 from protocol.testing.fake_kafka.broker import Broker, named
-from protocol.testing.fake_kafka.configs import alter_configs, describe_configs, incremental_alter_configs
 from protocol.testing.fake_kafka.fetch import fetch
+from protocol.testing.fake_kafka.group_handlers import (
+    commit_in_transaction,
+    commit_offsets,
+    delete_groups,
+    delete_offsets,
+    describe_consumer_groups,
+    describe_groups,
+    fetch_offsets,
+    list_groups,
+)
 from protocol.testing.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
-from protocol.testing.fake_kafka.quotas import alter_client_quotas, describe_client_quotas
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, row_of
-from protocol.testing.fake_kafka.sasl import alter_scram_credentials, describe_scram_credentials
 from protocol.testing.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
 from protocol.testing.fake_kafka.transactions import added_partitions
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -148,18 +162,6 @@ def _of_transaction(act: Callable[[Broker, Request], Body], key: str = "transact
     return handler
 
 
-def describe_groups(broker: Broker, request: Request) -> Body:
-    """Handle DescribeGroups."""
-
-    def described(group_id: str) -> Body:
-        broker.cluster.faults.refuse(DESCRIBE_GROUPS, broker.node_id)
-        broker.cluster.authorizer.require(DESCRIBE_GROUPS, "Group", group_id)
-        broker.cluster.require_coordinator(broker, GROUP, group_id)
-        return broker.cluster.groups.describe(group_id)
-
-    return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["groups"]]}
-
-
 def describe_transactions(broker: Broker, request: Request) -> Body:
     """Handle DescribeTransactions."""
 
@@ -203,19 +205,13 @@ def _add_offsets(broker: Broker, request: Request) -> Body:
     return broker.cluster.transactions.add_offsets(request)
 
 
-def _commit_in_transaction(broker: Broker, request: Request, now_s: float) -> Body:
-    broker.cluster.authorizer.require(TXN_OFFSET_COMMIT, "TransactionalId", request.body["transactional_id"])
-    broker.cluster.transactions.require_group(request)
-    return broker.cluster.offsets.commit_in_transaction(broker, request)
-
-
 HANDLERS: dict[Api, Handler] = {
     PRODUCE: produce,
     FETCH: fetch,
     LIST_OFFSETS: list_offsets,
     METADATA: metadata,
-    OFFSET_COMMIT: _of_group(lambda broker, *rest: broker.cluster.offsets.commit(broker, *rest)),
-    OFFSET_FETCH: lambda broker, request: broker.cluster.offsets.fetch(broker, request),
+    OFFSET_COMMIT: _of_group(commit_offsets),
+    OFFSET_FETCH: fetch_offsets,
     FIND_COORDINATOR: find_coordinator,
     JOIN_GROUP: _of_group(lambda broker, *rest: broker.cluster.groups.join(*rest)),
     HEARTBEAT: _of_group(lambda broker, *rest: broker.cluster.groups.heartbeat(*rest)),
@@ -235,7 +231,7 @@ HANDLERS: dict[Api, Handler] = {
     ADD_PARTITIONS_TO_TXN: _of_transaction(_add_partitions, "v3_and_below_transactional_id"),
     ADD_OFFSETS_TO_TXN: _of_transaction(_add_offsets),
     END_TXN: _of_transaction(lambda broker, each: broker.cluster.transactions.end(each)),
-    TXN_OFFSET_COMMIT: _of_group(_commit_in_transaction),
+    TXN_OFFSET_COMMIT: _of_group(commit_in_transaction),
     CREATE_PARTITIONS: create_partitions,
     DESCRIBE_TRANSACTIONS: describe_transactions,
     LIST_TRANSACTIONS: list_transactions,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from protocol.broker_errors import ErrorCode
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.records.batch_header import TRANSACTIONAL, checksum
-from protocol.testing.fake_kafka.broker import Broker, Hosted
+from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.configs import topic_config
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.log import batches_of
 from protocol.testing.fake_kafka.quotas import PRODUCED
 from protocol.testing.fake_kafka.record_batches import read_batch
+from protocol.testing.fake_kafka.replica import Hosted
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS

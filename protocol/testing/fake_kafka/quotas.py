@@ -1,4 +1,4 @@
-"""Client quotas: throttle times of Produce and Fetch, DescribeClientQuotas and AlterClientQuotas (KIP-13, KIP-546).
+"""Client quotas, and throttle times of Produce and Fetch (KIP-13, KIP-546).
 
 As in Kafka, a quota is the mean rate over the last ten seconds, so a client that was idle before may exceed it for a
 short time. A reply is sent at once, with its throttle time (KIP-219). Unlike Kafka, this model does not delay further
@@ -7,15 +7,10 @@ requests of the connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from protocol.broker_errors import ErrorCode
-from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
-
-if TYPE_CHECKING:
-    from protocol.testing.fake_kafka.broker import Broker
+from protocol.testing.fake_kafka.requests import Body, Refused, Request
 
 PRODUCED, CONSUMED = "producer_byte_rate", "consumer_byte_rate"
 
@@ -24,7 +19,6 @@ _WINDOW_S = 10.0
 _USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
 _OF_CLIENTS = (PRODUCED, CONSUMED, "request_percentage", "controller_mutation_rate")
 _OF_ADDRESSES = ("connection_creation_rate",)
-_EXACT, _DEFAULT = 0, 1
 
 Entity = frozenset[tuple[str, str | None]]
 """Types of entities with their names; None is the default entity."""
@@ -76,66 +70,8 @@ def _levels(user: str, client_id: str) -> Iterator[dict[str, str | None]]:
     yield {_CLIENT_ID: None}
 
 
-# -- requests --------------------------------------------------------------------------------------
-
-
-def describe_client_quotas(broker: Broker, request: Request) -> Body:
-    """Handle DescribeClientQuotas."""
-    broker.cluster.faults.refuse(request.api, broker.node_id)
-    broker.cluster.authorizer.require(request.api, "Cluster")
-    components, strict = request.body["components"], request.body["strict"]
-    entries = [
-        {
-            "entity": _rows(entity),
-            "values": [{"key": key, "value": value} for key, value in values.items()],
-        }
-        for entity, values in broker.cluster.quotas.values.items()
-        if all(_selects(each, dict(entity)) for each in components) and (not strict or len(entity) == len(components))
-    ]
-    return {"error_code": ErrorCode.NONE, "error_message": None, "entries": entries}
-
-
-def _rows(entity: Entity) -> list[Body]:
-    return [{"entity_type": kind, "entity_name": name} for kind, name in sorted(entity, key=lambda each: each[0])]
-
-
-def _selects(component: Body, names: Mapping[str, str | None]) -> bool:
-    kind, match_type = component["entity_type"], component["match_type"]
-    if kind not in names:
-        return False
-    name = names[kind]
-    if match_type == _EXACT:
-        return bool(name == component["match"])
-    return bool((name is None) == (match_type == _DEFAULT))
-
-
-def alter_client_quotas(broker: Broker, request: Request) -> Body:
-    """Handle AlterClientQuotas."""
-    quotas, validate_only = broker.cluster.quotas.values, request.body["validate_only"]
-
-    def alter(row: Body) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
-        broker.cluster.authorizer.require(request.api, "Cluster")
-        entity = frozenset((each["entity_type"], each["entity_name"]) for each in row["entity"])
-        for operation in row["ops"]:
-            _check(entity, operation)
-        values = dict(quotas.get(entity, {}))
-        for operation in row["ops"]:
-            if operation["remove"]:
-                values.pop(operation["key"], None)
-            else:
-                values[operation["key"]] = operation["value"]
-        if not validate_only:
-            quotas[entity] = values
-            if not values:
-                del quotas[entity]
-        return {"error_message": None}
-
-    rows = [row_of(partial(alter, row), entity=row["entity"]) for row in request.body["entries"]]
-    return {"entries": [{"error_message": None, **row} for row in rows]}
-
-
-def _check(entity: Entity, operation: Body) -> None:
+def check_quota(entity: Entity, operation: Body) -> None:
+    """Raise `Refused` for an operation of AlterClientQuotas that is not valid for the entity."""
     kinds, key, value = {kind for kind, _ in entity}, operation["key"], operation["value"]
     if not kinds or not (kinds <= {_USER, _CLIENT_ID} or kinds == {_IP}):
         raise Refused(ErrorCode.INVALID_REQUEST, error_message="Invalid client quota entity")

@@ -1,4 +1,4 @@
-"""The server's side of SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 (RFC 5802), and the SCRAM credentials of users.
+"""The server's side of SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 (RFC 5802), and the credentials of users.
 
 Sans-IO; a connection's `SaslSession` handles its SaslHandshake and SaslAuthenticate requests.
 """
@@ -11,18 +11,15 @@ import hmac
 import secrets
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from protocol.broker_errors import ErrorCode
-from protocol.testing.fake_kafka.broker import Broker
-from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
+from protocol.testing.fake_kafka.requests import Body, Refused
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.schema import Api
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-_SCRAM_IDS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
-_MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 16_384
+MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 16_384
 
 Exchange = Generator[bytes, bytes, "tuple[str, bytes]"]
 """Yields challenges and receives the client's messages; returns the user and the last message. Raises `Refused`."""
@@ -40,8 +37,8 @@ class ScramCredential:
     def of(cls, mechanism: str, password: str) -> ScramCredential:
         """Derive the credential from a password."""
         salt = secrets.token_bytes(16)
-        salted = hashlib.pbkdf2_hmac(_HASHES[mechanism], password.encode(), salt, _MIN_ITERATIONS)
-        return cls(salt, _MIN_ITERATIONS, salted)
+        salted = hashlib.pbkdf2_hmac(_HASHES[mechanism], password.encode(), salt, MIN_ITERATIONS)
+        return cls(salt, MIN_ITERATIONS, salted)
 
 
 class Credentials:
@@ -135,55 +132,3 @@ def _scram(credentials: Credentials, mechanism: str) -> Exchange:
         raise _failed(mechanism)
     server_key = hmac.digest(credential.salted_password, b"Server Key", name)
     return user, b"v=" + base64.b64encode(hmac.digest(server_key, signed, name))
-
-
-# -- DescribeUserScramCredentials, AlterUserScramCredentials ---------------------------------------
-
-
-def describe_scram_credentials(broker: Broker, request: Request) -> Body:
-    """Handle DescribeUserScramCredentials."""
-    broker.cluster.authorizer.require(request.api, "Cluster")
-    scram, asked = broker.cluster.credentials.scram, request.body["users"]
-    users = [row["name"] for row in asked] if asked else sorted({user for user, _ in scram})
-
-    def infos(user: str) -> Body:
-        found = [
-            {"mechanism": _SCRAM_IDS[mechanism], "iterations": credential.iterations}
-            for (owner, mechanism), credential in scram.items()
-            if owner == user
-        ]
-        if not found:
-            message = f"Attempt to describe a user credential that does not exist: {user}"
-            raise Refused(ErrorCode.RESOURCE_NOT_FOUND, error_message=message)
-        return {"credential_infos": found, "error_message": None}
-
-    rows = [row_of(partial(infos, user), user=user) for user in users]
-    return {"error_code": ErrorCode.NONE, "error_message": None, "results": rows}
-
-
-def alter_scram_credentials(broker: Broker, request: Request) -> Body:
-    """Handle AlterUserScramCredentials: delete and store credentials of users."""
-    scram = broker.cluster.credentials.scram
-    names = {number: mechanism for mechanism, number in _SCRAM_IDS.items()}
-
-    def alter(user: str) -> Body:
-        broker.cluster.authorizer.require(request.api, "Cluster")
-        deleted = [row for row in request.body["deletions"] if row["name"] == user]
-        stored = [row for row in request.body["upsertions"] if row["name"] == user]
-        for row in (*deleted, *stored):
-            if row["mechanism"] not in names:
-                raise Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM)
-        for row in stored:
-            if not _MIN_ITERATIONS <= row["iterations"] <= _MAX_ITERATIONS:
-                raise Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL)
-        for row in deleted:
-            if scram.pop((user, names[row["mechanism"]]), None) is None:
-                message = "Attempt to delete a user credential that does not exist"
-                raise Refused(ErrorCode.RESOURCE_NOT_FOUND, error_message=message)
-        for row in stored:
-            kept = ScramCredential(bytes(row["salt"]), row["iterations"], bytes(row["salted_password"]))
-            scram[user, names[row["mechanism"]]] = kept
-        return {"error_message": None}
-
-    users = dict.fromkeys(row["name"] for kind in ("deletions", "upsertions") for row in request.body[kind])
-    return {"results": [row_of(partial(alter, user), user=user) for user in users]}

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from protocol.broker_errors import ErrorCode
+from protocol.clock import Clock
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.offsets import Offsets
 from protocol.testing.fake_kafka.requests import Body, Refused, Request
 from protocol.wire.messages.m26_end_txn import LAST_BEFORE_TRANSACTION_V2
 from protocol.wire.messages.m28_txn_offset_commit import LAST_BEFORE_TRANSACTION_V2 as LAST_WITH_ADD_OFFSETS
-
-if TYPE_CHECKING:
-    from protocol.testing.fake_kafka.cluster import Cluster
 
 _NONE = -1
 _LAST_EPOCH = 0x7FFE
@@ -60,14 +58,31 @@ class Transaction:
     started_s: float = 0.0
     bumped: bool = False
 
+    @property
+    def commits(self) -> bool:
+        """True if the transaction ends with a commit and has markers to write."""
+        return self.state is State.PREPARE_COMMIT
+
 
 class Transactions:
-    """All transactional ids. `markers_held`: ended transactions stay prepared, as if no leader were reachable."""
+    """All transactional ids.
 
-    def __init__(self, cluster: Cluster, settings: Mapping[str, str]) -> None:
+    `write_marker` writes the marker of a prepared transaction to a partition, and returns False if no leader is
+    reachable. `markers_held`: ended transactions stay prepared, as if no leader were reachable.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        offsets: Offsets,
+        write_marker: Callable[[TopicPartition, Transaction], bool],
+        settings: Mapping[str, str],
+    ) -> None:
         self.transactions: dict[str, Transaction] = {}
         self.markers_held = False
-        self._cluster = cluster
+        self._clock = clock
+        self._offsets = offsets
+        self._write_marker = write_marker
         self._max_timeout_ms = int(settings["transaction.max.timeout.ms"])
         self._next_producer_id = 1_000
 
@@ -210,7 +225,7 @@ class Transactions:
 
     def _begin(self, transaction: Transaction) -> Transaction:
         if transaction.state is not State.ONGOING:
-            transaction.state, transaction.started_s = State.ONGOING, self._cluster.clock.now_s()
+            transaction.state, transaction.started_s = State.ONGOING, self._clock.now_s()
         return transaction
 
     # -- ending -------------------------------------------------------------------------------
@@ -267,12 +282,11 @@ class Transactions:
         """Write markers to the logs of all reachable leaders; the transaction is complete when all logs have one."""
         if transaction.state not in _PREPARED or self.markers_held:
             return
-        commit, producer = transaction.state is State.PREPARE_COMMIT, transaction.producer_id
         for partition in sorted(transaction.partitions):
-            if self._cluster.write_marker(partition, producer, transaction.producer_epoch, commit=commit):
+            if self._write_marker(partition, transaction):
                 transaction.partitions.discard(partition)
         if not transaction.partitions:
-            self._cluster.offsets.end_transaction(producer, commit=commit)
+            self._offsets.end_transaction(transaction.producer_id, commit=transaction.commits)
             transaction.groups.clear()
             transaction.state = _COMPLETE[transaction.state]
             if transaction.next_id != _NONE:
