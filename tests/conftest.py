@@ -84,7 +84,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
-        if names & {"kafka", "kafka1", "secured", "topic", "topic1"}:
+        if names & {"kafka", "kafka1", "other_kafka", "secured", "topic", "topic1"}:
             item.add_marker("kafka")
         if "spark" in names:
             item.add_marker("spark")

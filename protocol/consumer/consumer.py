@@ -22,7 +22,7 @@ from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.partition_fetcher import PartitionFetcher
 from protocol.errors import KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.records.decode import ALL_COLUMNS
@@ -90,6 +90,7 @@ class Consumer:
         deadline: Deadline | None = None,
         *,
         epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
+        topic_ids: Mapping[str, bytes] = MappingProxyType({}),
     ) -> dict[TopicPartition, PartitionConsumer]:
         """Start to read partitions.
 
@@ -102,6 +103,8 @@ class Consumer:
         epochs : mapping of TopicPartition to int
             Known leader epochs of the records before the offsets. They let the reader notice that the log was truncated
             below the offset (KIP-320).
+        topic_ids : mapping of str to bytes
+            Known ids of the topics of the offsets. By default the topics are those of the next metadata.
 
         Returns
         -------
@@ -122,15 +125,18 @@ class Consumer:
                 raise UsageError(f"{topic}-{partition}: {offset} is not an offset")
         listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
         begins = {**offsets, **{key: each.offset for key, each in listed.items()}}
-        streams = {key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH)) for key, offset in begins.items()}
+        streams = {
+            key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH), topic_ids.get(key[0], NO_TOPIC_ID))
+            for key, offset in begins.items()
+        }
         self._fetcher.add(streams)
         return streams
 
-    def _stream(self, key: TopicPartition, offset: int, last_epoch: int) -> PartitionConsumer:
+    def _stream(self, key: TopicPartition, offset: int, last_epoch: int, topic_id: bytes) -> PartitionConsumer:
         settings, clock = self._client.config, self._client.clock
         backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         buffer = FetchBuffer(
-            FetchPosition(*key, offset, self._config, last_epoch=last_epoch, backoff=backoff),
+            FetchPosition(*key, offset, self._config, last_epoch=last_epoch, topic_id=topic_id, backoff=backoff),
             clock,
             failure_timeout_s=settings.default_api_timeout_ms / 1000,
             decode=lambda fetched, name: fetched.decode(self._config, self._columns, name),

@@ -22,7 +22,7 @@ from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets, topic_ids_at_coordinator
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 
@@ -95,14 +95,14 @@ class AssignedPartitions:
         """
         if not (self._not_started or self._lost) or self._client.clock.now_s() < self._retry_at_s:
             return
-        committed = self._fetch_committed(deadline)
+        committed, topic_ids = self._fetch_committed(deadline)
         missing = [key for key, sought in self._not_started.items() if sought is None and key not in committed]
         sought = {key: each for key, each in self._not_started.items() if each is not None}
         symbolic = {key: each.offset for key, each in sought.items() if each.offset < 0}
         starts = committed | {key: each for key, each in sought.items() if each.offset >= 0}
         offsets = {key: each.offset for key, each in starts.items()}
         epochs = {key: each.leader_epoch for key, each in starts.items()}
-        self._start_consumers(offsets, deadline, epochs)
+        self._start_consumers(offsets, deadline, epochs, topic_ids)
         listed, failure = try_list_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
         self._start_consumers(listed, deadline)
         without = [*missing, *self._lost]
@@ -130,24 +130,29 @@ class AssignedPartitions:
             wait_s = self._retry_at_s - self._client.clock.now_s()
             self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
 
-    def _fetch_committed(self, deadline: Deadline) -> dict[TopicPartition, CommittedOffset]:
-        """Fetch the group's offsets once per partition; retries are for leaders only."""
+    def _fetch_committed(self, deadline: Deadline) -> tuple[dict[TopicPartition, CommittedOffset], dict[str, bytes]]:
+        """Fetch the group's offsets and the ids of their topics, once per partition; retries are for leaders only."""
+        group = self._config.consumer.group_id
         asked = [key for key, sought in self._not_started.items() if sought is None and key not in self._without_commit]
-        found = fetch_group_offsets(self._client, self._config, asked, deadline)
+        if not group or not asked:
+            return {}, {}
+        topic_ids = topic_ids_at_coordinator(self._client, group, {key[0] for key in asked}, deadline)
+        found = fetch_offsets(self._client, group, asked, deadline)
         self._without_commit.update(set(asked) - found.keys())
         self._committed.update((key, each.offset) for key, each in found.items())
-        return found
+        return found, topic_ids
 
     def _start_consumers(
         self,
         offsets: Mapping[TopicPartition, int],
         deadline: Deadline,
         epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
+        topic_ids: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         if not offsets:
             return
         try:
-            self.reader.consume_partitions(offsets, deadline, epochs=epochs)
+            self.reader.consume_partitions(offsets, deadline, epochs=epochs, topic_ids=topic_ids)
         finally:  # also after Ctrl-C, which may come when they have started: they cannot start again
             with DeferredInterrupts():
                 started = self.reader.streams

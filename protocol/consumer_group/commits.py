@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
@@ -75,9 +76,14 @@ class Commits:
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
     def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
-        """Return those of `offsets` that the coordinator has refused."""
+        """Return those of `offsets` that the coordinator has refused, to be committed again; none of deleted topics."""
         manager = self._required_manager()
-        return {key: to for key, to in offsets.items() if isinstance(manager.failure({key: to}), BrokerError)}
+        failures = {key: manager.failure({key: to}) for key, to in offsets.items()}
+        return {
+            key: offsets[key]
+            for key, failure in failures.items()
+            if isinstance(failure, BrokerError) and failure.code != ErrorCode.UNKNOWN_TOPIC_ID
+        }
 
     def wait(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         """Wait until the offsets are committed.

@@ -480,6 +480,8 @@ class KafkaConsumer:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return the member that has fetched the records, for `send_offsets_to_transaction`.
 
+        Call it for each transaction, after `poll`: the result also has the ids of the topics that were read.
+
         Returns
         -------
         ConsumerGroupMetadata

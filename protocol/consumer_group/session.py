@@ -5,6 +5,7 @@ Created by `consumer_group`, and used in the threads of a handler.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -24,6 +25,8 @@ from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
+
+log = logging.getLogger(__name__)
 
 # Interval at which a waiting claim restarts `max.poll.interval.ms`.
 _MAX_WAIT_MS = 500
@@ -172,17 +175,13 @@ class ConsumerGroupSession:
 
     def commit_marked(self, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         """Commit as `commit` does; see `OffsetManager.flush` for `partition_timeout_s`."""
-        with self._lock:
-            refused = self._commits.refused(self._marked.taken)
         self.commit_async()
         with self._lock:
             marked = self._marked.taken  # earlier offsets may still be in flight
-            again = {key: to for key, to in refused.items() if marked.get(key) == to}
-            self._commits.commit_async(again, self._member, self._topic_ids)
         self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
 
     def commit_async(self) -> dict[TopicPartition, CommittedOffset]:
-        """Commit newly marked offsets in the background, and return them.
+        """Commit newly marked and refused offsets in the background, and return them.
 
         Raises
         ------
@@ -192,9 +191,10 @@ class ConsumerGroupSession:
         self._membership.progress()  # also detects that this process was suspended
         self.ignore_marks_in_recreated_topics()
         with self._lock:
-            marked = self._marked.take()
-            self._commits.commit_async(marked, self._member, self._topic_ids)
-            return marked
+            refused = self._commits.refused(self._marked.taken)
+            offsets = {**refused, **self._marked.take()}
+            self._commits.commit_async(offsets, self._member, self._topic_ids)
+            return offsets
 
     @property
     def marked(self) -> dict[TopicPartition, CommittedOffset]:
@@ -418,6 +418,12 @@ class MarkedOffsets:
                 until = max(until, end)
             if until > to.offset:
                 self._ambiguous[key] = min(floor, to.offset), until
+                log.warning(
+                    "%s-%d: records were lost before all of them were marked: marks of offsets up to %d are ignored "
+                    "until one reaches it, since they may be of lost records",
+                    *key,
+                    until,
+                )
         self._returned[key] = to.offset
         self._after_loss.add(key)
         self.reset(key, to)

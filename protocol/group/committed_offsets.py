@@ -172,14 +172,10 @@ def same_topics(
         compared = [key for key in partitions if key in known]
         if not compared:
             return {}
-        names = sorted({topic for topic, _ in compared})
-        body = {"topics": [{"name": name} for name in names], "allow_auto_topic_creation": False}
-        first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-        reply = client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first)
-        found = Metadata.from_reply(reply).topics
+        found = _topic_ids_at(client, broker, {topic for topic, _ in compared}, deadline)
         errors: dict[TopicPartition, BrokerError] = {}
         for topic, partition in compared:
-            if topic in found and is_another_topic(found[topic].topic_id, known[topic, partition]):
+            if is_another_topic(found.get(topic, NO_TOPIC_ID), known[topic, partition]):
                 what = f"commit of {topic}-{partition}: the offset belongs to a deleted topic of that name"
                 errors[topic, partition] = broker_error(
                     ErrorCode.UNKNOWN_TOPIC_ID, what, topic=topic, partition=partition
@@ -187,6 +183,33 @@ def same_topics(
         return errors
 
     return check
+
+
+def _topic_ids_at(client: Client, broker: Broker, topics: Collection[str], deadline: Deadline) -> dict[str, bytes]:
+    body = {"topics": [{"name": name} for name in sorted(topics)], "allow_auto_topic_creation": False}
+    first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+    reply = client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first)
+    return {name: topic.topic_id for name, topic in Metadata.from_reply(reply).topics.items()}
+
+
+def topic_ids_at_coordinator(
+    client: Client, group: str, topics: Collection[str], deadline: Deadline
+) -> dict[str, bytes]:
+    """Return the topic ids that the group's coordinator knows, zeros for an unknown topic.
+
+    Offsets that are fetched afterwards belong to these topics: a coordinator deletes the offsets of a deleted topic.
+
+    Raises
+    ------
+    DeadlineExceeded
+        The coordinator did not respond by `deadline`.
+    """
+    key = group_coordinator(group)
+
+    def ask() -> dict[str, bytes]:
+        return _topic_ids_at(client, client.coordinator(key, deadline), topics, deadline)
+
+    return client.retrying(f"Metadata of the topics of {key}", ask, deadline, coordinator_of=key)
 
 
 def fetch_offsets(

@@ -152,7 +152,8 @@ def add_offsets(
 
     def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_ID:
-            return TopicRecreated(str(error), **error.context)
+            what = f"{error}. After the consumer has moved to the new topic, call its group_metadata() again"
+            return TopicRecreated(what, **error.context)
         return error
 
     call_partitions(

@@ -127,6 +127,26 @@ def test_session_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client
 # -- automatic commits ----------------------------------------------------------------------------
 
 
+def test_refused_auto_commit_of_a_session_is_repeated_without_new_marks(fake: SmallCluster, client: Client) -> None:
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=FIRST)
+            session.mark_offset("orders", 0, 5)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            wait_until(lambda: committed(client) == 5)
+            stop.set()
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    stop, errors = threading.Event(), list[KafkaError]()
+    config = parse_group_consumer({"group.id": GROUP, "auto.commit.interval.ms": 50})
+    with ConsumerGroup(client, config, on_error=errors.append) as group:
+        group.consume(["orders"], Handler(), stop)
+    assert any("TOPIC_AUTHORIZATION_FAILED" in str(error) for error in errors)
+
+
 def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCluster, client: Client) -> None:
     """Brokers expire the offsets of a group without members, some time after the last commit of each."""
     commit_offsets(client, GROUP, {FIRST: CommittedOffset(END)}, client.deadline())

@@ -24,6 +24,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
@@ -361,6 +362,32 @@ def test_commit_in_a_recreated_topic_is_refused_while_the_buffers_are_full(how: 
                     with pytest.raises(CommitFailed):
                         consumer.commit_sync()
         assert fake.committed_offsets("etl") == {}
+
+
+@pytest.mark.parametrize("how", ["assign", "subscribe"])
+def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_has_a_leader(how: str) -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 30))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        given |= {"enable.auto.commit": False, "retry.backoff.ms": 10}
+
+        def begin(consumer: KafkaConsumer) -> None:
+            consumer.subscribe(["orders"]) if how == "subscribe" else consumer.assign([("orders", 0)])
+
+        with KafkaConsumer(given) as consumer:
+            begin(consumer)
+            Reader(consumer).until_read(30)
+            consumer.commit_sync({("orders", 0): CommittedOffset(20)})
+        fake.move_leader("orders", 0, -1)
+        with KafkaConsumer(given) as consumer:
+            begin(consumer)
+            fetched = len(fake.request_bodies(OFFSET_FETCH))
+            wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > fetched)
+            consumer.poll(100)
+            recreate_in_fake(fake)
+            fake.write("orders", 0, records(0, 50))
+            Reader(consumer).until_read(50)
 
 
 def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_one() -> None:
