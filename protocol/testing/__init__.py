@@ -6,7 +6,7 @@
         kafka.create_topic("orders")
         kafka.produce("orders", b"1", b"2")
 
-The names in `__all__` are the public API. `protocol.testing.pytest_plugin` has fixtures for pytest.
+The names in `__all__` are the public API. The package also installs a plugin for pytest with fixtures.
 """
 
 from __future__ import annotations

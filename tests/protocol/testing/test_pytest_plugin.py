@@ -16,7 +16,7 @@ from tests.support.documents import ROOT
 pytest_plugins = ["pytester"]
 
 # The entry point may be installed or not.
-PLUGIN = ("-p", "no:kafka", "-p", "protocol.testing.pytest_plugin", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "no:kafka", "-p", "spark_kafka_source.pytest_plugin", "-p", "no:cacheprovider")
 
 ORDERS_TEST = """
     import protocol
@@ -99,8 +99,8 @@ def test_own_fixture_replaces_that_of_the_plugin(pytester: pytest.Pytester) -> N
 
 def test_unused_plugin_imports_neither_arrow_nor_spark() -> None:
     program = (
-        "import sys, protocol.testing.pytest_plugin; "
-        "print(sorted({'pyarrow', 'numpy', 'pyspark', 'spark_kafka_source'} & sys.modules.keys()))"
+        "import sys, spark_kafka_source.pytest_plugin; "
+        "print(sorted({'pyarrow', 'numpy', 'pyspark'} & sys.modules.keys()))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[]\n"
@@ -108,7 +108,7 @@ def test_unused_plugin_imports_neither_arrow_nor_spark() -> None:
 
 def test_entry_point_names_the_plugin() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\nkafka = "protocol.testing.pytest_plugin"\n' in project
+    assert '[project.entry-points.pytest11]\nkafka = "spark_kafka_source.pytest_plugin"\n' in project
 
 
 class TestRealKafka:

@@ -18,7 +18,7 @@ from tests.support.soak import SOAK
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PLUGIN = ("-p", "no:kafka", "-p", "protocol.testing.pytest_plugin", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "no:kafka", "-p", "spark_kafka_source.pytest_plugin", "-p", "no:cacheprovider")
 
 
 def run_pytest(folder: Path, text: str) -> str:

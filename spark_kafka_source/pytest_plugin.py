@@ -5,14 +5,14 @@ Nothing but pytest is imported before a test uses a fixture.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from protocol.testing import FakeKafka, RealKafka
+    from spark_kafka_source.local_kafka import LocalKafka
 
 _FAKE, _REAL = "fake", "real"
 
@@ -42,20 +42,16 @@ def kafka_fake() -> Iterator[FakeKafka]:
 
 
 @pytest.fixture(scope="session")
-def kafka_local() -> Iterator[Any]:
-    """Yield a real broker on this machine, a `spark_kafka_source.LocalKafka`, shared by all tests of the session.
+def kafka_local() -> Iterator[LocalKafka]:
+    """Yield a real broker on this machine, a `LocalKafka`, shared by all tests of the session.
 
     The first use downloads Kafka's jars (45 MB) unless they are in the cache. The test is skipped without Java.
     """
-    try:
-        # Its name is given here only, since `protocol` does not depend on the Spark package.
-        local_kafka = importlib.import_module("spark_kafka_source.local_kafka")
-    except ImportError as error:
-        pytest.skip(f"kafka_local needs the package spark_kafka_source: {error}")
     from protocol.errors import ConfigurationError
+    from spark_kafka_source.local_kafka import LocalKafka
 
     try:
-        running = local_kafka.LocalKafka(1)
+        running = LocalKafka(1)
     except ConfigurationError as error:
         pytest.skip(f"kafka_local needs a real Kafka: {error}")
     with running:
