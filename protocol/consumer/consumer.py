@@ -90,7 +90,7 @@ class Consumer:
         deadline: Deadline | None = None,
         *,
         epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
-        topic_ids: Mapping[str, bytes] = MappingProxyType({}),
+        topic_ids: Mapping[TopicPartition, bytes] = MappingProxyType({}),
     ) -> dict[TopicPartition, PartitionConsumer]:
         """Start to read partitions.
 
@@ -103,7 +103,7 @@ class Consumer:
         epochs : mapping of TopicPartition to int
             Known leader epochs of the records before the offsets. They let the reader notice that the log was truncated
             below the offset (KIP-320).
-        topic_ids : mapping of str to bytes
+        topic_ids : mapping of TopicPartition to bytes
             Known ids of the topics of the offsets. By default the topics are those of the next metadata.
 
         Returns
@@ -126,7 +126,7 @@ class Consumer:
         listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
         begins = {**offsets, **{key: each.offset for key, each in listed.items()}}
         streams = {
-            key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH), topic_ids.get(key[0], NO_TOPIC_ID))
+            key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH), topic_ids.get(key, NO_TOPIC_ID))
             for key, offset in begins.items()
         }
         self._fetcher.add(streams)

@@ -22,7 +22,7 @@ from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets, topic_ids_at_coordinator
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets, fetch_offsets_and_ids
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 
@@ -96,7 +96,7 @@ class AssignedPartitions:
         if not (self._not_started or self._lost) or self._client.clock.now_s() < self._retry_at_s:
             return
         committed, topic_ids = self._fetch_committed(deadline)
-        missing = [key for key, sought in self._not_started.items() if sought is None and key not in committed]
+        missing = [key for key, sought in self._not_started.items() if sought is None and key in self._without_commit]
         sought = {key: each for key, each in self._not_started.items() if each is not None}
         symbolic = {key: each.offset for key, each in sought.items() if each.offset < 0}
         starts = committed | {key: each for key, each in sought.items() if each.offset >= 0}
@@ -110,6 +110,10 @@ class AssignedPartitions:
         for key in reset.keys() & self._lost.keys():
             self._resume_at(self._lost.pop(key), reset.pop(key))
         self._start_consumers(reset, deadline)
+        unknown = self._not_started.keys() - self._without_commit - sought.keys()
+        if unknown:
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown)[:5])
+            failure = failure or DeadlineExceeded(f"the coordinator does not know the topic of {names}")
         self._retry_later(failure or failure_of_reset)
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
@@ -130,15 +134,21 @@ class AssignedPartitions:
             wait_s = self._retry_at_s - self._client.clock.now_s()
             self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
 
-    def _fetch_committed(self, deadline: Deadline) -> tuple[dict[TopicPartition, CommittedOffset], dict[str, bytes]]:
-        """Fetch the group's offsets and the ids of their topics, once per partition; retries are for leaders only."""
+    def _fetch_committed(
+        self, deadline: Deadline
+    ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
+        """Fetch the group's offsets and the ids of their topics, once per partition; retries are for leaders only.
+
+        Offsets of topics that the coordinator does not know are left out, and fetched again.
+        """
         group = self._config.consumer.group_id
         asked = [key for key, sought in self._not_started.items() if sought is None and key not in self._without_commit]
         if not group or not asked:
+            self._without_commit.update(asked)
             return {}, {}
-        topic_ids = topic_ids_at_coordinator(self._client, group, {key[0] for key in asked}, deadline)
-        found = fetch_offsets(self._client, group, asked, deadline)
+        found, topic_ids = fetch_offsets_and_ids(self._client, group, asked, deadline)
         self._without_commit.update(set(asked) - found.keys())
+        found = {key: each for key, each in found.items() if key in topic_ids}
         self._committed.update((key, each.offset) for key, each in found.items())
         return found, topic_ids
 
@@ -147,7 +157,7 @@ class AssignedPartitions:
         offsets: Mapping[TopicPartition, int],
         deadline: Deadline,
         epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
-        topic_ids: Mapping[str, bytes] = MappingProxyType({}),
+        topic_ids: Mapping[TopicPartition, bytes] = MappingProxyType({}),
     ) -> None:
         if not offsets:
             return

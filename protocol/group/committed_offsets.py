@@ -186,30 +186,38 @@ def same_topics(
 
 
 def _topic_ids_at(client: Client, broker: Broker, topics: Collection[str], deadline: Deadline) -> dict[str, bytes]:
+    """Return the ids of the topics that a broker knows."""
     body = {"topics": [{"name": name} for name in sorted(topics)], "allow_auto_topic_creation": False}
     first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-    reply = client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first)
-    return {name: topic.topic_id for name, topic in Metadata.from_reply(reply).topics.items()}
+    found = Metadata.from_reply(client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first))
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return {name: topic.topic_id for name, topic in found.topics.items() if topic.error_code != unknown}
 
 
-def topic_ids_at_coordinator(
-    client: Client, group: str, topics: Collection[str], deadline: Deadline
-) -> dict[str, bytes]:
-    """Return the topic ids that the group's coordinator knows, zeros for an unknown topic.
+def fetch_offsets_and_ids(
+    client: Client, group: str, partitions: Collection[TopicPartition], deadline: Deadline
+) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
+    """Return a group's offsets as `fetch_offsets`, and the ids of their topics.
 
-    Offsets that are fetched afterwards belong to these topics: a coordinator deletes the offsets of a deleted topic.
-
-    Raises
-    ------
-    DeadlineExceeded
-        The coordinator did not respond by `deadline`.
+    The coordinator has the same id before and after it returns an offset. An offset without an id is of a topic that
+    the coordinator does not know: it may have been deleted just now. Zeros: the cluster has no topic ids.
     """
     key = group_coordinator(group)
 
-    def ask() -> dict[str, bytes]:
-        return _topic_ids_at(client, client.coordinator(key, deadline), topics, deadline)
+    def topic_ids() -> dict[str, bytes]:
+        return _topic_ids_at(client, client.coordinator(key, deadline), {topic for topic, _ in partitions}, deadline)
 
-    return client.retrying(f"Metadata of the topics of {key}", ask, deadline, coordinator_of=key)
+    def ask() -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
+        before = topic_ids()
+        offsets = fetch_offsets(client, group, partitions, deadline)
+        after = topic_ids() if offsets else before
+        changed = {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}
+        if changed:
+            what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
+        return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
+
+    return client.retrying(f"offsets of {key} and their topics", ask, deadline, coordinator_of=key)
 
 
 def fetch_offsets(

@@ -181,7 +181,8 @@ def replay(
         _tell_left_out(copied)
         if group is not None:
             ends = {each.topic_partition: CommittedOffset(each.until_offset, each.until_epoch) for each in ranges}
-            commit_offsets(cluster.client, group, ends, cluster.client.deadline())
+            topic_ids = {each.topic_partition: each.topic_id for each in ranges}
+            commit_offsets(cluster.client, group, ends, cluster.client.deadline(), topic_ids=topic_ids)
 
 
 @contextmanager
@@ -199,6 +200,7 @@ def _ranges(
 ) -> tuple[list[Range], dict[TopicPartition, int]]:
     client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
     keys = named_partitions(client, [(topic, partitions)], deadline)
+    known = client.remembered_topic(topic)  # before the offsets: those of a recreated topic are then refused
     logs = list_ends(client, consumer, keys, deadline)
     starts = resolve(client, consumer, span.start, logs, deadline)
     epochs: dict[TopicPartition, int] = {}
@@ -207,7 +209,6 @@ def _ranges(
         starts |= {key: found.offset for key, found in committed.items()}
         epochs = {key: found.leader_epoch for key, found in committed.items()}
     ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    known = client.remembered_topic(topic)
     topic_id = NO_TOPIC_ID if known is None else known.topic_id
     ranges = [
         Range(*key, starts[key], ends[key], topic_id, epochs.get(key, NO_LEADER_EPOCH), logs.ends[key].leader_epoch)

@@ -17,9 +17,10 @@ from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, TopicRecreated
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.net.connection import Connection
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
@@ -388,6 +389,47 @@ def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_
             recreate_in_fake(fake)
             fake.write("orders", 0, records(0, 50))
             Reader(consumer).until_read(50)
+
+
+def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used() -> None:
+    """A coordinator returns offsets of a deleted topic until it has deleted them."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+
+        def still_known(body: dict[str, Any]) -> dict[str, Any]:
+            body["groups"][0]["topics"][0]["partitions"][0]["committed_offset"] = 20
+            return body
+
+        fake.delete_topic("orders")
+        fake.edit_replies(OFFSET_FETCH, still_known, 1)
+        with KafkaConsumer({**given, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
+            consumer.assign([("orders", 0)])
+            wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > 1)
+            fake.create_topic("orders")
+            fake.write("orders", 0, records(0, 50))
+            Reader(consumer).until_read(50)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(reset: str) -> None:
+    """The coordinator learns of the new topic between its replies to Metadata and OffsetFetch."""
+    with FakeKafka() as fake, Client({"bootstrap.servers": fake.bootstrap_servers}) as client:
+        fake.create_topic("orders")
+        commit_offsets(client, "etl", {("orders", 0): CommittedOffset(20)}, client.deadline())
+
+        def recreate_and_commit(body: dict[str, Any]) -> None:
+            fake.before.pop(OFFSET_FETCH)
+            recreate_in_fake(fake)
+            fake.write("orders", 0, records(0, 100))
+            fake.offsets.committed.setdefault("etl", {})[("orders", 0)] = Committed(60, -1, "")
+
+        fake.before[OFFSET_FETCH] = recreate_and_commit
+        given = {"group.id": "etl", "auto.offset.reset": reset, "enable.auto.commit": False}
+        with KafkaConsumer(client, given) as consumer:
+            consumer.assign([("orders", 0)])
+            Reader(consumer).until_read(40)
+            assert consumer.recreations == {}
 
 
 def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_one() -> None:
