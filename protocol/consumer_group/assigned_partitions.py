@@ -22,7 +22,7 @@ from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets, fetch_offsets_and_ids
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets_and_ids
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
 
@@ -354,20 +354,6 @@ _NO_RECORD = -1
 
 Listed = tuple[dict[TopicPartition, int], KafkaError | None]
 """Offsets by partition, and one error of the other partitions."""
-
-
-def fetch_group_offsets(
-    client: Client, config: GroupConsumerConfig, partitions: Collection[TopicPartition], deadline: Deadline
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the group's offsets of partitions that have one; empty without a group.
-
-    Raises
-    ------
-    BrokerError, DeadlineExceeded
-        See `fetch_offsets`.
-    """
-    group = config.consumer.group_id
-    return fetch_offsets(client, group, partitions, deadline) if group and partitions else {}
 
 
 def list_reset_offsets(

@@ -23,13 +23,13 @@ from protocol.condition import acquired
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
-from protocol.consumer_group.assigned_partitions import AssignedPartitions, fetch_group_offsets
+from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
@@ -679,8 +679,8 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             The offsets could not be fetched.
         """
-        self.group_metadata()
-        found = fetch_group_offsets(self._client, self._config, partitions, self._client.deadline())
+        group = self.group_metadata().group_id
+        found = fetch_offsets(self._client, group, partitions, self._client.deadline()) if partitions else {}
         return {key: found.get(key) for key in partitions}
 
     @_single_threaded

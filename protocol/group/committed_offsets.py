@@ -106,7 +106,7 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    ids_by_name = _by_name(offsets, topic_ids)
+    ids_by_name = _ids_by_name(offsets, topic_ids)
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
@@ -133,7 +133,7 @@ def commit_offsets(
     )
 
 
-def _by_name(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, bytes] | None:
+def _ids_by_name(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, bytes] | None:
     """Return the topics' ids by name; None if one is unknown, or if a topic has two."""
     ids: dict[str, bytes] = {}
     for key in partitions:
@@ -197,10 +197,30 @@ def _topic_ids_at(client: Client, broker: Broker, topics: Collection[str], deadl
 def fetch_offsets_and_ids(
     client: Client, group: str, partitions: Collection[TopicPartition], deadline: Deadline
 ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
-    """Return a group's offsets as `fetch_offsets`, and the ids of their topics.
+    """Return a group's offsets, and the ids of the topics to which they belong.
 
-    The coordinator has the same id before and after it returns an offset. An offset without an id is of a topic that
-    the coordinator does not know: it may have been deleted just now. Zeros: the cluster has no topic ids.
+    The coordinator knows the topic by the same id before and after it returns the offset.
+
+    Parameters
+    ----------
+    client : Client
+    group : str
+    partitions : collection of (str, int)
+    deadline : Deadline
+        Time limit of all requests.
+
+    Returns
+    -------
+    offsets : dict of (str, int) to CommittedOffset
+        Partitions without a committed offset are omitted.
+    topic_ids : dict of (str, int) to bytes
+        Ids of the topics of these offsets; zeros before Kafka 2.8. Absent for an offset of a topic that the coordinator
+        does not know: it may have been deleted just now.
+
+    Raises
+    ------
+    BrokerError, DeadlineExceeded
+        See `fetch_offsets`.
     """
     key = group_coordinator(group)
 
