@@ -133,7 +133,8 @@ class WorkerPool:
     def wait(self, partitions: Collection[LanePartition], deadline: Deadline) -> bool:
         """Wait until no thread handles records of these dropped partitions; False after the deadline."""
         with self._left_a_run:
-            while any(partition.running for partition in partitions):
+            # A list: an interrupt while a generator is closed would be lost.
+            while [partition for partition in partitions if partition.running]:
                 if deadline.passed:
                     return False
                 self._left_a_run.wait(deadline.remaining_s())

@@ -7,12 +7,16 @@ from contextlib import suppress
 
 from protocol.admin.admin import Admin
 from protocol.admin.topics import NewTopic
+from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.errors import AdminFailed, BrokerError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.messages import Headers
 from protocol.producer.producer import Producer
 from protocol.tables import read
+
+# Limit of the wait until deleted topics are no longer listed.
+_GONE_MS = 5_000
 
 
 class RealKafka:
@@ -104,7 +108,10 @@ class RealKafka:
         return {key: each.offset for key, each in self._admin.list_consumer_group_offsets(group_id).items()}
 
     def close(self) -> None:
-        """Delete topics, and groups of an exclusive cluster; groups that still have members stay."""
+        """Delete topics, and groups of an exclusive cluster; groups that still have members stay.
+
+        Waits up to 5 s until the deleted topics are no longer listed: brokers learn of a deletion later.
+        """
         if self._producer is not None:
             self._producer.abort()
         try:
@@ -114,6 +121,9 @@ class RealKafka:
             with suppress(AdminFailed, BrokerError):
                 if topics:
                     self._admin.delete_topics(topics)
+                    deadline = Deadline.after_ms(_GONE_MS, SYSTEM_CLOCK)
+                    while topics & self._admin.list_topics().keys() and not deadline.passed:
+                        SYSTEM_CLOCK.sleep_s(0.05)
             with suppress(AdminFailed, BrokerError):
                 if groups:
                     self._admin.delete_groups(groups)
