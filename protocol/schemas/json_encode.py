@@ -108,7 +108,7 @@ def _writer(schema: JsonType, kind: pa.DataType, path: str, depth: int) -> Colum
     if depth > _MAX_DEPTH:
         raise ConfigurationError(f"{path} is nested deeper than {_MAX_DEPTH} types")
     if not _takes(schema, kind):
-        what = "an enum" if schema.values else schema.kind
+        what = "enum" if schema.values else schema.kind
         raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's {what} cannot take")
     if pa.types.is_struct(kind):
         return _struct(schema, kind, path, depth)
