@@ -27,6 +27,7 @@ _OF_SUFFIX = {
 }
 _CHUNK_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 14
+_ARROW_FILE = b"ARROW1"
 _TYPES = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -197,16 +198,18 @@ def _parquet(source: BinaryIO, _: InputFormat) -> Iterator[pa.RecordBatch]:
 
 
 def _arrow(source: BinaryIO, _: InputFormat) -> Iterator[pa.RecordBatch]:
+    """Read Arrow's file format, which ends with an index, or its stream format."""
     if source.seekable():
-        try:
-            file = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:  # a stream
-            source.seek(0)
-        else:
-            for number in range(file.num_record_batches):
-                yield file.get_batch(number)
-            return
-    yield from pa.ipc.open_stream(source)
+        start = source.read(len(_ARROW_FILE))
+        source.seek(0)
+    else:
+        start = source.peek(len(_ARROW_FILE))  # type: ignore[attr-defined]  # of buffered streams
+    if not start.startswith(_ARROW_FILE):
+        yield from pa.ipc.open_stream(source)
+        return
+    file = pa.ipc.open_file(source if source.seekable() else pa.BufferReader(source.read()))
+    for number in range(file.num_record_batches):
+        yield file.get_batch(number)
 
 
 _TABLES = {CSV: _csv, PARQUET: _parquet, ARROW: _arrow}
