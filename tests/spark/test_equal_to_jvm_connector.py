@@ -163,13 +163,13 @@ def test_rows_of_all_awkward_topics_equal_jvm_connector(
     assert counts == counted_by_librdkafka(corpus.bootstrap, corpus.topics, isolation_level)
 
 
-@pytest.mark.parametrize(
+@variants(
     ("limit", "assigned"),
     [
         (499, {TRANSACTIONS: [0, 1, 2], OPEN_TRANSACTION: [0], COMPACTED: [0, 1, 2], EMPTY_CONTROL_BATCHES: [0]}),
         (3, {TRANSACTIONS: [2], OPEN_TRANSACTION: [0]}),
     ],
-    ids=["499 offsets", "3 offsets"],
+    (97, {TRANSACTIONS: [0, 2], OPEN_TRANSACTION: [0], COMPACTED: [1], EMPTY_CONTROL_BATCHES: [0]}),
 )
 def test_triggers_ending_within_batches_and_gaps_miss_no_row(
     spark: SparkSession,

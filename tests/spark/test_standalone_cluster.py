@@ -29,14 +29,15 @@ CLUSTER = "local-cluster[2,1,512]"
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@variants("session", ["connect", "classic"], "connect")
-def test_source_and_sink_work_on_cluster_of_two_workers(
-    kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str
+@variants(("session", "master"), [("connect", CLUSTER), ("classic", CLUSTER)], ("connect", "local[2]"))
+def test_source_and_sink_work_with_spark_connect_and_on_a_cluster(
+    kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, master: str
 ) -> None:
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments())
-    report = copy_and_check(kafka1, topic1, tmp_path, session, CLUSTER)
+    if master == CLUSTER:
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments())
+    report = copy_and_check(kafka1, topic1, tmp_path, session, master)
     assert report["session"] == ("pyspark.sql.connect.session" if session == "connect" else "pyspark.sql.session")
-    assert report["executors"] == 2
+    assert report["executors"] == (2 if master == CLUSTER else 1)
     assert len(report["streamed"]) >= 3
 
 

@@ -22,7 +22,7 @@ def scaled(name: str, usual: N, soak: N) -> N:
     return type(usual)(os.environ.get(f"SPARK_KAFKA_SOURCE_{name}", soak if SOAK else usual))
 
 
-def variants(name: str, every: Sequence[object], *some: object) -> pytest.MarkDecorator:
+def variants(name: str | Sequence[str], every: Sequence[object], *some: object) -> pytest.MarkDecorator:
     """Parametrize with `some` in `make test`: other tests cover the differences between the rest."""
     return pytest.mark.parametrize(name, every if SOAK else some)
 

@@ -32,8 +32,11 @@ from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.protocol.consumer_group.conftest import NewConsumer
 from tests.support.internals import partitions_of
 from tests.support.older_brokers import limit_version
+from tests.support.soak import variants
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
+
+pytestmark = pytest.mark.soak
 
 RECREATED = "deleted and created again"
 
@@ -85,8 +88,8 @@ def read_recreated(consumer: KafkaConsumer, kafka1: LocalKafka, topic: str, requ
     assert requests["ListOffsets"] < 10
 
 
-# Fewer records than before, the same number, and more.
-@pytest.mark.parametrize("count", [3, 5, 8])
+# Fewer records than before, the same number, and more. Without a group, all are tried each time.
+@variants("count", [3, 5, 8], 5)
 def test_recreated_topic_is_read_from_its_beginning_by_a_member(
     kafka1: LocalKafka,
     topic1: TopicFactory,

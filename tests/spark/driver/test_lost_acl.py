@@ -17,11 +17,18 @@ from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.security.secure_parts import options
 from tests.spark.driver.topic_admin import produce
 from tests.support.secured_kafka import SecuredKafka
+from tests.support.soak import variants
+
+pytestmark = pytest.mark.soak
 
 
 @pytest.mark.timeout(300)
+@variants(
+    "how",
+    ["subscribePattern", "subscribe", "assign", "classic", "consumer"],
+    *("subscribePattern", "assign", "consumer"),
+)
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-@pytest.mark.parametrize("how", ["subscribePattern", "subscribe", "assign", "classic", "consumer"])
 def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
     how: str, fail_on_data_loss: str, spark: SparkSession, secured: SecuredKafka, tmp_path: Path
 ) -> None:

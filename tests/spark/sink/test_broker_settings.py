@@ -29,8 +29,11 @@ from tests.protocol.producer.producing import assert_all_once_in_order, numbered
 from tests.protocol.transaction.producing import new_id, numbers_in, started
 from tests.support.kafka_proxy import Fate, KafkaProxy
 from tests.support.read_back import read_back
+from tests.support.soak import variants
 from tests.support.transaction_version import transactions_before_kip_890
 from tests.support.wait_for_brokers import wait_until_decided, wait_until_gone, wait_until_known
+
+pytestmark = pytest.mark.soak
 
 SETTINGS = {
     "auto.create.topics.enable": "true",
@@ -116,7 +119,7 @@ def test_lost_reply_duplicates_only_records_of_expired_producer_state(
     assert [int((record.value or b"")[:9]) for record in read_back(other_kafka, name)] == written
 
 
-@pytest.mark.parametrize("version", [1, 2], ids=["before KIP-890", "since KIP-890"])
+@variants("version", [1, 2], 2)
 def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka: LocalKafka, version: int) -> None:
     name, admin = new_name(), AdminClient({"bootstrap.servers": other_kafka.bootstrap_servers})
     admin.create_topics([NewTopic(name, 3, 1)])[name].result(30)

@@ -22,12 +22,19 @@ from spark_kafka_source.sink.exactly_once.open_transactions import list_open_tra
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
 from tests.conftest import TopicFactory
 from tests.support.exactly_once_query import Query, paused_at
+from tests.support.soak import SOAK
 from tests.support.spark_task import spark_task
 from tests.support.transaction_version import transactions_before_kip_890
 from tests.support.wait_until import wait_until
 
+pytestmark = pytest.mark.soak
 
-@pytest.fixture(params=["transaction.version 2", "transaction.version 1"], scope="module", autouse=True)
+
+# `test_random_deaths` and `test_late_attempts` run with version 1, too.
+_VERSIONS = ["transaction.version 2", "transaction.version 1"]
+
+
+@pytest.fixture(params=_VERSIONS if SOAK else _VERSIONS[:1], scope="module", autouse=True)
 def _protocol(request: pytest.FixtureRequest, kafka1: LocalKafka) -> Iterator[None]:
     PROCESS.reset()
     if request.param.endswith("1"):
