@@ -22,7 +22,7 @@ from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
@@ -349,7 +349,7 @@ def _committed(
     group = config.consumer.group_id
     if group is None:
         raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
-    valid, lost = check_committed(client, fetch_offsets(client, group, keys, deadline), deadline)
+    valid, lost = check_committed(client, fetch_start_offsets(client, group, keys, deadline), deadline)
     if option == "end":
         # Records before the log start offset are not part of the range, whether the group has read them or not.
         valid |= {key: CommittedOffset(found.offset) for key, found in lost.items() if found.is_deleted}

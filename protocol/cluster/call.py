@@ -40,6 +40,7 @@ def call(
     topics: Collection[str] = (),
     accept: Collection[int] = (),
     complete: Collection[TopicPartition] = (),
+    topic_ids: Mapping[str, bytes] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Send a request to one broker and return its reply, which has no error codes except those in `accept`.
@@ -63,6 +64,8 @@ def call(
         Error codes to return to the caller.
     complete : collection of TopicPartition
         Partitions that the reply must contain; otherwise `Corrupt` is raised.
+    topic_ids : mapping of str to bytes, optional
+        Ids by name, to name the topics of replies that identify them by id.
     **options
         `at_least` and `at_most`: the versions that the call needs; `max_attempts`.
 
@@ -89,6 +92,8 @@ def call(
             reply = client.ask_any(api, timed_body, deadline, **options)
         else:
             reply = client.ask(broker, api, timed_body, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options)
+        if topic_ids is not None:
+            reply = with_topic_names(api, reply, topic_ids)
         missing = set(complete)
         for part in error_parts(api, reply):
             if part.code != ErrorCode.NONE and part.code not in accept:

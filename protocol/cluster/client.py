@@ -453,8 +453,9 @@ class Client:
         clients only after it has caught up with the cluster's metadata, so an unknown topic that existed before was
         deleted. A ZooKeeper-based broker that has just started does not know its topics yet.
         """
-        asked, deadline = self._some_brokers(), (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
+        deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
         try:
+            asked = self._some_brokers(deadline)
             if not all(self.connection(broker, CONTROL, deadline).is_kraft for broker in asked):
                 return set()
             replies, failure = self._ask_each_about(asked, topics, deadline)
@@ -477,8 +478,9 @@ class Client:
         cached metadata are not changed.
         """
         ids: dict[str, set[bytes]] = {name: set() for name in topics}
+        deadline = deadline.at_most_ms(_ABOUT_DELETION_MS)
         try:
-            replies, _ = self._ask_each_about(self._some_brokers(), topics, deadline.at_most_ms(_ABOUT_DELETION_MS))
+            replies, _ = self._ask_each_about(self._some_brokers(deadline), topics, deadline)
         except KafkaError as error:
             log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), error)
             return ids
@@ -488,9 +490,11 @@ class Client:
                     ids[name].add(row.topic_id)
         return ids
 
-    def _some_brokers(self) -> list[Broker]:
+    def _some_brokers(self, deadline: Deadline) -> list[Broker]:
         with self._lock:
             known = list(self._metadata.brokers.values())
+        # A client that has asked coordinators only knows none.
+        known = known or list(self.metadata((), deadline).brokers.values())
         return random.sample(known, min(len(known), _ASKED_ABOUT_DELETION))
 
     def _ask_each_about(

@@ -28,6 +28,8 @@ from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartiti
 
 log = logging.getLogger(__name__)
 
+_FIRST_TRY_MS = 1_000.0
+
 
 class AssignedPartitions:
     """The partitions that one consumer reads; not thread-safe.
@@ -280,22 +282,36 @@ class AssignedPartitions:
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
-    def recover(self, loss: DataLoss) -> CommittedOffset:
+    def recover(self, loss: DataLoss) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
-        Raises the loss if the reset is `none`. Waits for the leader. Called in the thread that reads the partition.
+        Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`; returns None if
+        the partition is dropped meanwhile. Called in the thread that reads the partition.
         """
         key = self._check_reset(loss)
-        leader_epoch = NO_LEADER_EPOCH
         if isinstance(loss, LogTruncated):
             offset, leader_epoch = end_of_common_log(loss)
+        elif (reset := self._await_reset_offset(key)) is not None:
+            offset, leader_epoch = reset, NO_LEADER_EPOCH
         else:
-            found, failure = list_reset_offsets(self._client, self._config, [key], self._client.deadline())
-            if failure is not None:
-                raise failure
-            offset = found[key]
+            return None
         self._resume_at(loss, offset, leader_epoch)
         return CommittedOffset(offset, leader_epoch)
+
+    def _await_reset_offset(self, key: TopicPartition) -> int | None:
+        deadline, settings, limit_ms = self._client.deadline(), self._client.config, _FIRST_TRY_MS
+        backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
+        while key in self._consumers:
+            # Dropping the partition waits for one try: it may last twice as long as the one before it.
+            at_most = deadline.at_most_ms(limit_ms)
+            found, failure = list_reset_offsets(self._client, self._config, [key], at_most, max_attempts=1)
+            if failure is None:
+                return found[key]
+            if deadline.passed or not isinstance(failure, DeadlineExceeded):
+                raise failure
+            self._client.clock.sleep_s(min(backoff.next_s(), deadline.remaining_s()))
+            limit_ms *= 2
+        return None
 
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":

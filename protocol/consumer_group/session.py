@@ -286,7 +286,7 @@ class ConsumerGroupClaim:
         self,
         session: ConsumerGroupSession,
         consumer: PartitionConsumer,
-        recover: Callable[[DataLoss], CommittedOffset],
+        recover: Callable[[DataLoss], CommittedOffset | None],
         on_error: Callable[[KafkaError], None],
         max_poll_records: int | None = None,
     ) -> None:
@@ -362,7 +362,8 @@ class ConsumerGroupClaim:
             return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
             to, replaced = self._recover(loss), isinstance(loss, (LogTruncated, TopicRecreated))
-            self._session.position_lost((self.topic, self.partition), to, replaced=replaced)
+            if to is not None:
+                self._session.position_lost((self.topic, self.partition), to, replaced=replaced)
         return None
 
 

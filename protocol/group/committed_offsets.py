@@ -199,7 +199,9 @@ def fetch_offsets_and_ids(
 ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
     """Return a group's offsets, and the ids of the topics to which they belong.
 
-    The coordinator knows the topic by the same id before and after it returns the offset.
+    The coordinator knows the topic by the same id before and after it returns the offset. Since Kafka 4.2 it also
+    compares this id with that of the commit: a coordinator that took over from a failed one may have offsets of topics
+    that were deleted in between. Offsets committed in a transaction, or by a client before Kafka 4.1, have no id.
 
     Parameters
     ----------
@@ -223,21 +225,72 @@ def fetch_offsets_and_ids(
         See `fetch_offsets`.
     """
     key = group_coordinator(group)
+    return client.retrying(
+        f"offsets of {key} and their topics",
+        lambda: _offsets_and_ids(client, group, partitions, deadline),
+        deadline,
+        coordinator_of=key,
+    )
+
+
+def fetch_start_offsets(
+    client: Client,
+    group: str,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    *,
+    unknown_topic_s: float | None = None,
+) -> dict[TopicPartition, CommittedOffset]:
+    """Return a group's offsets to start at: as `fetch_offsets_and_ids`, when the coordinator knows all their topics.
+
+    Parameters
+    ----------
+    client : Client
+    group : str
+    partitions : collection of (str, int)
+    deadline : Deadline
+    unknown_topic_s : float, optional
+        As in `call_partitions`.
+
+    Raises
+    ------
+    BrokerError, DeadlineExceeded, TopicUnknown
+        See `fetch_offsets`.
+    """
+    key = group_coordinator(group)
+
+    def ask() -> dict[TopicPartition, CommittedOffset]:
+        offsets, topic_ids = _offsets_and_ids(client, group, partitions, deadline)
+        if unknown := offsets.keys() - topic_ids.keys():
+            topic, _ = min(unknown)
+            what = f"offsets of group {group}: the coordinator does not know the topic {topic}"
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, topic=topic)
+        return offsets
+
+    what = f"offsets of {key} and their topics"
+    return client.retrying(what, ask, deadline, coordinator_of=key, unknown_topic_s=unknown_topic_s)
+
+
+def _offsets_and_ids(
+    client: Client, group: str, partitions: Collection[TopicPartition], deadline: Deadline
+) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
+    """Ask once. Raises UNKNOWN_TOPIC_ID if the coordinator has learned of a new topic meanwhile."""
+    names = {topic for topic, _ in partitions}
 
     def topic_ids() -> dict[str, bytes]:
-        return _topic_ids_at(client, client.coordinator(key, deadline), {topic for topic, _ in partitions}, deadline)
+        return _topic_ids_at(client, client.coordinator(group_coordinator(group), deadline), names, deadline)
 
-    def ask() -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
-        before = topic_ids()
-        offsets = fetch_offsets(client, group, partitions, deadline)
-        after = topic_ids() if offsets else before
-        changed = {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}
-        if changed:
-            what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
-            raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
-        return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
-
-    return client.retrying(f"offsets of {key} and their topics", ask, deadline, coordinator_of=key)
+    before = topic_ids()
+    has_id = {each: before.get(each[0], NO_TOPIC_ID) != NO_TOPIC_ID for each in partitions}
+    with_id, without = ([each for each in partitions if has_id[each] is wanted] for wanted in (True, False))
+    offsets = fetch_offsets(client, group, with_id, deadline, topic_ids=before) if with_id else {}
+    offsets |= fetch_offsets(client, group, without, deadline) if without else {}
+    after = topic_ids() if offsets else before
+    changed = {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}
+    if changed:
+        what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
+        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
+    return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
 
 
 def fetch_offsets(
@@ -247,6 +300,7 @@ def fetch_offsets(
     deadline: Deadline,
     *,
     require_stable: bool = True,
+    topic_ids: Mapping[str, bytes] | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the committed offsets of a group; partitions without one are omitted.
 
@@ -262,19 +316,25 @@ def fetch_offsets(
         Time limit of all retries.
     require_stable : bool
         Wait for open transactions that send offsets of the group (KIP-447).
+    topic_ids : mapping of str to bytes, optional
+        Ids of all topics. A coordinator since Kafka 4.2 omits offsets that were committed with other ids.
 
     Raises
     ------
     DeadlineExceeded
         The coordinator did not respond by `deadline`, or transactions are still open.
     BrokerError
-        The coordinator refused the request with an error that is not retriable.
+        The coordinator refused the request with an error that is not retriable, or does not know a topic id.
     """
     by_topic: dict[str, list[int]] = {}
     asked_for = tuple(partitions or ())
     for topic, partition in asked_for:
         by_topic.setdefault(topic, []).append(partition)
-    named = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
+    ids = topic_ids or {}
+    named = [
+        {"name": name, "topic_id": ids.get(name, NO_TOPIC_ID), "partition_indexes": indexes}
+        for name, indexes in by_topic.items()
+    ]
     topics = None if partitions is None else named
 
     def body(version: int) -> dict[str, Any]:
@@ -284,11 +344,24 @@ def fetch_offsets(
             return {"groups": [asked], "require_stable": require_stable}
         return {**asked, "require_stable": require_stable} if version >= 7 else asked
 
-    to, at_most = group_coordinator(group), m09_offset_fetch.LAST_WITH_TOPIC_NAMES
     # Versions before 2 cannot fetch all partitions. A partition missing in the response is an error: it may have a
     # committed offset.
-    reply = call(client, OFFSET_FETCH, body, deadline, to=to, complete=asked_for, at_least=2, at_most=at_most)
-    answers = {part.partition: part.fields for part in error_parts(OFFSET_FETCH, reply) if part.partition is not None}
+    reply = call(
+        client,
+        OFFSET_FETCH,
+        body,
+        deadline,
+        to=group_coordinator(group),
+        complete=asked_for,
+        accept=(ErrorCode.UNKNOWN_TOPIC_ID,),  # with the same ids, a retry would fail again
+        topic_ids=topic_ids,
+        at_least=2,
+        at_most=m09_offset_fetch.LAST_WITH_TOPIC_NAMES if topic_ids is None else OFFSET_FETCH.last,
+    )
+    parts = list(error_parts(OFFSET_FETCH, reply))
+    if refused := next((part for part in parts if part.code == ErrorCode.UNKNOWN_TOPIC_ID), None):
+        raise broker_error(refused.code, f"offsets of group {group}", **refused.context)
+    answers = {part.partition: part.fields for part in parts if part.partition is not None}
     return {
         key: CommittedOffset(row["committed_offset"], row["committed_leader_epoch"], row["metadata"] or "")
         for key, row in answers.items()

@@ -150,8 +150,17 @@ def add_offsets(
     }
     at_most = None if v2 else m28_txn_offset_commit.LAST_BEFORE_TRANSACTION_V2
 
+    compare, recreated = same_topics(client, topic_ids, deadline), set[TopicPartition]()
+
+    def check(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
+        """Retry if other brokers know the topic by this id: the coordinator may not know the new topic yet."""
+        errors = compare(broker, partitions) if compare is not None else {}
+        ids = client.ids_at_brokers({topic for topic, _ in errors}, deadline) if errors else {}
+        recreated.update(key for key in errors if ids[key[0]] and topic_ids[key] not in ids[key[0]])
+        return errors
+
     def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
-        if error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_ID:
+        if error is not None and key in recreated:
             what = f"{error}. After the consumer has moved to the new topic, call its group_metadata() again"
             return TopicRecreated(what, **error.context)
         return error
@@ -163,6 +172,6 @@ def add_offsets(
         offset_rows(offsets),
         deadline,
         handle=handle,
-        check=same_topics(client, topic_ids, deadline),
+        check=check,
         at_most=at_most,
     )

@@ -103,10 +103,14 @@ def partition_request(
 
 
 def with_topic_names(api: Api, reply: Mapping[str, Any], topic_ids: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return a reply whose topics have their names also if it identifies them by id."""
+    """Return a reply whose topics have their names also if it identifies them by id, each group's topics as well."""
     plan, names = _request_plan(api), {topic_id: name for name, topic_id in topic_ids.items()}
-    topics = [{**row, plan.topic: row[plan.topic] or names.get(row["topic_id"], "")} for row in reply[plan.topics]]
-    return {**reply, plan.topics: topics}
+
+    def named(body: Mapping[str, Any]) -> dict[str, Any]:
+        topics = [{**row, plan.topic: row[plan.topic] or names.get(row["topic_id"], "")} for row in body[plan.topics]]
+        return {**body, plan.topics: topics}
+
+    return {**reply, "groups": [named(each) for each in reply["groups"]]} if reply.get("groups") else named(reply)
 
 
 class _ReplyPlan(NamedTuple):

@@ -15,7 +15,7 @@ from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.out_of_range import check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_start_offsets
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.topics import topic_to_write
@@ -222,7 +222,7 @@ def _committed(
     client: Client, group: str, keys: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the group's offsets. Deleted dead letters are counted; a truncated log raises `click.ClickException`."""
-    offsets, lost = check_committed(client, fetch_offsets(client, group, keys, deadline), deadline)
+    offsets, lost = check_committed(client, fetch_start_offsets(client, group, keys, deadline), deadline)
     for key, found in sorted(lost.items()):
         text = found.describe(key, f"Group {group}: its")
         if not found.is_deleted:

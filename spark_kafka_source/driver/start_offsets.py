@@ -16,7 +16,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
@@ -281,7 +281,7 @@ def group_offsets(
     """
     group, after = options.consumer.group_id, after or {}
     assert group is not None
-    fetched = fetch_offsets(client, group, partitions, deadline)
+    fetched = fetch_start_offsets(client, group, partitions, deadline, unknown_topic_s=SUSPECT_DELETED_S)
     committed = {key: entry for key, entry in fetched.items() if entry.offset > after.get(key, -1)}
     if not committed:
         return {}

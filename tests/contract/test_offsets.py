@@ -104,6 +104,14 @@ def test_invalid_commits_are_refused(client: Client, new_topic: Any) -> None:
     assert unknown["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_offsets_of_an_unknown_topic_id_are_refused(client: Client, new_topic: Any) -> None:
+    name, group = new_topic(), new_group()
+    assert commit(client, group, name, 1) == 0
+    body = {"groups": [{"group_id": group, "topics": [{"topic_id": b"\1" * 16, "partition_indexes": [0]}]}]}
+    (row,) = ask_coordinator(client, group, OFFSET_FETCH, body, version=10)["groups"]
+    assert row["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
+
+
 def test_topic_deletion_removes_its_committed_offsets(client: Client, new_topic: Any) -> None:
     name, group = new_topic(), new_group()
     assert commit(client, group, name, 1) == 0

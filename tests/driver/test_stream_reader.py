@@ -176,7 +176,7 @@ def test_stale_leader_does_not_set_end_of_available_now(cluster: Cluster) -> Non
 def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's commit is from epoch 5, at an offset that the leader of epoch 4 does not have."""
     committed = {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
-    monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
+    monkeypatch.setattr(start_offsets, "fetch_start_offsets", lambda *_, **__: committed)
     cluster.set_log("a", 0, 0, 7, epoch=4)
 
     def replace_on_fourth_request(body: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ def test_group_offsets_of_earlier_topic_do_not_delay_start(cluster: Cluster, mon
     """The leader epochs look stale, and no leader will report a newer one."""
     monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
     committed = {("a", 0): CommittedOffset(10, 9), ("a", 1): CommittedOffset(20, 9)}
-    monkeypatch.setattr(start_offsets, "fetch_offsets", lambda *_: committed)
+    monkeypatch.setattr(start_offsets, "fetch_start_offsets", lambda *_, **__: committed)
     options = {"startingOffsets": "group", "kafka.group.id": "g"}
     deadline = Deadline.after_ms(30_000)
     client = cluster.reader(**options).query.client

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from protocol.broker_errors import ErrorCode
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.testing.fake_kafka.broker import Broker, named
 from protocol.testing.fake_kafka.consumer_group import ConsumerGroup, Partition
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
+from protocol.wire.messages.m08_offset_commit import FIRST_WITH_TOPIC_IDS, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
@@ -61,6 +62,7 @@ def _check(broker: Broker, body: Body, generation: int, *, in_transaction: bool)
 def _commit(broker: Broker, request: Request, check: Callable[[], None], into: dict[TopicPartition, Committed]) -> Body:
     """Refuse unknown topics first; then check the sender once for all rows."""
     refusal = _refusal_of(check)
+    has_ids = request.api is OFFSET_COMMIT and request.version >= FIRST_WITH_TOPIC_IDS
 
     def commit(topic: TopicImage, part: Body) -> Body:
         if part["partition_index"] >= len(topic.partitions):
@@ -69,7 +71,8 @@ def _commit(broker: Broker, request: Request, check: Callable[[], None], into: d
             raise refusal
         if len(part["committed_metadata"] or "") > broker.cluster.offsets.max_metadata:
             raise Refused(ErrorCode.OFFSET_METADATA_TOO_LARGE)
-        into[topic.name, part["partition_index"]] = Committed.of(part)
+        topic_id = topic.topic_id if has_ids else NO_TOPIC_ID
+        into[topic.name, part["partition_index"]] = Committed.of(part, topic_id)
         return {}
 
     return {"topics": broker.rows(request.api, request.body["topics"], commit)}
@@ -114,7 +117,8 @@ def _offset_rows(broker: Broker, group_id: str, asked: Body, stable: bool) -> li
         if stable and offsets.is_pending(group_id, key):
             raise Refused(ErrorCode.UNSTABLE_OFFSET_COMMIT)
         known = offsets.committed.get(group_id, {}).get(key)
-        return known.row() if known else _NOTHING
+        # A coordinator may have offsets of a topic that was deleted before it took over the group.
+        return known.row() if known and known.belongs_to(bytes(asked.get("topic_id", NO_TOPIC_ID))) else _NOTHING
 
     numbers = asked["partition_indexes"]
     return [{**_NOTHING, **row_of(partial(offset, each), partition_index=each)} for each in numbers]

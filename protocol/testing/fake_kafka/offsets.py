@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.testing.fake_kafka.requests import Body
 
 
 @dataclass(frozen=True)
 class Committed:
-    """A committed offset."""
+    """A committed offset. `topic_id` is that of the request, zeros if it had none."""
 
     offset: int
     leader_epoch: int
     metadata: str
+    topic_id: bytes = NO_TOPIC_ID
 
     @classmethod
-    def of(cls, part: Body) -> Committed:
+    def of(cls, part: Body, topic_id: bytes = NO_TOPIC_ID) -> Committed:
         """Return the offset of a partition's row of OffsetCommit or TxnOffsetCommit."""
-        return cls(part["committed_offset"], part["committed_leader_epoch"], part["committed_metadata"] or "")
+        return cls(part["committed_offset"], part["committed_leader_epoch"], part["committed_metadata"] or "", topic_id)
+
+    def belongs_to(self, topic_id: bytes) -> bool:
+        """Return False if the ids are known and differ."""
+        return NO_TOPIC_ID in (topic_id, self.topic_id) or topic_id == self.topic_id
 
     def row(self) -> Body:
         """Return the fields of OffsetFetch."""

@@ -20,6 +20,7 @@ from protocol.errors import CommitFailed, TopicRecreated
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.net.connection import Connection
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.tables import read
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
@@ -414,6 +415,30 @@ def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used() ->
             Reader(consumer).until_read(50)
 
 
+@pytest.mark.parametrize("how", ["assign", "subscribe", "read"])
+def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(how: str) -> None:
+    """Kafka deletes a topic's offsets at the coordinator of that moment; the next one may load them from the log."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 30))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        given |= {"enable.auto.commit": False}
+        with KafkaConsumer(given) as consumer:
+            consumer.assign([("orders", 0)])
+            Reader(consumer).until_read(30)
+            consumer.commit_sync()
+        kept = dict(fake.offsets.committed["etl"])
+        recreate_in_fake(fake)
+        fake.offsets.committed["etl"] |= kept
+        fake.write("orders", 0, records(0, 50))
+        if how == "read":
+            assert read(given, "orders", start="committed").read_all().num_rows == 50
+            return
+        with KafkaConsumer(given) as consumer:
+            consumer.subscribe(["orders"]) if how == "subscribe" else consumer.assign([("orders", 0)])
+            Reader(consumer).until_read(50)
+
+
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(reset: str) -> None:
     """The coordinator learns of the new topic between its replies to Metadata and OffsetFetch."""
@@ -492,6 +517,73 @@ def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_know
                 producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(5)}, consumer.group_metadata())
             producer.abort_transaction()
         assert fake.committed_offsets("etl") == {}
+
+
+def test_transaction_waits_until_the_coordinator_knows_the_new_topic() -> None:
+    with FakeKafka(3) as fake:
+        fake.move_coordinator("etl", 3)
+        fake.create_topic("orders")
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        producer = TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"})
+        with producer, KafkaConsumer({**given, "enable.auto.commit": False}) as consumer:
+            producer.init_transactions()
+            fake.isolate(3)
+            with fake.changed:
+                recreate_in_fake(fake)
+                while fake.leader("orders", 0) == 3:
+                    recreate_in_fake(fake)
+            fake.write("orders", 0, records(0, 5))
+            consumer.assign([("orders", 0)])
+            Reader(consumer).until_read(5)
+            producer.begin_transaction()
+            asked: list[object] = []
+
+            def meet(body: dict[str, Any]) -> None:
+                asked.append(body)
+                if len(asked) == 4:
+                    fake.isolate(3, False)
+
+            fake.before[METADATA] = meet
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(5)}, consumer.group_metadata())
+            producer.commit_transaction()
+        assert fake.committed_offsets("etl") == {("orders", 0): 5}
+
+
+def test_group_closes_while_a_claim_waits_for_the_leader_of_a_recreated_topic() -> None:
+    with FakeKafka(2) as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        group, handler = ConsumerGroup(given), ReadAll()
+        running = threading.Thread(target=group.consume, args=(["orders"], handler))
+        running.start()
+        wait_until(lambda: handler.count == 5)
+        with fake.changed:
+            recreate_in_fake(fake)
+            leader = fake.leader("orders", 0)
+            fake.move_coordinator("etl", 3 - leader)
+            fake.stop(leader)
+        asked: list[object] = []
+        fake.before[METADATA] = asked.append
+        wait_until(lambda: len(asked) > 3)
+        begin_s = time.monotonic()
+        group.close()
+        running.join()
+        assert time.monotonic() - begin_s < 10
+
+
+class ReadAll:
+    """Reads all records, and counts them."""
+
+    count = 0
+
+    def setup(self, session: ConsumerGroupSession) -> None: ...
+
+    def cleanup(self, session: ConsumerGroupSession) -> None: ...
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        for batch in claim:
+            self.count += batch.num_rows
 
 
 def recreate_in_fake(fake: FakeKafka) -> None:
