@@ -214,11 +214,7 @@ class BatchAssembler:
                 yield False
                 return
             try:
-                if self._inside:
-                    raise UsageError(
-                        "this thread is already sending with this producer: a signal handler, a partitioner or a "
-                        "callback must not write, flush or close meanwhile; set a flag, and do so afterwards"
-                    )
+                self.refuse_within_send()
                 self._inside, self._interrupts = True, interrupts
                 try:
                     yield True
@@ -226,6 +222,15 @@ class BatchAssembler:
                     self._inside = False
             finally:
                 self._lock.release()
+
+    def refuse_within_send(self) -> None:
+        """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
+        lock: Any = self._lock
+        if self._inside and lock._is_owned():
+            raise UsageError(
+                "this thread is already sending with this producer: a signal handler, a partitioner or a callback must "
+                "not write, flush or close meanwhile; set a flag, and do so afterwards"
+            )
 
     def _user_code(self) -> AbstractContextManager[None]:
         """Let Ctrl-C interrupt the user's partitioner."""

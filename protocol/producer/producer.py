@@ -374,6 +374,7 @@ class Producer:
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open. Idempotent."""
         self._require_caller("close")
+        self._assembler.refuse_within_send()
         with DeferredInterrupts() as interrupts:
             if not self._closed:
                 try:
@@ -386,8 +387,9 @@ class Producer:
         """Stop, and drop unacknowledged rows; those in flight may still be written.
 
         The sender's thread has ended and its connections are closed on return, unless a connection attempt hangs. The
-        compression threads end on their own.
+        compression threads end on their own. Raises `UsageError` within `send` or `send_columns`, as `flush` does.
         """
+        self._assembler.refuse_within_send()  # the sender's thread would wait for this one
         with DeferredInterrupts():
             self._closed = True
             _stop(self._sender, self._compressors)
