@@ -55,6 +55,8 @@ class AssignedPartitions:
         # Of these, the partitions without a committed offset, and the paused ones.
         self._without_commit: set[TopicPartition] = set()
         self._paused_not_started: set[TopicPartition] = set()
+        # Partitions whose committed offsets were in an open transaction when they were last fetched.
+        self._pending: set[TopicPartition] = set()
         # Partitions whose position is not in the log, until the offset reset is known.
         self._lost: dict[TopicPartition, DataLoss] = {}
         settings = client.config
@@ -115,7 +117,10 @@ class AssignedPartitions:
         unknown = self._not_started.keys() - self._without_commit - sought.keys()
         if unknown:
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown)[:5])
-            failure = failure or DeadlineExceeded(f"the coordinator does not know the topic of {names}")
+            what = f"the offset of {names} is in an open transaction"
+            if not unknown <= self._pending:
+                what = f"the coordinator does not know the topic of {names}"
+            failure = failure or DeadlineExceeded(what)
         self._retry_later(failure or failure_of_reset)
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
@@ -141,15 +146,17 @@ class AssignedPartitions:
     ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
         """Fetch the group's offsets and the ids of their topics, once per partition; retries are for leaders only.
 
-        Offsets of topics that the coordinator does not know are left out, and fetched again.
+        Offsets of topics that the coordinator does not know, and those in open transactions, are left out, and fetched
+        again.
         """
         group = self._config.consumer.group_id
         asked = [key for key, sought in self._not_started.items() if sought is None and key not in self._without_commit]
         if not group or not asked:
             self._without_commit.update(asked)
             return {}, {}
-        found, topic_ids = fetch_offsets_and_ids(self._client, group, asked, deadline)
-        self._without_commit.update(set(asked) - found.keys())
+        self._pending.clear()
+        found, topic_ids = fetch_offsets_and_ids(self._client, group, asked, deadline, pending=self._pending)
+        self._without_commit.update(set(asked) - found.keys() - self._pending)
         found = {key: each for key, each in found.items() if key in topic_ids}
         self._committed.update((key, each.offset) for key, each in found.items())
         return found, topic_ids

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -444,8 +444,11 @@ class _SessionRun:
         self._session.ignore_marks_in_recreated_topics()
         self._partitions.drop(partitions)
         threads = [self._threads.pop(key) for key in partitions if key in self._threads]
-        limit_ms = self._shared.max_poll_interval_ms
-        deadline = Deadline.after_ms(limit_ms, self._client.clock)
+        deadline = Deadline.after_ms(self._shared.max_poll_interval_ms, self._client.clock)
+        with self._session.awaiting_handlers():
+            self._join(threads, deadline, reason)
+
+    def _join(self, threads: Sequence[threading.Thread], deadline: Deadline, reason: EndReason) -> None:
         for thread in threads:
             thread.join(deadline.remaining_s())
             if thread.is_alive():
@@ -454,7 +457,7 @@ class _SessionRun:
                     "without this member, and offsets marked from now on are not committed; return sooner, or raise "
                     "max.poll.interval.ms",
                     thread.name,
-                    limit_ms / 1000,
+                    self._shared.max_poll_interval_ms / 1000,
                     reason,
                 )
                 thread.join()

@@ -29,7 +29,7 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, fetch_offsets_and_ids
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
@@ -433,7 +433,8 @@ class KafkaConsumer:
     def _on_revocation(self, revocation: Revocation) -> None:
         partitions = revocation.partitions
         if revocation.lost:
-            self._call_listener(self._listener.on_partitions_lost, partitions)
+            if partitions:
+                self._call_listener(self._listener.on_partitions_lost, partitions)
         else:
             self._revoke(partitions, self._client.deadline())
         self._partitions.drop(partitions)
@@ -670,7 +671,7 @@ class KafkaConsumer:
 
     @_single_threaded
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
-        """Return the group's committed offset of each partition; None if it has none.
+        """Return the group's committed offset of each partition; None if it has none, or of a deleted topic.
 
         Raises
         ------
@@ -680,8 +681,10 @@ class KafkaConsumer:
             The offsets could not be fetched.
         """
         group = self.group_metadata().group_id
-        found = fetch_offsets(self._client, group, partitions, self._client.deadline()) if partitions else {}
-        return {key: found.get(key) for key in partitions}
+        if not partitions:
+            return {}
+        found, topic_ids = fetch_offsets_and_ids(self._client, group, partitions, self._client.deadline())
+        return {key: found[key] if key in topic_ids else None for key in partitions}
 
     @_single_threaded
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
@@ -698,13 +701,15 @@ class KafkaConsumer:
         ------
         CommitFailed
             The partitions are assigned to another member, or an offset was refused or not committed in time. Offsets of
-            an unknown topic are refused after 10 s of retries. Offsets of a topic that was deleted and created again
-            are refused until a later `poll` or `seek` moves to the new topic. Offsets of other topics are committed.
+            an unknown topic are refused after 10 s of retries, in a rebalance listener after 1 s. Offsets of a topic
+            that was deleted and created again are refused until a later `poll` or `seek` moves to the new topic.
+            Offsets of other topics are committed.
         UsageError
             `group.id` is not set.
         """
         present, recreated = self._split_recreated(offsets)
-        self._commit(present, self._client.deadline(timeout_ms))
+        limit_s = DELETED_TOPIC_S if self._in_listener else math.inf  # a rebalance waits for the listener
+        self._commit(present, self._client.deadline(timeout_ms), partition_timeout_s=limit_s)
         self._commits.run_callbacks()
         if recreated is not None:
             raise recreated

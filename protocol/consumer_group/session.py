@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -68,6 +69,7 @@ class ConsumerGroupSession:
         # Topics whose records the claims have returned: a commit in another topic of that name is refused.
         self._topic_ids: dict[TopicPartition, bytes] = {}
         self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
+        self._awaits_handlers = False
 
     @property
     def claims(self) -> dict[str, list[int]]:
@@ -164,7 +166,7 @@ class ConsumerGroupSession:
         metadata: str,
         how: Callable[[TopicPartition, CommittedOffset], None],
     ) -> None:
-        self._membership.progress()
+        self._progress()
         with self._lock:
             if key not in self._claimed_partitions:
                 raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
@@ -255,9 +257,22 @@ class ConsumerGroupSession:
         """Return a deadline on the client's clock; None: never."""
         return self._client.deadline(float("inf") if timeout_ms is None else timeout_ms)
 
+    @contextmanager
+    def awaiting_handlers(self) -> Iterator[None]:
+        """In the block, claims do not restart `max.poll.interval.ms`: it limits the wait for handlers to return."""
+        self._awaits_handlers = True
+        try:
+            yield
+        finally:
+            self._awaits_handlers = False
+
+    def _progress(self) -> None:
+        if not self._awaits_handlers:
+            self._membership.progress()
+
     def keeps_claims(self) -> bool:
         """Return True if the claims are still assigned, also by the session timeout."""
-        self._membership.progress()
+        self._progress()
         return self._membership.member.keeps_assignment_of(self._member)
 
     @property

@@ -195,7 +195,12 @@ def _topic_ids_at(client: Client, broker: Broker, topics: Collection[str], deadl
 
 
 def fetch_offsets_and_ids(
-    client: Client, group: str, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client,
+    group: str,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    *,
+    pending: set[TopicPartition] | None = None,
 ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
     """Return a group's offsets, and the ids of the topics to which they belong.
 
@@ -210,6 +215,8 @@ def fetch_offsets_and_ids(
     partitions : collection of (str, int)
     deadline : Deadline
         Time limit of all requests.
+    pending : set of (str, int), optional
+        See `fetch_offsets`.
 
     Returns
     -------
@@ -227,7 +234,7 @@ def fetch_offsets_and_ids(
     key = group_coordinator(group)
     return client.retrying(
         f"offsets of {key} and their topics",
-        lambda: _offsets_and_ids(client, group, partitions, deadline),
+        lambda: _offsets_and_ids(client, group, partitions, deadline, pending),
         deadline,
         coordinator_of=key,
     )
@@ -272,7 +279,11 @@ def fetch_start_offsets(
 
 
 def _offsets_and_ids(
-    client: Client, group: str, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client,
+    group: str,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    pending: set[TopicPartition] | None = None,
 ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
     """Ask once. Raises UNKNOWN_TOPIC_ID if the coordinator has learned of a new topic meanwhile."""
     names = {topic for topic, _ in partitions}
@@ -283,8 +294,8 @@ def _offsets_and_ids(
     before = topic_ids()
     has_id = {each: before.get(each[0], NO_TOPIC_ID) != NO_TOPIC_ID for each in partitions}
     with_id, without = ([each for each in partitions if has_id[each] is wanted] for wanted in (True, False))
-    offsets = fetch_offsets(client, group, with_id, deadline, topic_ids=before) if with_id else {}
-    offsets |= fetch_offsets(client, group, without, deadline) if without else {}
+    offsets = fetch_offsets(client, group, with_id, deadline, topic_ids=before, pending=pending) if with_id else {}
+    offsets |= fetch_offsets(client, group, without, deadline, pending=pending) if without else {}
     after = topic_ids() if offsets else before
     changed = {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}
     if changed:
@@ -301,6 +312,7 @@ def fetch_offsets(
     *,
     require_stable: bool = True,
     topic_ids: Mapping[str, bytes] | None = None,
+    pending: set[TopicPartition] | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the committed offsets of a group; partitions without one are omitted.
 
@@ -318,6 +330,8 @@ def fetch_offsets(
         Wait for open transactions that send offsets of the group (KIP-447).
     topic_ids : mapping of str to bytes, optional
         Ids of all topics. A coordinator since Kafka 4.2 omits offsets that were committed with other ids.
+    pending : set of (str, int), optional
+        Receives the partitions whose offsets are in an open transaction; without it, the call waits for the end.
 
     Raises
     ------
@@ -344,6 +358,9 @@ def fetch_offsets(
             return {"groups": [asked], "require_stable": require_stable}
         return {**asked, "require_stable": require_stable} if version >= 7 else asked
 
+    accept = {ErrorCode.UNKNOWN_TOPIC_ID}  # with the same ids, a retry would fail again
+    if pending is not None:
+        accept.add(ErrorCode.UNSTABLE_OFFSET_COMMIT)
     # Versions before 2 cannot fetch all partitions. A partition missing in the response is an error: it may have a
     # committed offset.
     reply = call(
@@ -353,7 +370,7 @@ def fetch_offsets(
         deadline,
         to=group_coordinator(group),
         complete=asked_for,
-        accept=(ErrorCode.UNKNOWN_TOPIC_ID,),  # with the same ids, a retry would fail again
+        accept=accept,
         topic_ids=topic_ids,
         at_least=2,
         at_most=m09_offset_fetch.LAST_WITH_TOPIC_NAMES if topic_ids is None else OFFSET_FETCH.last,
@@ -362,6 +379,9 @@ def fetch_offsets(
     if refused := next((part for part in parts if part.code == ErrorCode.UNKNOWN_TOPIC_ID), None):
         raise broker_error(refused.code, f"offsets of group {group}", **refused.context)
     answers = {part.partition: part.fields for part in parts if part.partition is not None}
+    if pending is not None:
+        unstable = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        pending.update(part.partition for part in parts if part.code == unstable and part.partition is not None)
     return {
         key: CommittedOffset(row["committed_offset"], row["committed_leader_epoch"], row["metadata"] or "")
         for key, row in answers.items()

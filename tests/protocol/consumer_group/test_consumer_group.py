@@ -20,6 +20,7 @@ from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSes
 from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -251,6 +252,34 @@ def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
         assert slow.cleaned == 1
     other.join(20)
     assert (orders, 0) not in fetch_offsets(client, group, None, client.deadline())
+
+
+def test_handler_that_keeps_a_revoked_partition_ends_the_membership() -> None:
+    """In the cooperative protocol the other claims go on, and must not keep the member alive."""
+    resume = threading.Event()
+
+    class Stuck(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            super().consume_claim(session, claim)
+            resume.wait(30)
+
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 4)
+        given = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "bootstrap.servers": fake.bootstrap_servers}
+        given |= {"group.id": "etl", "auto.offset.reset": "earliest"}
+        with ConsumerGroup(given) as first, ConsumerGroup(given) as second:
+            stuck, handler = Stuck(), Handler()
+            threads = [
+                threading.Thread(target=group.consume, args=(["orders"], of))
+                for group, of in ((first, stuck), (second, handler))
+            ]
+            threads[0].start()
+            wait_until(lambda: len(stuck.claims) == 4)
+            threads[1].start()
+            wait_until(lambda: len(handler.claims) == 4, timeout_s=15)
+            resume.set()
+        for thread in threads:
+            thread.join(20)
 
 
 def test_marks_are_committed_within_the_interval(

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -12,15 +14,18 @@ from protocol.cluster.client import Client
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
+from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read, remove_member
 from tests.protocol.transaction.producing import started
@@ -157,3 +162,56 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
         consuming.join(25)
         assert not consuming.is_alive()
     assert refusals
+
+
+def test_offset_in_an_open_transaction_delays_its_own_partition_only() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 2)
+        for partition in (0, 1):
+            fake.write("orders", partition, records(0, 5))
+        servers = {"bootstrap.servers": fake.bootstrap_servers}
+        with (
+            TransactionalProducer({**servers, "transactional.id": "copy"}) as producer,
+            KafkaConsumer({**servers, "group.id": GROUP, "auto.offset.reset": "earliest"}) as consumer,
+        ):
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(3)}, ConsumerGroupMetadata(GROUP))
+            consumer.assign([("orders", 0), ("orders", 1)])
+            counts: Counter[int] = Counter()
+
+            def read_more() -> None:
+                begin_s = time.monotonic()
+                for (_, partition), batches in consumer.poll(50).items():
+                    counts[partition] += sum(batch.num_rows for batch in batches)
+                assert time.monotonic() - begin_s < 5
+
+            wait_until(lambda: read_more() or counts[1] == 5)
+            read_more()
+            assert counts == {1: 5}
+            producer.commit_transaction()
+            wait_until(lambda: read_more() or counts[0] == 2)
+
+
+def test_commit_of_a_deleted_topic_in_a_listener_fails_within_seconds() -> None:
+    class Commits(ConsumerRebalanceListener):
+        took_s = 0.0
+
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            begin_s = time.monotonic()
+            with pytest.raises(CommitFailed):
+                consumer.commit_sync({("gone", 0): CommittedOffset(1), ("orders", 0): CommittedOffset(1)})
+            self.took_s = time.monotonic() - begin_s
+
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.create_topic("gone")
+        listener = Commits()
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": GROUP, "enable.auto.commit": False}
+        with KafkaConsumer(given) as consumer:
+            consumer.subscribe(["orders", "gone"], listener)
+            wait_until(lambda: consumer.poll(50) or len(consumer.assignment) == 2)
+            fake.delete_topic("gone")
+            consumer.unsubscribe()
+        assert 0.5 < listener.took_s < 5
+        assert fake.committed_offsets(GROUP) == {("orders", 0): 1}

@@ -460,6 +460,22 @@ def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(reset
             assert consumer.recreations == {}
 
 
+def test_committed_returns_no_offset_of_a_deleted_topic() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 5))
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**given, "enable.auto.commit": False}) as consumer:
+            consumer.assign([("orders", 0)])
+            Reader(consumer).until_read(5)
+            consumer.commit_sync()
+            kept = dict(fake.offsets.committed["etl"])
+            assert consumer.committed([("orders", 0)]) == {("orders", 0): CommittedOffset(5, 0)}
+            recreate_in_fake(fake)
+            fake.offsets.committed["etl"] |= kept
+            assert consumer.committed([("orders", 0)]) == {("orders", 0): None}
+
+
 def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_one() -> None:
     with FakeKafka() as fake:
         fake.create_topic("orders")
