@@ -120,7 +120,7 @@ def test_stream_registers_the_schema_of_its_column_which_the_source_reads(
             r"lines\[\] is string, which the schema's integer",
         ),
         ({"more": {"type": "string"}}, "the column lacks the field more, which the schema requires"),
-        ({"status": {"enum": [1, 2]}}, "status is string, which the schema's an? .* cannot take"),
+        ({"status": {"enum": [1, 2]}}, "status is string, which the schema's enum cannot take"),
         ({"note": None}, "the schema has no field note; it has id, lines, status"),
     ],
 )
