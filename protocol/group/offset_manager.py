@@ -249,10 +249,14 @@ class OffsetManager:
                     if before is not None and not is_another_topic(mark.topic_id, before.topic_id):
                         mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
                     self._marks[key] = mark
-            if self._thread is None and not self._closed:
-                self._start()
-            self._changed.notify_all()
+            self._wake()
             return accepted
+
+    def _wake(self) -> None:
+        """Wake the thread, or start it. The caller holds the lock."""
+        if self._thread is None and not self._closed:
+            self._start()
+        self._changed.notify_all()
 
     def _update_topic_ids(self, topics: Collection[str]) -> None:
         known = {name: self._client.remembered_topic(name) for name in topics}
@@ -308,6 +312,7 @@ class OffsetManager:
             return self._client.clock.now_s() - mark.failing_since_s < partition_timeout_s
 
         with self._changed:
+            self._wake()  # Ctrl-C may have prevented it after offsets were staged
             while any(committing(mark) for mark in self._marks_of(partitions)):
                 if deadline.passed or self._closed:
                     return False

@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.contract.members import stable
 from tests.protocol.consumer.consuming import client_of
 from tests.support.consumer_groups import coordinator_of
+from tests.support.interrupts import interrupted_at
 from tests.support.older_brokers import limit_version
 from tests.support.wait_until import wait_until
 
@@ -305,6 +307,28 @@ def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
     assert flushed(client, manager)
     assert committed(client) == MARKS
     manager.close()
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["no thread yet", "thread is idle"])
+def test_offsets_staged_by_an_interrupted_call_are_flushed(client: Client, idle: bool) -> None:
+    place, reached, staged = 1, True, 0
+    while reached:
+        manager = OffsetManager(client, f"{GROUP}-{place}")
+        try:
+            if idle:
+                manager.mark({("orders", 0): CommittedOffset(1)})
+                assert flushed(client, manager)
+            code = ("protocol.group.offset_manager",)
+            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
+                manager.mark({("orders", 0): CommittedOffset(2)})
+            assert flushed(client, manager)
+            staged += fetch_offsets(client, f"{GROUP}-{place}", None, client.deadline()) == {
+                ("orders", 0): CommittedOffset(2)
+            }
+        finally:
+            manager.close()
+        place, reached = place + 1, was_reached()
+    assert 1 < staged < place
 
 
 def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet(
