@@ -346,7 +346,7 @@ class OffsetManager:
                 thread.start()
                 self._thread = thread
         except RuntimeError as error:
-            self._record_result(error)  # the process has too many threads: the next mark retries
+            self._record_result(error)  # the process has too many threads: the next mark or flush retries
 
     def _due_marks(self) -> dict[TopicPartition, _Mark]:
         """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""

@@ -118,15 +118,17 @@ def test_unexpected_error_in_a_commit_is_logged_and_retried(
     assert "succeed again" in second.message
 
 
-def test_commit_is_retried_by_the_next_mark_if_no_thread_could_start(
-    client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("marks_again", [False, True])
+def test_commit_is_retried_by_the_next_call_if_no_thread_could_start(
+    client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch, marks_again: bool
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
         manager.mark(MARKS)
-    assert not manager.healthy
-    assert not manager.flush(client.deadline(10))
-    manager.mark(MARKS)
+        assert not manager.healthy
+        assert not manager.flush(client.deadline(10))
+    if marks_again:
+        manager.mark(MARKS)
     assert flushed(client, manager)
     manager.close()
     assert manager.healthy
