@@ -121,7 +121,9 @@ class AssignedPartitions:
             if not unknown <= self._pending:
                 what = f"the coordinator does not know the topic of {names}"
             failure = failure or DeadlineExceeded(what)
-        self._retry_later(failure or failure_of_reset)
+        failures = [each for each in (failure, failure_of_reset) if each is not None]
+        failures.sort(key=lambda each: isinstance(each, DeadlineExceeded))  # others are raised
+        self._retry_later(failures[0] if failures else None)
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
         """Call `start_added` until this partition has started; raise its errors, and `DeadlineExceeded`."""

@@ -450,7 +450,11 @@ class _SessionRun:
 
     def _join(self, threads: Sequence[threading.Thread], deadline: Deadline, reason: EndReason) -> None:
         for thread in threads:
-            thread.join(deadline.remaining_s())
+            while thread.is_alive() and not deadline.passed:
+                thread.join(min(deadline.remaining_s(), _CHECK_INTERVAL_S))
+                # Other claims go on, and leave with the member if this handler does not return.
+                if not self._session.ended.is_set() and self._commits.take_auto_commit_due():
+                    self._commit_in_background()
             if thread.is_alive():
                 log.warning(
                     "the handler of %s has not returned %g s after the end of its claim (%s): the group continues "

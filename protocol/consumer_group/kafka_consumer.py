@@ -671,7 +671,9 @@ class KafkaConsumer:
 
     @_single_threaded
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
-        """Return the group's committed offset of each partition; None if it has none, or of a deleted topic.
+        """Return the group's committed offset of each partition; None if it has none.
+
+        Since Kafka 4.2, the coordinator omits offsets of a deleted topic whose name a new topic has.
 
         Raises
         ------
@@ -683,8 +685,8 @@ class KafkaConsumer:
         group = self.group_metadata().group_id
         if not partitions:
             return {}
-        found, topic_ids = fetch_offsets_and_ids(self._client, group, partitions, self._client.deadline())
-        return {key: found[key] if key in topic_ids else None for key in partitions}
+        found, _ = fetch_offsets_and_ids(self._client, group, partitions, self._client.deadline())
+        return {key: found.get(key) for key in partitions}
 
     @_single_threaded
     def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:

@@ -190,7 +190,7 @@ class ConsumerGroupSession:
         CommitFailed
             The claims are lost.
         """
-        self._membership.progress()  # also detects that this process was suspended
+        self._progress()  # also detects that this process was suspended
         self.ignore_marks_in_recreated_topics()
         with self._lock:
             refused = self._commits.refused(self._marked.taken)

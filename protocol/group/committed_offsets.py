@@ -345,13 +345,14 @@ def fetch_offsets(
     for topic, partition in asked_for:
         by_topic.setdefault(topic, []).append(partition)
     ids = topic_ids or {}
-    named = [
-        {"name": name, "topic_id": ids.get(name, NO_TOPIC_ID), "partition_indexes": indexes}
-        for name, indexes in by_topic.items()
-    ]
-    topics = None if partitions is None else named
 
     def body(version: int) -> dict[str, Any]:
+        has_ids = bool(ids) and version > m09_offset_fetch.LAST_WITH_TOPIC_NAMES
+        rows = [
+            {**({"topic_id": ids[topic]} if has_ids else {"name": topic}), "partition_indexes": indexes}
+            for topic, indexes in by_topic.items()
+        ]
+        topics = None if partitions is None else rows
         # Since version 8 a request may have several groups (KIP-709).
         asked: dict[str, Any] = {"group_id": group, "topics": topics}
         if version >= 8:
@@ -373,7 +374,7 @@ def fetch_offsets(
         accept=accept,
         topic_ids=topic_ids,
         at_least=2,
-        at_most=m09_offset_fetch.LAST_WITH_TOPIC_NAMES if topic_ids is None else OFFSET_FETCH.last,
+        at_most=OFFSET_FETCH.last if ids else m09_offset_fetch.LAST_WITH_TOPIC_NAMES,
     )
     parts = list(error_parts(OFFSET_FETCH, reply))
     if refused := next((part for part in parts if part.code == ErrorCode.UNKNOWN_TOPIC_ID), None):

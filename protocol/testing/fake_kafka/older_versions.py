@@ -50,7 +50,9 @@ def reply_in(api: Api, version: int, reply: Body) -> Body:
     if api is FIND_COORDINATOR and version < 4:
         reply = {key: value for key, value in reply["coordinators"][0].items() if key != "key"}
     elif api is OFFSET_FETCH and version < 8:
-        reply = {key: value for key, value in reply["groups"][0].items() if key != "group_id"}
+        group = {key: value for key, value in reply["groups"][0].items() if key != "group_id"}
+        topics = [{"name": row["name"], "partitions": row["partitions"]} for row in group["topics"]]
+        reply = {**group, "topics": topics}
     elif api is LEAVE_GROUP and version < 3 and reply.get("members"):
         reply = {"error_code": reply["members"][0]["error_code"]}
     elif api is DESCRIBE_GROUPS and version < 6:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -254,32 +256,73 @@ def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
     assert (orders, 0) not in fetch_offsets(client, group, None, client.deadline())
 
 
-def test_handler_that_keeps_a_revoked_partition_ends_the_membership() -> None:
+class Stuck(Handler):
+    """Marks an offset every few milliseconds; returns from an ended claim only after `resume`."""
+
+    def __init__(self, resume: threading.Event, *, commits: bool = False) -> None:
+        super().__init__()
+        self._resume = resume
+        self._commits = commits
+        self.ended: set[int] = set()
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        self.claims[claim.partition] = claim.initial_offset
+        with suppress(KafkaError):
+            for offset in count(1):
+                if claim.revoked or not session.keeps_claims():
+                    break
+                claim.poll(10)
+                session.mark_offset(claim.topic, claim.partition, offset)
+                if self._commits:
+                    session.commit()
+        self.ended.add(claim.partition)
+        self._resume.wait(30)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: bool) -> None:
     """In the cooperative protocol the other claims go on, and must not keep the member alive."""
     resume = threading.Event()
+    given: dict[str, object] = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
+    with two_groups(given) as (_, first, second):
+        stuck, handler = Stuck(resume, commits=commits), Handler()
+        threads = [threading.Thread(target=each.consume, args=(["orders"], of)) for each, of in (
+            (first, stuck), (second, handler))]  # fmt: skip
+        threads[0].start()
+        wait_until(lambda: len(stuck.claims) == 4)
+        threads[1].start()
+        wait_until(lambda: len(handler.claims) == 4, timeout_s=15)
+        resume.set()
+    for thread in threads:
+        thread.join(20)
 
-    class Stuck(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            super().consume_claim(session, claim)
-            resume.wait(30)
 
+def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_runs() -> None:
+    resume = threading.Event()
+    with two_groups({**COOPERATIVE, "auto.commit.interval.ms": 50}) as (fake, first, second):
+        stuck, handler = Stuck(resume), Handler()
+        threads = [threading.Thread(target=each.consume, args=(["orders"], of)) for each, of in (
+            (first, stuck), (second, handler))]  # fmt: skip
+        threads[0].start()
+        wait_until(lambda: len(stuck.claims) == 4)
+        threads[1].start()
+        wait_until(lambda: len(stuck.ended) == 2)
+        kept = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
+        before = fake.committed_offsets("etl")
+        wait_until(lambda: all(fake.committed_offsets("etl")[key] > before[key] + 2 for key in kept))
+        resume.set()
+    for thread in threads:
+        thread.join(20)
+
+
+@contextmanager
+def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, ConsumerGroup, ConsumerGroup]]:
+    """Yield a cluster with a topic of four partitions, and two members of one group."""
     with FakeKafka() as fake:
         fake.create_topic("orders", 4)
-        given = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "bootstrap.servers": fake.bootstrap_servers}
-        given |= {"group.id": "etl", "auto.offset.reset": "earliest"}
-        with ConsumerGroup(given) as first, ConsumerGroup(given) as second:
-            stuck, handler = Stuck(), Handler()
-            threads = [
-                threading.Thread(target=group.consume, args=(["orders"], of))
-                for group, of in ((first, stuck), (second, handler))
-            ]
-            threads[0].start()
-            wait_until(lambda: len(stuck.claims) == 4)
-            threads[1].start()
-            wait_until(lambda: len(handler.claims) == 4, timeout_s=15)
-            resume.set()
-        for thread in threads:
-            thread.join(20)
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with ConsumerGroup({**given, **properties}) as first, ConsumerGroup({**given, **properties}) as second:
+            yield fake, first, second
 
 
 def test_marks_are_committed_within_the_interval(

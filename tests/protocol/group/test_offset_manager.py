@@ -18,13 +18,20 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
 from protocol.group import offset_manager
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import (
+    CommittedOffset,
+    commit_offsets,
+    fetch_offsets,
+    fetch_offsets_and_ids,
+    fetch_start_offsets,
+)
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
@@ -309,6 +316,17 @@ def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
     assert flushed(client, manager)
     assert committed(client) == MARKS
     manager.close()
+
+
+@pytest.mark.parametrize("last", range(2, OFFSET_FETCH.last + 1))
+def test_offsets_are_fetched_from_brokers_of_every_version(fake: FakeKafka, client: Client, last: int) -> None:
+    limit_version(fake, OFFSET_FETCH, last)
+    commit_offsets(client, GROUP, BOTH, client.deadline())
+    found, topic_ids = fetch_offsets_and_ids(client, GROUP, BOTH, client.deadline())
+    assert {key: each.offset for key, each in found.items()} == {key: each.offset for key, each in BOTH.items()}
+    assert topic_ids.keys() == BOTH.keys()
+    assert fetch_start_offsets(client, GROUP, BOTH, client.deadline()) == found
+    assert fetch_offsets(client, GROUP, None, client.deadline()) == found
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["no thread yet", "thread is idle"])
