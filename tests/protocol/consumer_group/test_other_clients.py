@@ -13,7 +13,7 @@ import pytest
 from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
-from tests.conftest import TopicFactory
+from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.protocol.consumer.consuming import produce
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer_group.members import Member, Polling, Watch
@@ -77,7 +77,13 @@ def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
 
 @pytest.mark.parametrize(
     ("protocol", "kind"),
-    [(EAGER, "eager"), (COOPERATIVE, "cooperative"), (KIP_848, "kip848"), (EAGER, "java"), (EAGER, "sarama")],
+    [
+        (EAGER, "eager"),
+        (COOPERATIVE, "cooperative"),
+        pytest.param(KIP_848, "kip848", marks=NEEDS_KIP_848),
+        (EAGER, "java"),
+        (EAGER, "sarama"),
+    ],
     indirect=["protocol"],
     ids=["librdkafka, eager", "librdkafka, cooperative", "librdkafka, kip848", "java", "sarama"],
 )
