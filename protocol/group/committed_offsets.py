@@ -201,6 +201,8 @@ def fetch_offsets_and_ids(
     deadline: Deadline,
     *,
     pending: set[TopicPartition] | None = None,
+    require_known: bool = False,
+    unknown_topic_s: float | None = None,
 ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
     """Return a group's offsets, and the ids of the topics to which they belong.
 
@@ -217,6 +219,10 @@ def fetch_offsets_and_ids(
         Time limit of all requests.
     pending : set of (str, int), optional
         See `fetch_offsets`.
+    require_known : bool
+        Retry until the coordinator knows the topics of all offsets.
+    unknown_topic_s : float, optional
+        As in `call_partitions`.
 
     Returns
     -------
@@ -228,16 +234,31 @@ def fetch_offsets_and_ids(
 
     Raises
     ------
-    BrokerError, DeadlineExceeded
+    BrokerError, DeadlineExceeded, TopicUnknown
         See `fetch_offsets`.
     """
-    key = group_coordinator(group)
-    return client.retrying(
-        f"offsets of {key} and their topics",
-        lambda: _offsets_and_ids(client, group, partitions, deadline, pending),
-        deadline,
-        coordinator_of=key,
-    )
+    key, names = group_coordinator(group), {topic for topic, _ in partitions}
+
+    def topic_ids() -> dict[str, bytes]:
+        return _topic_ids_at(client, client.coordinator(key, deadline), names, deadline)
+
+    def ask() -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
+        before = topic_ids()
+        has_id = {each: before.get(each[0], NO_TOPIC_ID) != NO_TOPIC_ID for each in partitions}
+        with_id, without = ([each for each in partitions if has_id[each] is wanted] for wanted in (True, False))
+        offsets = fetch_offsets(client, group, with_id, deadline, topic_ids=before, pending=pending) if with_id else {}
+        offsets |= fetch_offsets(client, group, without, deadline, pending=pending) if without else {}
+        after = topic_ids() if offsets else before
+        if changed := {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}:
+            what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
+        if require_known and (unknown := {topic for topic, _ in offsets} - after.keys()):
+            what = f"offsets of group {group}: the coordinator does not know the topic {min(unknown)}"
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, topic=min(unknown))
+        return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
+
+    what = f"offsets of {key} and their topics"
+    return client.retrying(what, ask, deadline, coordinator_of=key, unknown_topic_s=unknown_topic_s)
 
 
 def fetch_start_offsets(
@@ -248,60 +269,9 @@ def fetch_start_offsets(
     *,
     unknown_topic_s: float | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Return a group's offsets to start at: as `fetch_offsets_and_ids`, when the coordinator knows all their topics.
-
-    Parameters
-    ----------
-    client : Client
-    group : str
-    partitions : collection of (str, int)
-    deadline : Deadline
-    unknown_topic_s : float, optional
-        As in `call_partitions`.
-
-    Raises
-    ------
-    BrokerError, DeadlineExceeded, TopicUnknown
-        See `fetch_offsets`.
-    """
-    key = group_coordinator(group)
-
-    def ask() -> dict[TopicPartition, CommittedOffset]:
-        offsets, topic_ids = _offsets_and_ids(client, group, partitions, deadline)
-        if unknown := offsets.keys() - topic_ids.keys():
-            topic, _ = min(unknown)
-            what = f"offsets of group {group}: the coordinator does not know the topic {topic}"
-            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, topic=topic)
-        return offsets
-
-    what = f"offsets of {key} and their topics"
-    return client.retrying(what, ask, deadline, coordinator_of=key, unknown_topic_s=unknown_topic_s)
-
-
-def _offsets_and_ids(
-    client: Client,
-    group: str,
-    partitions: Collection[TopicPartition],
-    deadline: Deadline,
-    pending: set[TopicPartition] | None = None,
-) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
-    """Ask once. Raises UNKNOWN_TOPIC_ID if the coordinator has learned of a new topic meanwhile."""
-    names = {topic for topic, _ in partitions}
-
-    def topic_ids() -> dict[str, bytes]:
-        return _topic_ids_at(client, client.coordinator(group_coordinator(group), deadline), names, deadline)
-
-    before = topic_ids()
-    has_id = {each: before.get(each[0], NO_TOPIC_ID) != NO_TOPIC_ID for each in partitions}
-    with_id, without = ([each for each in partitions if has_id[each] is wanted] for wanted in (True, False))
-    offsets = fetch_offsets(client, group, with_id, deadline, topic_ids=before, pending=pending) if with_id else {}
-    offsets |= fetch_offsets(client, group, without, deadline, pending=pending) if without else {}
-    after = topic_ids() if offsets else before
-    changed = {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}
-    if changed:
-        what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
-        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
-    return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
+    """Return a group's offsets of topics that exist, to start at; see `fetch_offsets_and_ids`."""
+    options: dict[str, Any] = {"require_known": True, "unknown_topic_s": unknown_topic_s}
+    return fetch_offsets_and_ids(client, group, partitions, deadline, **options)[0]
 
 
 def fetch_offsets(

@@ -153,7 +153,7 @@ def add_offsets(
     compare, recreated = same_topics(client, topic_ids, deadline), set[TopicPartition]()
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
-        """Retry if other brokers know the topic by this id: the coordinator may not know the new topic yet."""
+        """Note recreated topics. Other refused offsets are retried: the coordinator may not know the new topic yet."""
         errors = compare(broker, partitions) if compare is not None else {}
         ids = client.ids_at_brokers({topic for topic, _ in errors}, deadline) if errors else {}
         recreated.update(key for key in errors if ids[key[0]] and topic_ids[key] not in ids[key[0]])
