@@ -1,34 +1,72 @@
 """The partitions that one consumer reads, and their start offsets.
 
 Start offsets are the group's offsets, else those of `auto.offset.reset`, which also applies to positions that the log
-has lost. A partition without a leader starts later and does not delay others. Partitions are added, started and dropped
-in one thread; each partition is read by one thread at a time.
+has lost. A partition whose offset is not known yet starts later and does not delay others. Partitions are added,
+started and dropped in one thread; each partition is read by one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from datetime import timedelta
-from types import MappingProxyType
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
+from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets_and_ids
+from protocol.consumer_group.start_offsets import (
+    CommittedLookup,
+    ListingLookup,
+    StartLookup,
+    StartOffset,
+    reset_times,
+)
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated, UsageError
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 
 log = logging.getLogger(__name__)
 
+# Time limit of the first lookup at leaders; it doubles with each retry.
 _FIRST_TRY_MS = 1_000.0
+_NO_LEADER = -1
+
+
+@dataclass(eq=False, slots=True)
+class _Start:
+    """The search for an offset of a partition that has none: it has not started, or its log has lost the position.
+
+    Attributes
+    ----------
+    backoff : Backoff
+        Wait before the next lookup.
+    loss : DataLoss, optional
+        Why the position was lost.
+    sought : CommittedOffset, optional
+        The position set by `seek`.
+    without_commit : bool
+        The group has no offset of this partition.
+    lookup : StartLookup, optional
+        The lookup that is running; results of others are ignored.
+    retry_at_s : float
+        When the next lookup may start.
+    failing_since_s : float, optional
+        When the first of the lookups that have failed since the last error was started.
+    """
+
+    backoff: Backoff
+    loss: DataLoss | None = None
+    sought: CommittedOffset | None = None
+    without_commit: bool = False
+    lookup: StartLookup | None = None
+    retry_at_s: float = 0.0
+    failing_since_s: float | None = None
 
 
 class AssignedPartitions:
@@ -50,19 +88,11 @@ class AssignedPartitions:
         self.reader = Consumer(client, config.consumer, columns=columns)
         client.sensors.add_gauge("assigned-partitions", self, lambda this: [((), len(this))])
         self._consumers: dict[TopicPartition, PartitionConsumer] = {}
-        # Partitions that have not started, with the position set by `seek`.
-        self._not_started: dict[TopicPartition, CommittedOffset | None] = {}
-        # Of these, the partitions without a committed offset, and the paused ones.
-        self._without_commit: set[TopicPartition] = set()
+        # Partitions that have not started, and those whose position is not in the log; a partition is in one at most.
+        self._not_started: dict[TopicPartition, _Start] = {}
+        self._lost: dict[TopicPartition, _Start] = {}
+        self._lookups: list[StartLookup] = []
         self._paused_not_started: set[TopicPartition] = set()
-        # Partitions whose committed offsets were in an open transaction when they were last fetched.
-        self._pending: set[TopicPartition] = set()
-        # Partitions whose position is not in the log, until the offset reset is known.
-        self._lost: dict[TopicPartition, DataLoss] = {}
-        settings = client.config
-        self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
-        self._retry_at_s = 0.0
-        self._failing_since_s = 0.0
         # Committed offsets: fetched at the start, or committed by this consumer since.
         self._committed: dict[TopicPartition, int] = {}
         # How often reading has moved from a deleted topic to a new one of its name.
@@ -76,134 +106,185 @@ class AssignedPartitions:
     def __len__(self) -> int:
         return len(self._consumers) + len(self._not_started)
 
-    def add(self, partitions: Collection[TopicPartition]) -> None:
-        """Add partitions; the next `start_added` starts them."""
-        self._not_started.update(dict.fromkeys(partitions))
-        self._retry_at_s = 0.0
+    def _start(self, loss: DataLoss | None = None) -> _Start:
+        settings = self._client.config
+        return _Start(Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms), loss)
 
-    def start_added(self, deadline: Deadline) -> None:
-        """Start to read the added partitions that have a leader; a later call retries the others, after a back-off.
+    def add(self, partitions: Collection[TopicPartition]) -> None:
+        """Add partitions; the next calls of `start_added` start them."""
+        for key in partitions:
+            self._not_started[key] = self._start()
+
+    def start_added(self, wait_ms: float) -> None:
+        """Start to read added partitions whose start offsets are known, and look up those of the others.
+
+        Lookups run in threads. Those that fail are repeated after a back-off.
 
         Parameters
         ----------
-        deadline : Deadline
-            Time limit of all requests.
+        wait_ms : float
+            Maximum wait, in milliseconds, for new lookups: the usual ones end within it. A lookup that has run for
+            50 ms is not waited for.
 
         Raises
         ------
         NoOffset, BrokerError
             A partition cannot start; the others have started.
         DeadlineExceeded
-            The coordinator does not respond by `deadline`, or the start offset of a partition is unknown for
-            `default.api.timeout.ms`; raised again after each such period.
+            The start offset of a partition is unknown for `default.api.timeout.ms`; raised again after each such
+            period.
         """
-        if not (self._not_started or self._lost) or self._client.clock.now_s() < self._retry_at_s:
+        if not (self._not_started or self._lost):
             return
-        committed, topic_ids = self._fetch_committed(deadline)
-        missing = [key for key, sought in self._not_started.items() if sought is None and key in self._without_commit]
-        sought = {key: each for key, each in self._not_started.items() if each is not None}
-        symbolic = {key: each.offset for key, each in sought.items() if each.offset < 0}
-        starts = committed | {key: each for key, each in sought.items() if each.offset >= 0}
-        offsets = {key: each.offset for key, each in starts.items()}
-        epochs = {key: each.leader_epoch for key, each in starts.items()}
-        self._start_consumers(offsets, deadline, epochs, topic_ids)
-        listed, failure = try_list_offsets(self._client, self._config, symbolic, deadline, max_attempts=1)
-        self._start_consumers(listed, deadline)
-        without = [*missing, *self._lost]
-        reset, failure_of_reset = list_reset_offsets(self._client, self._config, without, deadline, max_attempts=1)
-        for key in reset.keys() & self._lost.keys():
-            self._resume_at(self._lost.pop(key), reset.pop(key))
-        self._start_consumers(reset, deadline)
-        unknown = self._not_started.keys() - self._without_commit - sought.keys()
-        if unknown:
-            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown)[:5])
-            what = f"the offset of {names} is in an open transaction"
-            if not unknown <= self._pending:
-                what = f"the coordinator does not know the topic of {names}"
-            failure = failure or DeadlineExceeded(what)
-        failures = [each for each in (failure, failure_of_reset) if each is not None]
-        failures.sort(key=lambda each: isinstance(each, DeadlineExceeded))  # others are raised
-        self._retry_later(failures[0] if failures else None)
+        deadline = Deadline.after_ms(wait_ms, self._client.clock)
+        while True:
+            with DeferredInterrupts():
+                self._apply_lookups()
+                self._look_up()
+            new = next((each for each in self._lookups if each.is_new), None)
+            if new is None or deadline.passed:
+                return
+            new.wait(deadline.remaining_s())
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
         """Call `start_added` until this partition has started; raise its errors, and `DeadlineExceeded`."""
         while key in self._not_started:
             try:
-                self.start_added(deadline)
+                self.start_added(deadline.remaining_ms())
             except KafkaError:
                 if key in self._not_started:
                     raise
-            else:
-                self._wait_to_retry(key, deadline)
-
-    def _wait_to_retry(self, key: TopicPartition, deadline: Deadline) -> None:
-        if key in self._not_started:
+            if (start := self._not_started.get(key)) is None:
+                return
             if deadline.passed:
                 raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: its leader does not respond")
-            wait_s = self._retry_at_s - self._client.clock.now_s()
-            self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
+            if start.lookup is not None:
+                start.lookup.wait(deadline.remaining_s())
+            else:
+                wait_s = start.retry_at_s - self._client.clock.now_s()
+                self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
 
-    def _fetch_committed(
-        self, deadline: Deadline
-    ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
-        """Fetch the group's offsets and the ids of their topics, once per partition; retries are for leaders only.
+    def _start_of(self, key: TopicPartition, lookup: StartLookup) -> _Start | None:
+        """Return the search that uses the results of a lookup; None if the partition was dropped or sought since."""
+        start = self._not_started.get(key) or self._lost.get(key)
+        return start if start is not None and start.lookup is lookup else None
 
-        Offsets of topics that the coordinator does not know, and those in open transactions, are left out, and fetched
-        again.
-        """
+    def _apply_lookups(self) -> None:
+        """Start partitions whose offsets have arrived; raise an error of lookups that have ended."""
+        errors: list[Exception] = []
+        for lookup in self._lookups.copy():
+            ended = lookup.ended
+            self._apply(lookup)
+            if ended:
+                self._lookups.remove(lookup)
+                errors += self._handle_end(lookup)
+        if errors:
+            raise min(errors, key=lambda each: isinstance(each, DeadlineExceeded))
+
+    def _apply(self, lookup: StartLookup) -> None:
+        starts: dict[TopicPartition, StartOffset] = {}
+        for key, found in lookup.found().items():
+            if (start := self._start_of(key, lookup)) is None:
+                continue
+            if start.loss is not None:
+                del self._lost[key]
+                self._resume_at(start.loss, found.offset)
+            else:
+                starts[key] = found
+        if isinstance(lookup, CommittedLookup):
+            self._committed.update((key, each.offset) for key, each in starts.items())
+        self._start_consumers(starts)
+
+    def _handle_end(self, lookup: StartLookup) -> list[Exception]:
+        """Decide what comes next for the partitions of a lookup that have no offset; return errors to raise."""
+        now_s, timeout_s = self._client.clock.now_s(), self._client.config.default_api_timeout_ms / 1000
+        errors: list[Exception] = []
+        for key in lookup.partitions:
+            if (start := self._start_of(key, lookup)) is None:
+                continue
+            start.lookup = None
+            error = lookup.error_of(key)
+            if error is None:
+                start.without_commit = True
+                continue
+            start.retry_at_s = now_s + start.backoff.next_s()
+            log.debug("%s-%d starts later: %s", *key, error)
+            if start.failing_since_s is None:
+                start.failing_since_s = lookup.started_at_s
+            if not isinstance(error, DeadlineExceeded):
+                errors.append(error)
+            elif now_s - start.failing_since_s >= timeout_s:
+                start.failing_since_s = now_s
+                errors.append(DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {error}"))
+        return errors
+
+    def _look_up(self) -> None:
+        """Start lookups of the partitions that have none, and partitions to which the user has sought."""
+        now_s, wall_ms = self._client.clock.now_s(), self._client.clock.wall_ms()
+        due = {
+            key: start
+            for key, start in [*self._not_started.items(), *self._lost.items()]
+            if start.lookup is None and start.retry_at_s <= now_s
+        }
+        sought = {key: start.sought for key, start in due.items() if start.sought is not None}
+        self._start_consumers(
+            {key: StartOffset(each.offset, each.leader_epoch) for key, each in sought.items() if each.offset >= 0}
+        )
+        self._list_by_leader({key: each.offset for key, each in sought.items() if each.offset < 0})
+        rest = {key: start for key, start in due.items() if key not in sought}
         group = self._config.consumer.group_id
-        asked = [key for key, sought in self._not_started.items() if sought is None and key not in self._without_commit]
-        if not group or not asked:
-            self._without_commit.update(asked)
-            return {}, {}
-        self._pending.clear()
-        found, topic_ids = fetch_offsets_and_ids(self._client, group, asked, deadline, pending=self._pending)
-        self._without_commit.update(set(asked) - found.keys() - self._pending)
-        found = {key: each for key, each in found.items() if key in topic_ids}
-        self._committed.update((key, each.offset) for key, each in found.items())
-        return found, topic_ids
+        committed = [key for key, start in rest.items() if group and not (start.loss or start.without_commit)]
+        if group and committed:
+            timeout_ms = self._client.config.default_api_timeout_ms
+            self._begin(CommittedLookup(self._client, group, committed, timeout_ms))
+        self._list_by_leader(reset_times(self._config, rest.keys() - set(committed), wall_ms))
 
-    def _start_consumers(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        deadline: Deadline,
-        epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
-        topic_ids: Mapping[TopicPartition, bytes] = MappingProxyType({}),
-    ) -> None:
+    def _list_by_leader(self, times: Mapping[TopicPartition, int]) -> None:
+        """List offsets, first of all partitions at once; retries are separate for each leader."""
+        groups: dict[tuple[int, int], dict[TopicPartition, int]] = {}
+        for key, time in times.items():
+            start = self._not_started.get(key) or self._lost[key]
+            leader = self._leader(key) if start.backoff.tries else _NO_LEADER
+            groups.setdefault((start.backoff.tries, leader), {})[key] = time
+        for (tries, _), group in groups.items():
+            self._begin(self._listing(group, tries))
+
+    def _listing(self, times: Mapping[TopicPartition, int], tries: int) -> ListingLookup:
+        timeout_ms = min(_FIRST_TRY_MS * 2 ** min(tries, 30), self._client.config.default_api_timeout_ms)
+        return ListingLookup(self._client, self._config, times, timeout_ms)
+
+    def _leader(self, key: TopicPartition) -> int:
+        topic = self._client.remembered_topic(key[0])
+        partition = None if topic is None else topic.partitions.get(key[1])
+        return _NO_LEADER if partition is None else partition.leader
+
+    def _begin(self, lookup: StartLookup) -> None:
+        lookup.start()
+        self._lookups.append(lookup)
+        for key in lookup.partitions:
+            (self._not_started.get(key) or self._lost[key]).lookup = lookup
+
+    def _start_consumers(self, offsets: Mapping[TopicPartition, StartOffset]) -> None:
         if not offsets:
             return
         try:
-            self.reader.consume_partitions(offsets, deadline, epochs=epochs, topic_ids=topic_ids)
-        finally:  # also after Ctrl-C, which may come when they have started: they cannot start again
-            with DeferredInterrupts():
-                started = self.reader.streams
-                for key in offsets.keys() & started.keys():
-                    self._consumers[key] = started[key]
-                    # Checked after the insertion, since another thread may call `pause`.
-                    if key in self._paused_not_started:
-                        self._consumers[key].pause()
-                    self._remove_not_started(key)
+            self.reader.consume_partitions(
+                {key: each.offset for key, each in offsets.items()},
+                epochs={key: each.leader_epoch for key, each in offsets.items()},
+                topic_ids={key: each.topic_id for key, each in offsets.items()},
+            )
+        finally:  # also if a signal handler raises when they have started: they cannot start again
+            started = self.reader.streams
+            for key in offsets.keys() & started.keys():
+                self._consumers[key] = started[key]
+                # Checked after the insertion, since another thread may call `pause`.
+                if key in self._paused_not_started:
+                    self._consumers[key].pause()
+                self._remove_not_started(key)
 
     def _remove_not_started(self, key: TopicPartition) -> None:
         self._not_started.pop(key, None)
-        self._without_commit.discard(key)
         self._paused_not_started.discard(key)
-
-    def _retry_later(self, failure: KafkaError | None) -> None:
-        now_s = self._client.clock.now_s()
-        if failure is None:
-            self._backoff.reset()
-            return
-        if not self._backoff.tries:
-            self._failing_since_s = now_s
-        self._retry_at_s = now_s + self._backoff.next_s()
-        log.debug("%d partition(s) start later: %s", len(self._not_started) + len(self._lost), failure)
-        if not isinstance(failure, DeadlineExceeded):
-            raise failure
-        timeout_s = self._client.config.default_api_timeout_ms / 1000
-        if now_s - self._failing_since_s >= timeout_s:
-            self._failing_since_s = now_s
-            raise DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {failure}") from failure
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading partitions; iterations over them end."""
@@ -214,6 +295,9 @@ class AssignedPartitions:
             self._recreations.pop(key, None)
             if (consumer := self._consumers.pop(key, None)) is not None:
                 consumer.close()
+        for lookup in self._lookups:
+            if not any(self._start_of(key, lookup) for key in lookup.partitions):
+                lookup.cancel()
 
     def __getitem__(self, key: TopicPartition) -> PartitionConsumer:
         if key not in self._consumers:
@@ -226,16 +310,20 @@ class AssignedPartitions:
         `EARLIEST` and `LATEST` are allowed before the partition has started.
         """
         if key in self._not_started:
-            self._not_started[key] = CommittedOffset(offset, epoch_before)
-            self._retry_at_s = 0.0
+            self._not_started[key] = self._start()
+            self._not_started[key].sought = CommittedOffset(offset, epoch_before)
         else:
             self[key].seek(offset, epoch_before)
             self._lost.pop(key, None)
 
     def rewind(self, key: TopicPartition, offset: int, epoch_before: int) -> None:
         """Seek back to a record that the user did not get, unless its topic was recreated: the new one has others."""
-        if not isinstance(self._lost.get(key), TopicRecreated):
+        if not self._has_lost_topic(key):
             self.seek(key, offset, epoch_before)
+
+    def _has_lost_topic(self, key: TopicPartition) -> bool:
+        lost = self._lost.get(key)
+        return lost is not None and isinstance(lost.loss, TopicRecreated)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
         """Return positions to commit: of started partitions, unless in a recreated topic.
@@ -253,9 +341,7 @@ class AssignedPartitions:
     def recreated(self) -> frozenset[TopicPartition]:
         """Return partitions that are known to be at a position in a deleted topic, while a new topic has its name."""
         consumers = list(self._consumers.items())
-        return frozenset(
-            key for key, consumer in consumers if consumer.recreated or isinstance(self._lost.get(key), TopicRecreated)
-        )
+        return frozenset(key for key, consumer in consumers if consumer.recreated or self._has_lost_topic(key))
 
     @property
     def topic_ids(self) -> dict[TopicPartition, bytes]:
@@ -276,7 +362,7 @@ class AssignedPartitions:
     ) -> tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None:
         """Return the next record batch of any partition, see `Consumer.poll`, with the leader epochs of its records.
 
-        None also means lost data: the next `start_added` finds the offset to continue at.
+        None also means lost data: `start_added` finds the offset to continue at.
         """
         try:
             read = self.reader.poll(timeout_ms, max_rows)
@@ -285,8 +371,7 @@ class AssignedPartitions:
             if isinstance(loss, LogTruncated):
                 self._resume_at(loss, *end_of_common_log(loss))
             else:
-                self._lost[key] = loss
-                self._retry_at_s = 0.0
+                self._lost[key] = self._start(loss)
             return None
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
@@ -308,19 +393,23 @@ class AssignedPartitions:
         return CommittedOffset(offset, leader_epoch)
 
     def _await_reset_offset(self, key: TopicPartition) -> int | None:
-        deadline, settings, limit_ms = self._client.deadline(), self._client.config, _FIRST_TRY_MS
-        backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
-        while key in self._consumers:
-            # Dropping the partition waits for one try: it may last twice as long as the one before it.
-            at_most = deadline.at_most_ms(limit_ms)
-            found, failure = list_reset_offsets(self._client, self._config, [key], at_most, max_attempts=1)
-            if failure is None:
-                return found[key]
-            if deadline.passed or not isinstance(failure, DeadlineExceeded):
-                raise failure
-            self._client.clock.sleep_s(min(backoff.next_s(), deadline.remaining_s()))
-            limit_ms *= 2
-        return None
+        start, deadline = self._start(), self._client.deadline()
+        times = reset_times(self._config, [key], self._client.clock.wall_ms())
+        while True:
+            lookup = self._listing(times, start.backoff.tries)
+            lookup.start()
+            while not lookup.ended:
+                if key not in self._consumers:
+                    lookup.cancel()
+                    return None
+                lookup.wait(deadline.remaining_s())
+            if (found := lookup.found().get(key)) is not None:
+                return found.offset
+            error = lookup.error_of(key)
+            assert error is not None
+            if deadline.passed or not isinstance(error, DeadlineExceeded):
+                raise error
+            self._client.clock.sleep_s(min(start.backoff.next_s(), deadline.remaining_s()))
 
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":
@@ -364,6 +453,8 @@ class AssignedPartitions:
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Stop reading, and end the fetches."""
+        for lookup in self._lookups:
+            lookup.cancel()
         self.reader.close(deadline)
 
 
@@ -373,73 +464,3 @@ def end_of_common_log(loss: LogTruncated) -> tuple[int, int]:
     With the epoch, a second truncation is detected before any record is read from the offset.
     """
     return loss.context["end_offset"], loss.context.get("end_epoch", NO_LEADER_EPOCH)
-
-
-_NO_RECORD = -1
-
-Listed = tuple[dict[TopicPartition, int], KafkaError | None]
-"""Offsets by partition, and one error of the other partitions."""
-
-
-def list_reset_offsets(
-    client: Client,
-    config: GroupConsumerConfig,
-    partitions: Collection[TopicPartition],
-    deadline: Deadline,
-    *,
-    max_attempts: int | None = None,
-) -> Listed:
-    """Return the offsets that `auto.offset.reset` selects; raise `NoOffset` if that is `none`."""
-    if not partitions:
-        return {}, None
-    reset = config.auto_offset_reset
-    if reset == "none":
-        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
-        what = f"{names}: no start offset, and auto.offset.reset is none; call seek, or set auto.offset.reset"
-        raise NoOffset(what, settings=("auto.offset.reset",))
-
-    def listed(time: int, of: Collection[TopicPartition]) -> Listed:
-        return try_list_offsets(client, config, dict.fromkeys(of, time), deadline, max_attempts=max_attempts)
-
-    if not isinstance(reset, timedelta):
-        return listed(EARLIEST if reset == "earliest" else LATEST, partitions)
-    found, failure = listed(client.clock.wall_ms() - int(reset.total_seconds() * 1000), partitions)
-    without = [key for key, offset in found.items() if offset == _NO_RECORD]
-    ends, failure_of_ends = listed(LATEST, without)
-    found = {key: offset for key, offset in found.items() if offset != _NO_RECORD}
-    return {**found, **ends}, failure or failure_of_ends
-
-
-def try_list_offsets(
-    client: Client,
-    config: GroupConsumerConfig,
-    times: Mapping[TopicPartition, int],
-    deadline: Deadline,
-    *,
-    max_attempts: int | None = None,
-) -> Listed:
-    """Return offsets by time for the partitions whose leaders respond.
-
-    Parameters
-    ----------
-    client : Client
-        The client of the cluster.
-    config : GroupConsumerConfig
-        The configuration of the consumer.
-    times : mapping of (str, int) to int
-        Timestamps in milliseconds by partition, or `EARLIEST` or `LATEST`.
-    deadline : Deadline
-        Time limit.
-    max_attempts : int, optional
-        Maximum number of requests per leader; None: until `deadline`.
-    """
-    found: dict[TopicPartition, ListedOffset] = {}
-    failure: KafkaError | None = None
-    if times:
-        isolation_level = config.consumer.isolation_level
-        options = {"isolation_level": isolation_level, "deadline": deadline, "max_attempts": max_attempts}
-        try:
-            list_offsets(client, times, found=found, **options)  # type: ignore[arg-type]
-        except KafkaError as error:
-            failure = error
-    return {key: each.offset for key, each in found.items()}, failure

@@ -383,9 +383,9 @@ class _SessionRun:
         self._start_claims()
 
     def _start_claims(self) -> None:
-        """Start claims whose partitions have a leader, each in a thread; others start later."""
+        """Start claims whose start offsets are known, each in a thread; others start later."""
         try:
-            self._partitions.start_added(self._client.deadline())
+            self._partitions.start_added(_CHECK_INTERVAL_MS)
         except DeadlineExceeded as error:
             self._on_error(error)
         finally:

@@ -259,7 +259,7 @@ class KafkaConsumer:
         Parameters
         ----------
         timeout_ms : float
-            Maximum wait for records. Listing start offsets of partitions and running listeners may take longer.
+            Maximum wait for records. Listeners may take longer.
 
         Returns
         -------
@@ -286,9 +286,8 @@ class KafkaConsumer:
 
         Notes
         -----
-        A partition without a leader starts in a later call, and does not delay other partitions. While the coordinator
-        does not respond to the request for committed offsets, even a poll with a short timeout waits for it, at most
-        `default.api.timeout.ms`. `wakeup` takes effect afterwards.
+        A partition whose start offset is not known yet starts in a later call, and does not delay other partitions: its
+        leader, or the group's coordinator, does not respond.
         """
         batches: Batches = {}
         try:
@@ -315,7 +314,7 @@ class KafkaConsumer:
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
-            self._partitions.start_added(self._client.deadline())
+            self._partitions.start_added(deadline.remaining_ms())
             with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
                 self._reading = batches
                 if self._still_owned():

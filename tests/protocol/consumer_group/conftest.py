@@ -10,6 +10,7 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.group.committed_offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
 from tests.protocol.consumer.consuming import client_of
@@ -44,8 +45,11 @@ def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
 
 
 @pytest.fixture
-def group() -> str:
-    return f"group-{uuid.uuid4().hex[:10]}"
+def group(client: Client) -> str:
+    """Return a new group id. Its coordinator is ready: a broker creates `__consumer_offsets` for its first group."""
+    name = f"group-{uuid.uuid4().hex[:10]}"
+    fetch_offsets(client, name, None, client.deadline())
+    return name
 
 
 @pytest.fixture

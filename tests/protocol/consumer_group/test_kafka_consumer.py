@@ -242,7 +242,7 @@ def test_reset_none_fails_until_a_seek(orders: str, new_consumer: NewConsumer) -
     ours = new_consumer(**{"auto.offset.reset": "none"})
     ours.assign([(orders, 1)])
     with pytest.raises(NoOffset, match=rf"{orders}-1: .*auto.offset.reset is none"):
-        ours.poll(0)
+        ours.poll(10_000)
     ours.seek((orders, 1), 18)
     assert read(ours, 2) == [(1, 18), (1, 19)]
 

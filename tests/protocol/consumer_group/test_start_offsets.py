@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated
+from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.testing.fake_kafka.controller import NO_LEADER
@@ -23,6 +24,7 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.consumer.consuming import client_of, records
 from tests.support.wait_until import wait_until
 
@@ -72,9 +74,9 @@ class Read:
         self.errors: list[KafkaError] = []
 
     def until(self, condition: Callable[[], bool]) -> None:
-        wait_until(lambda: self._poll() or condition(), lambda: f"{self.rows}, {self.errors}")
+        wait_until(lambda: self.poll() or condition(), lambda: f"{self.rows}, {self.errors}")
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
         try:
             for (topic, _), batches in self.consumer.poll(20).items():
                 self.rows[topic] += sum(batch.num_rows for batch in batches)
@@ -168,8 +170,101 @@ def test_committed_partition_is_read_though_another_has_no_offset(fake: FakeKafk
     consumer.assign([HEALTHY, OFFLINE])
     consumer.commit_sync({HEALTHY: CommittedOffset(2)})
     with pytest.raises(NoOffset, match="offline-0: no start offset"):
-        consumer.poll(0)
+        consumer.poll(10_000)
     assert consumer.position(HEALTHY) == 2
+
+
+def poll_times(read: Read, condition: Callable[[], bool]) -> list[float]:
+    """Poll until the condition holds; return the seconds that each poll has taken."""
+    took_s: list[float] = []
+
+    def timed() -> bool:
+        since_s = time.monotonic()
+        read.poll()
+        took_s.append(time.monotonic() - since_s)
+        return condition()
+
+    wait_until(timed)
+    return took_s
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["no commit", "a commit"])
+def test_silent_leader_of_a_partition_without_offset_delays_no_other(committed: bool) -> None:
+    with FakeKafka(brokers=2) as fake, client_of(fake.bootstrap_servers) as client:
+        for topic, leader in (HEALTHY[0], 1), (OFFLINE[0], 2):
+            fake.create_topic(topic, 1)
+            fake.move_leader(topic, 0, leader)
+            fake.produce(topic, *"12345")
+        fake.move_coordinator("etl", 1)
+        given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+        consumer = KafkaConsumer(client, parse_group_consumer(given))
+        if committed:
+            consumer.commit_sync({HEALTHY: CommittedOffset(0)})
+        client.snapshot([HEALTHY[0], OFFLINE[0]])
+        fake.silence(2)
+        consumer.assign([HEALTHY, OFFLINE])
+        read = Read(consumer)
+        took_s = poll_times(read, lambda: read.rows["healthy"] == 5)
+        for end in range(6, 30):
+            fake.produce("healthy", "more")
+            took_s += poll_times(read, lambda end=end: read.rows["healthy"] == end)  # type: ignore[misc]
+        assert max(took_s) < 1, took_s
+        fake.silence(2, silent=False)
+        read.until(lambda: read.rows["offline"] == 5)
+        assert read.errors == []
+        consumer.close()
+
+
+def test_silent_coordinator_delays_neither_polls_nor_wakeup_nor_close(fake: FakeKafka, client: Client) -> None:
+    fake.move_coordinator("etl", 1)
+    fake.delay_replies(OFFSET_FETCH, 20)
+    given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+        consumer.assign([HEALTHY])
+        read, since_s = Read(consumer), time.monotonic()
+        took_s = poll_times(read, lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.wakeup()
+        with pytest.raises(WakeUp):
+            consumer.poll(60_000)
+        consumer.assign([HEALTHY, OFFLINE])
+        consumer.seek(OFFLINE, 2)
+        fake.move_leader(*OFFLINE, 1)
+        took_s += poll_times(read, lambda: read.rows["offline"] == 3)
+    assert max(took_s) < 1, took_s
+    assert time.monotonic() - since_s < 10
+    assert read.rows["healthy"] == 0
+
+
+def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka, client: Client) -> None:
+    """Another member may have committed since they were requested."""
+    given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+        consumer.commit_sync({HEALTHY: CommittedOffset(1)})
+        fake.delay_replies(OFFSET_FETCH, 0.2)
+        fake.delay_replies(OFFSET_FETCH, 0.8)
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.assign([])
+        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
+        consumer.assign([HEALTHY])
+        read.until(lambda: read.rows["healthy"] == 2)
+        assert consumer.position(HEALTHY) == 5
+
+
+@pytest.mark.parametrize("sought", [0, EARLIEST], ids=["offset", "earliest"])
+def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client, sought: int) -> None:
+    given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
+        fake.delay_replies(OFFSET_FETCH, 0.2)
+        fake.delay_replies(LIST_OFFSETS, 0.5)
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.seek(HEALTHY, sought)
+        read.until(lambda: read.rows["healthy"] == 5)
+        assert consumer.position(HEALTHY) == 5
 
 
 def test_claim_without_leader_begins_later_in_the_same_session(fake: FakeKafka, client: Client) -> None:
@@ -269,3 +364,25 @@ def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_co
     consumer.seek(HEALTHY, 1)
     read.until(lambda: read.rows["healthy"] == 12)
     assert len(read.errors) == 1
+
+
+def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKafka, client: Client) -> None:
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    fake.delay_replies(OFFSET_FETCH, 20)
+    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
+    thread = threading.Thread(target=group.consume, args=(["healthy"], Handler()))
+    thread.start()
+    wait_until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+    since_s = time.monotonic()
+    group.close()
+    thread.join()
+    assert time.monotonic() - since_s < 5

@@ -1,0 +1,189 @@
+"""Look up start offsets in threads: a broker that does not respond delays only the partitions that need it.
+
+A start offset is the group's committed offset, or one that a leader lists: that of `auto.offset.reset`, or an end of
+the log to which the user has sought. `assigned_partitions` decides what is looked up, and starts the partitions.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from protocol.clock import Deadline, StoppableClock
+from protocol.cluster.client import Client
+from protocol.condition import Event
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.log_offsets import ListedOffset
+from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
+from protocol.errors import DeadlineExceeded, NoOffset
+from protocol.group.committed_offsets import fetch_offsets_and_ids
+from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+
+# A lookup that has run for this time is no longer waited for: its offsets are used when they arrive.
+_WAIT_S = 0.05
+
+
+@dataclass(frozen=True)
+class StartOffset:
+    """An offset to start at, with the leader epoch of the record before it, and the id of its topic, if known."""
+
+    offset: int
+    leader_epoch: int = NO_LEADER_EPOCH
+    topic_id: bytes = NO_TOPIC_ID
+
+
+class StartLookup(ABC):
+    """A lookup of the start offsets of some partitions, which runs in its own thread.
+
+    Thread rule: `found` may be called at any time, the other results once the lookup has ended.
+
+    Parameters
+    ----------
+    client : Client
+    partitions : collection of (str, int)
+    timeout_ms : float
+        Time limit of all requests.
+    name : str
+        Name of the thread.
+
+    Attributes
+    ----------
+    partitions : frozenset of (str, int)
+    started_at_s : float
+        On the client's clock.
+    """
+
+    def __init__(self, client: Client, partitions: Collection[TopicPartition], timeout_ms: float, name: str) -> None:
+        self.partitions = frozenset(partitions)
+        self.started_at_s = client.clock.now_s()
+        self._client = client
+        self._clock = StoppableClock(client.clock)
+        self._deadline = Deadline.after_ms(timeout_ms, self._clock)
+        self._error: Exception | None = None
+        self._ended = Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._look_up()
+        except Exception as error:  # raised by the consumer
+            self._error = error
+        finally:
+            self._ended.set()
+
+    @abstractmethod
+    def _look_up(self) -> None:
+        """Send the requests, and keep the results."""
+
+    @abstractmethod
+    def found(self) -> dict[TopicPartition, StartOffset]:
+        """Return the offsets that have arrived."""
+
+    def error_of(self, key: TopicPartition) -> Exception | None:
+        """Return why a partition has no offset; None if it needs another kind of lookup."""
+        return self._error or DeadlineExceeded(f"the start offset of {key[0]}-{key[1]} is unknown")
+
+    @property
+    def ended(self) -> bool:
+        """Return True if no more results arrive."""
+        return self._ended.is_set()
+
+    @property
+    def is_new(self) -> bool:
+        """Return True if the lookup is worth waiting for."""
+        return not self.ended and self._client.clock.now_s() - self.started_at_s < _WAIT_S
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end, at most 50 ms: offsets may have arrived meanwhile."""
+        self._ended.wait(min(timeout_s, _WAIT_S))
+
+    def cancel(self) -> None:
+        """Send no further request."""
+        self._clock.stop()
+
+
+class CommittedLookup(StartLookup):
+    """Fetches the group's offsets, with the ids of their topics."""
+
+    def __init__(self, client: Client, group: str, partitions: Collection[TopicPartition], timeout_ms: float) -> None:
+        super().__init__(client, partitions, timeout_ms, f"start offsets of {group}")
+        self._group = group
+        self._found: dict[TopicPartition, StartOffset] = {}
+        self._pending: set[TopicPartition] = set()
+        self._without: frozenset[TopicPartition] = frozenset()
+
+    def _look_up(self) -> None:
+        asked = sorted(self.partitions)
+        offsets, ids = fetch_offsets_and_ids(self._client, self._group, asked, self._deadline, pending=self._pending)
+        self._without = self.partitions - offsets.keys() - self._pending
+        self._found = {
+            key: StartOffset(each.offset, each.leader_epoch, ids[key]) for key, each in offsets.items() if key in ids
+        }
+
+    def found(self) -> dict[TopicPartition, StartOffset]:
+        """Return the committed offsets, once the lookup has ended."""
+        return self._found
+
+    def error_of(self, key: TopicPartition) -> Exception | None:
+        """Return why an offset is not known yet; None if the group has none."""
+        if self._error is not None:
+            return self._error
+        if key in self._without:
+            return None
+        name = f"{key[0]}-{key[1]}"
+        if key in self._pending:
+            return DeadlineExceeded(f"the offset of {name} is in an open transaction")
+        return DeadlineExceeded(f"the coordinator does not know the topic of {name}")
+
+
+class ListingLookup(StartLookup):
+    """Lists offsets by time at the leaders; each leader gets one request, or two with `by_duration`."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: GroupConsumerConfig,
+        times: Mapping[TopicPartition, int],
+        timeout_ms: float,
+    ) -> None:
+        super().__init__(client, times.keys(), timeout_ms, "start offsets")
+        self._times = times
+        self._isolation_level = config.consumer.isolation_level
+        self._listed: dict[TopicPartition, ListedOffset] = {}
+
+    def _look_up(self) -> None:
+        try:
+            self._list(self._times)
+        finally:
+            if ends := {key: LATEST for key, each in self._listed.items() if each.offset < 0}:
+                self._list(ends)
+
+    def _list(self, times: Mapping[TopicPartition, int]) -> None:
+        options: dict[str, Any] = {"isolation_level": self._isolation_level, "max_attempts": 1}
+        list_offsets(self._client, times, found=self._listed, deadline=self._deadline, **options)
+
+    def found(self) -> dict[TopicPartition, StartOffset]:
+        """Return the offsets that have arrived; where there is no record at or after the time, the end of the log."""
+        return {key: StartOffset(each.offset) for key, each in self._listed.copy().items() if each.offset >= 0}
+
+
+def reset_times(
+    config: GroupConsumerConfig, partitions: Collection[TopicPartition], wall_ms: int
+) -> dict[TopicPartition, int]:
+    """Return the times that `auto.offset.reset` selects, for `ListingLookup`; raise `NoOffset` if it is `none`."""
+    reset = config.auto_offset_reset
+    if reset == "none" and partitions:
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
+        what = f"{names}: no start offset, and auto.offset.reset is none; call seek, or set auto.offset.reset"
+        raise NoOffset(what, settings=("auto.offset.reset",))
+    if isinstance(reset, timedelta):
+        return dict.fromkeys(partitions, wall_ms - int(reset.total_seconds() * 1000))
+    return dict.fromkeys(partitions, EARLIEST if reset == "earliest" else LATEST)
