@@ -122,6 +122,7 @@ class KafkaConsumer:
         self._member = NO_MEMBER
         self._listener = ConsumerRebalanceListener()
         self._in_listener = False
+        self._leaving = False
         self._subscription = TopicSubscription()
         self._woken = threading.Event()
         # An error of a partition, found while `poll` had records to return: the next `poll` raises it.
@@ -231,9 +232,12 @@ class KafkaConsumer:
 
         Raises
         ------
+        UsageError
+            Called by the listener while this consumer leaves its group.
         Exception
             The first exception of the listener or a callback.
         """
+        self._require_not_leaving()
         with DeferredInterrupts() as interrupts:
             self._leave(interrupts)
             self._subscription = TopicSubscription()
@@ -468,6 +472,7 @@ class KafkaConsumer:
     @_single_threaded
     def enforce_rebalance(self) -> None:
         """Leave the group as `unsubscribe` does; the next `poll` rejoins, which causes a new assignment."""
+        self._require_not_leaving()
         if self._membership is not None:
             with DeferredInterrupts() as interrupts:
                 try:
@@ -849,13 +854,19 @@ class KafkaConsumer:
         """
         deadline = deadline or self._client.deadline()
         partitions = self._partitions.assigned
+        self._leaving = True
         try:
             with interrupts.allowed():
                 self._revoke(partitions, deadline)
         finally:
+            self._leaving = False
             self._partitions.drop(partitions)
             if self._membership is not None:
                 self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
             # `_member` stays: records fetched as a member must not be committed without one.
             self._membership = None
             self._commits.set_member(NO_MEMBER)
+
+    def _require_not_leaving(self) -> None:
+        if self._leaving:  # the listener would be called again, without end
+            raise UsageError("a rebalance listener must not call this while the consumer leaves its group")

@@ -194,6 +194,25 @@ def test_poll_returns_if_the_listener_calls_a_method_that_leaves_the_group(
 
 
 @PROTOCOLS
+@pytest.mark.parametrize("call", ["unsubscribe", "enforce_rebalance"])
+def test_listener_that_leaves_the_group_again_is_refused(
+    fake: SmallCluster, client: Client, protocol: dict[str, object], call: str
+) -> None:
+    listener = CallingListener()
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"], listener)
+        read(consumer, 2 * END)
+        listener.function = getattr(consumer, call)
+        with pytest.raises(UsageError, match="must not call this while the consumer leaves"):
+            getattr(consumer, call)()
+        assert listener.calls == ["revoked"]
+        left = fake.groups.groups.get("etl")
+        assert left is None or not left.members
+        consumer.subscribe(["orders"])
+        assert len(read(consumer, 2 * END)) == 2 * END
+
+
+@PROTOCOLS
 def test_listener_that_polls_is_refused_and_reading_continues(client: Client, protocol: dict[str, object]) -> None:
     listener = CallingListener()
     with consumer_of(client, protocol) as consumer:
