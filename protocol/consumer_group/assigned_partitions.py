@@ -97,6 +97,8 @@ class AssignedPartitions:
         self._committed: dict[TopicPartition, int] = {}
         # How often reading has moved from a deleted topic to a new one of its name.
         self._recreations: dict[TopicPartition, int] = {}
+        # Partitions moved to a new topic of which `poll` has returned no records.
+        self._unseen_topics: set[TopicPartition] = set()
 
     @property
     def assigned(self) -> frozenset[TopicPartition]:
@@ -187,8 +189,8 @@ class AssignedPartitions:
             if (start := self._start_of(key, lookup)) is None:
                 continue
             if start.loss is not None:
-                del self._lost[key]
                 self._resume_at(start.loss, found.offset)
+                del self._lost[key]  # afterwards: a signal handler may raise within
             else:
                 starts[key] = found
         if isinstance(lookup, CommittedLookup):
@@ -293,6 +295,7 @@ class AssignedPartitions:
             self._lost.pop(key, None)
             self._committed.pop(key, None)
             self._recreations.pop(key, None)
+            self._unseen_topics.discard(key)
             if (consumer := self._consumers.pop(key, None)) is not None:
                 consumer.close()
         for lookup in self._lookups:
@@ -304,14 +307,19 @@ class AssignedPartitions:
             raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
         return self._consumers[key]
 
-    def seek(self, key: TopicPartition, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
+    def seek(
+        self, key: TopicPartition, offset: int, epoch_before: int = NO_LEADER_EPOCH, *, listed: bool = False
+    ) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
-        `EARLIEST` and `LATEST` are allowed before the partition has started.
+        `EARLIEST` and `LATEST` are allowed before the partition has started. Ignored with a warning if the topic was
+        recreated and the user has not received records of the new one: only a `listed` offset is surely of it.
         """
         if key in self._not_started:
             self._not_started[key] = self._start()
             self._not_started[key].sought = CommittedOffset(offset, epoch_before)
+        elif not listed and (key in self._unseen_topics or self._has_lost_topic(key)):
+            log.warning("seek of %s-%d to offset %d is ignored: the topic was deleted and created again", *key, offset)
         else:
             self[key].seek(offset, epoch_before)
             self._lost.pop(key, None)
@@ -319,7 +327,11 @@ class AssignedPartitions:
     def rewind(self, key: TopicPartition, offset: int, epoch_before: int) -> None:
         """Seek back to a record that the user did not get, unless its topic was recreated: the new one has others."""
         if not self._has_lost_topic(key):
-            self.seek(key, offset, epoch_before)
+            self.seek(key, offset, epoch_before, listed=True)
+
+    def returned(self, partitions: Collection[TopicPartition]) -> None:
+        """Record that the user gets records of these partitions."""
+        self._unseen_topics.difference_update(partitions)
 
     def _has_lost_topic(self, key: TopicPartition) -> bool:
         lost = self._lost.get(key)
@@ -417,14 +429,15 @@ class AssignedPartitions:
         return loss.context["topic"], loss.context["partition"]
 
     def _resume_at(self, loss: DataLoss, offset: int, leader_epoch: int = NO_LEADER_EPOCH) -> None:
-        log.warning("%s; reading continues at offset %d", loss, offset)
         key = loss.context["topic"], loss.context["partition"]
         # Brokers delete the committed offsets of a deleted topic.
         self._committed.pop(key, None)
         if (consumer := self._consumers.get(key)) is not None:
+            consumer.seek(offset, leader_epoch)
             if isinstance(loss, TopicRecreated):
                 self._recreations[key] = self._recreations.get(key, 0) + 1
-            consumer.seek(offset, leader_epoch)
+                self._unseen_topics.add(key)
+        log.warning("%s; reading continues at offset %d", loss, offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Pause partitions, also before they have started."""

@@ -326,6 +326,7 @@ class KafkaConsumer:
             # The process may have been suspended, and the partitions assigned to another member.
             closes = self._closed or self._pending_close is not None
             if batches and self._still_owned() and not closes:
+                self._partitions.returned(batches)
                 return _records(batches)
             self._rewind(batches)
             batches.clear()
@@ -557,12 +558,20 @@ class KafkaConsumer:
         ------
         UsageError
             The partition is not assigned.
+
+        Notes
+        -----
+        Ignored with a warning if the topic was deleted and created again, and no `poll` has returned records of the new
+        topic or raised `TopicRecreated` since: an offset of the deleted topic would skip records. `auto.offset.reset`
+        selects where to continue; `seek_to_beginning` and `seek_to_end` take effect.
         """
+        self._seek(partition, CommittedOffset(offset) if isinstance(offset, int) else offset)
+
+    def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
         about = self._error.context if self._error is not None else {}
         if (about.get("topic"), about.get("partition")) == partition:
             self._error = None
-        to = CommittedOffset(offset) if isinstance(offset, int) else offset
-        self._partitions.seek(partition, to.offset, to.leader_epoch)
+        self._partitions.seek(partition, to.offset, to.leader_epoch, listed=listed)
 
     @_single_threaded
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
@@ -594,7 +603,7 @@ class KafkaConsumer:
 
     def _seek_all(self, offsets: Mapping[TopicPartition, int]) -> None:
         for partition, offset in offsets.items():
-            self.seek(partition, offset)
+            self._seek(partition, CommittedOffset(offset), listed=True)
 
     @_single_threaded
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -708,7 +717,7 @@ class KafkaConsumer:
         CommitFailed
             The partitions are assigned to another member, or an offset was refused or not committed in time. Offsets of
             an unknown topic are refused after 10 s of retries, in a rebalance listener after 1 s. Offsets of a topic
-            that was deleted and created again are refused until a later `poll` or `seek` moves to the new topic.
+            that was deleted and created again are refused until a later `poll` has moved to the new topic.
             Offsets of other topics are committed.
         UsageError
             `group.id` is not set.
@@ -756,7 +765,7 @@ class KafkaConsumer:
         names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(recreated))
         failure = CommitFailed(
             f"group {self._config.consumer.group_id}: offsets were not committed: the topic of {names} was deleted and "
-            "created again, and the consumer has not moved to the new topic. Call poll, or seek to an offset of it"
+            "created again, and the consumer has not moved to the new topic. Call poll"
         )
         return {key: to for key, to in offsets.items() if key not in recreated}, failure
 

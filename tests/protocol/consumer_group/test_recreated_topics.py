@@ -21,9 +21,11 @@ from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fe
 from protocol.net.connection import Connection
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.tables import read
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
@@ -639,3 +641,66 @@ def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(
             reader = Reader(consumer)
             reader.until_read(9)
     assert reader.values == values
+
+
+@pytest.mark.parametrize("known", ["to the consumer", "and moved to"])
+@pytest.mark.parametrize("to", ["old offset", "beginning"])
+def test_seek_before_records_of_a_new_topic_skips_none_of_them(
+    known: str, to: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user seeks back, as after a failed handler, and does not know that the topic is another one."""
+    key, other = ("orders", 0), ("other", 0)
+    values = [f"new {number}".encode() for number in range(9)]
+    with FakeKafka() as fake:
+        for topic, partition in (key, other):
+            fake.create_topic(topic)
+            fake.produce(topic, *(f"old {number}" for number in range(5)), partition=partition)
+        given = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10, "auto.offset.reset": "earliest"}
+        with KafkaConsumer(given) as consumer:
+            consumer.assign([key, other])
+            reader = Reader(consumer)
+            reader.until_read(10)
+            recreate_in_fake(fake)
+            if known == "to the consumer":
+                fake.refuse(LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ALWAYS, partition=key)
+                wait_until(lambda: consumer.poll(20) or key in partitions_of(consumer).recreated)
+            else:
+                wait_until(lambda: consumer.poll(20) or consumer.recreations)
+            fake.faults.clear()
+            fake.produce("orders", *values)
+            if to == "beginning":
+                consumer.seek_to_beginning([key])
+            else:
+                consumer.seek(key, 3)
+            reader.until_read(19)
+            assert reader.values[10:] == values
+            assert [f"seek of orders-0 to offset 3 is ignored: the topic was {RECREATED}"] * (to == "old offset") == [
+                each.getMessage() for each in caplog.records if "is ignored" in each.getMessage()
+            ]
+            consumer.seek(key, 7)
+            reader.until_read(21)
+            assert reader.values[19:] == values[7:]
+
+
+def test_signal_handler_that_raises_while_a_partition_moves_to_a_new_topic_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*given: object) -> None:
+        monkeypatch.undo()
+        raise InterruptedError
+
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.produce("orders", "old")
+        given = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10, "auto.offset.reset": "earliest"}
+        with KafkaConsumer(given) as consumer:
+            consumer.assign([("orders", 0)])
+            reader = Reader(consumer)
+            reader.until_read(1)
+            recreate_in_fake(fake)
+            fake.produce("orders", "new")
+            monkeypatch.setattr("protocol.consumer.partition_consumer.PartitionConsumer.seek", interrupt)
+            with pytest.raises(InterruptedError):
+                wait_until(lambda: consumer.poll(20) or False)
+            reader.until_read(2)
+    assert reader.values == [b"old", b"new"]
