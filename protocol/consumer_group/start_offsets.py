@@ -19,7 +19,7 @@ from protocol.condition import Event
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
-from protocol.errors import DeadlineExceeded, NoOffset
+from protocol.errors import BrokerError, DeadlineExceeded, NoOffset
 from protocol.group.committed_offsets import fetch_offsets_and_ids
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 
@@ -119,11 +119,23 @@ class CommittedLookup(StartLookup):
         self._found: dict[TopicPartition, StartOffset] = {}
         self._pending: set[TopicPartition] = set()
         self._without: frozenset[TopicPartition] = frozenset()
+        # Partitions of topics for which the coordinator refuses the request, such as those without a Describe ACL.
+        self._refused: dict[TopicPartition, BrokerError] = {}
 
     def _look_up(self) -> None:
-        asked = sorted(self.partitions)
-        offsets, ids = fetch_offsets_and_ids(self._client, self._group, asked, self._deadline, pending=self._pending)
-        self._without = self.partitions - offsets.keys() - self._pending
+        pending = self._pending
+        while asked := sorted(self.partitions - self._refused.keys()):
+            try:
+                offsets, ids = fetch_offsets_and_ids(self._client, self._group, asked, self._deadline, pending=pending)
+                break
+            except BrokerError as error:
+                refused = [key for key in asked if key[0] == error.context.get("topic")]
+                if not refused:
+                    raise
+                self._refused.update(dict.fromkeys(refused, error))
+        else:
+            return
+        self._without = frozenset(asked) - offsets.keys() - pending
         self._found = {
             key: StartOffset(each.offset, each.leader_epoch, ids[key]) for key, each in offsets.items() if key in ids
         }
@@ -134,8 +146,8 @@ class CommittedLookup(StartLookup):
 
     def error_of(self, key: TopicPartition) -> Exception | None:
         """Return why an offset is not known yet; None if the group has none."""
-        if self._error is not None:
-            return self._error
+        if (error := self._refused.get(key) or self._error) is not None:
+            return error
         if key in self._without:
             return None
         name = f"{key[0]}-{key[1]}"

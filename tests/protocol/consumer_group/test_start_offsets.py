@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.testing.fake_kafka.controller import NO_LEADER
@@ -25,6 +26,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.schema import Api
 from tests.protocol.consumer.consuming import client_of, records
 from tests.support.wait_until import wait_until
 
@@ -386,3 +388,35 @@ def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKa
     group.close()
     thread.join()
     assert time.monotonic() - since_s < 5
+
+
+@pytest.mark.parametrize("kind", [OFFSET_FETCH, LIST_OFFSETS], ids=["OffsetFetch", "ListOffsets"])
+def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(fake: FakeKafka, kind: Api) -> None:
+    fake.move_leader(*OFFLINE, 1)
+    topic_id = fake.controller.topic("offline").topic_id
+
+    def refuse(body: dict[str, Any]) -> dict[str, Any]:
+        for group in body["groups"]:
+            for topic in group["topics"]:
+                for row in topic["partitions"] if topic["topic_id"] == topic_id else ():
+                    row["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return body
+
+    if kind is OFFSET_FETCH:
+        fake.edit_replies(kind, refuse)
+    else:
+        fake.refuse(kind, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ALWAYS, partition=OFFLINE)
+    with client_of(fake.bootstrap_servers, retry_backoff_ms=100, retry_backoff_max_ms=100) as client:
+        consumer = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", "group.id": "etl"}))
+        consumer.assign([HEALTHY, OFFLINE])
+        read, since_s = Read(consumer), time.monotonic()
+        read.until(lambda: read.rows["healthy"] == 5 and len(read.errors) == 3)
+        for error in read.errors:
+            assert isinstance(error, BrokerError)
+            assert error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert "offline-0" in str(error)
+        assert time.monotonic() - since_s > 2 * 0.08
+        assert len(fake.request_bodies(kind)) < 9
+        fake.clear_faults()
+        read.until(lambda: read.rows["offline"] == 5)
+        consumer.close()
