@@ -183,8 +183,10 @@ class OffsetManager:
     def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop the staged offsets of all partitions except `owned`, also if a commit is in flight."""
         with self._changed:
-            self._marks = {key: mark for key, mark in self._marks.items() if key in owned}
-            self._notify()
+            kept = {key: mark for key, mark in self._marks.items() if key in owned}
+            if len(kept) < len(self._marks):
+                self._marks = kept
+                self._notify()
 
     def mark(
         self,
@@ -253,10 +255,11 @@ class OffsetManager:
             return accepted
 
     def _wake(self) -> None:
-        """Wake the thread, or start it. The caller holds the lock."""
+        """Start the thread, or wake it if a mark is not committed. The caller holds the lock."""
         if self._thread is None and not self._closed:
             self._start()
-        self._changed.notify_all()
+        if [mark for mark in self._marks.values() if mark.completed_at_s is None]:
+            self._changed.notify_all()
 
     def _update_topic_ids(self, topics: Collection[str]) -> None:
         known = {name: self._client.remembered_topic(name) for name in topics}
