@@ -180,7 +180,7 @@ def _layout_records(
     body = np.maximum(key_lengths, 0) + np.maximum(value_lengths, 0) + np.maximum(header_lengths, 1)
     body += _ATTRIBUTES_BYTES
     for words in before_key + before_value:
-        body += words.sizes.view(np.int64)
+        body += words.sizes
     if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
         raise UsageError(f"{rows} records of {int(body.sum())} bytes exceed the maximum size of a record batch")
     layout = RowLayout(rows, order)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from protocol.records.arrow_numpy import binaries, to_arrow
 
 Words = npt.NDArray[np.uint64]
+Sizes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[Any]
 
 _WORD_BYTES = 8
@@ -26,19 +27,19 @@ class WordColumn:
     """Up to 8 bytes per row: the lowest `sizes` bytes of `words`. `most` is the largest size."""
 
     words: Words
-    sizes: Words
+    sizes: Sizes
     most: int
 
     def then(self, other: WordColumn) -> WordColumn:
         """Return both columns concatenated row by row; together they must fit a word."""
-        words = other.words << (self.sizes << np.uint64(3))
+        words = other.words << (self.sizes << np.uint8(3))
         words |= self.words
         return WordColumn(words, self.sizes + other.sizes, self.most + other.most)
 
 
 def zero_bytes(rows: int, except_at: Integers | None = None) -> WordColumn:
     """Return a column of one zero byte per row, and no byte in the rows `except_at`."""
-    sizes = np.ones(rows, np.uint64)
+    sizes = np.ones(rows, np.uint8)
     if except_at is not None:
         sizes[except_at] = 0
     return WordColumn(np.zeros(rows, np.uint64), sizes, 1)
@@ -64,22 +65,25 @@ def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
 
 def varint_words(values: Integers) -> list[WordColumn]:
     """Return each row's zigzag varint: one column of words, or two if some have 9 or 10 bytes."""
-    raw = _zigzag(values)
-    largest = int(raw.max()) if len(raw) else 0
-    columns = [WordColumn(raw & np.uint64(0x7F), np.ones(len(raw), np.uint64), 1)]
-    for shift in range(7, largest.bit_length(), 7):
-        rest = raw >> np.uint64(shift)
-        more = (rest != 0).view(np.uint8).astype(np.uint64)
+    rest = _zigzag(values)
+    largest = int(rest.max()) if len(rest) else 0
+    columns = [WordColumn(rest & np.uint64(0x7F), np.ones(len(rest), np.uint8), 1)]
+    # Reused for all bits to set: touching new memory takes longer than the operations.
+    bits = np.empty_like(rest)
+    for _ in range(7, largest.bit_length(), 7):
+        rest >>= np.uint64(7)
         last = columns[-1]
         # The previous byte is the last of its word if this byte opens a new word.
-        last.words |= more << np.uint64(8 * last.most - 1)
+        np.minimum(rest, np.uint64(1), out=bits)
+        bits <<= np.uint64(8 * last.most - 1)
+        last.words |= bits
         if last.most == _WORD_BYTES:
-            last = WordColumn(np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint64), 0)
+            last = WordColumn(np.zeros(len(rest), np.uint64), np.zeros(len(rest), np.uint8), 0)
             columns.append(last)
-        rest &= np.uint64(0x7F)
-        rest <<= np.uint64(8 * last.most)
-        last.words |= rest
-        last.sizes += more
+        np.bitwise_and(rest, np.uint64(0x7F), out=bits)
+        bits <<= np.uint64(8 * last.most)
+        last.words |= bits
+        last.sizes += rest != 0
         last.most += 1
     return columns
 
@@ -156,9 +160,9 @@ class RowLayout:
         # Three elements follow those of the columns: room of the first batch, end and room between two, end.
         elements = sum(map(len, self._columns))
         first, parting, last = range(elements, elements + 3)
-        rooms = np.full(len(firsts), parting, np.int32)
-        rooms[0] = first
-        order = np.append(np.insert(order, firsts * kinds, rooms), np.int32(last))
+        rooms = np.full(len(firsts) + 1, parting, np.int32)
+        rooms[0], rooms[-1] = first, last
+        order = np.insert(order, np.append(firsts * kinds, len(order)), rooms)
         laid, ends = self._take(order, room, end + room, end)
         starts = ends[firsts * kinds + np.arange(len(firsts))] - room_bytes
         return np.frombuffer(laid, np.uint8), [*starts.tolist(), int(ends[-1])]
@@ -188,7 +192,7 @@ def _joined_words(columns: list[WordColumn], rows: int) -> pa.Array:
         words = np.stack([column.words for column in columns], axis=1).ravel()
         sizes = np.stack([column.sizes for column in columns], axis=1).ravel()
     bounds = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=bounds[1:])
+    np.cumsum(sizes, dtype=np.int64, out=bounds[1:])
     data = np.empty(int(bounds[-1]) + _WORD_BYTES, np.uint8)
     # Words overlap the bytes that follow and are stored in order: each word overwrites the excess of the one before.
     np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, strides=(1,))[bounds[:-1]] = words
