@@ -230,16 +230,17 @@ def choose_version(
     UnsupportedVersion
         No version satisfies all; the message names the ranges.
     """
+    supported = broker.get(api.key)
+    if supported is not None:
+        floor = max(api.first, supported[0], at_least)
+        ceiling = min(api.last, supported[1], api.last if at_most is None else at_most)
+        if floor <= ceiling:
+            return ceiling
     ours = f"this client supports v{api.first} to v{api.last}"
     theirs = f"the broker{_release(broker)}"
+    if supported is None:
+        raise UnsupportedVersion(f"{theirs} does not support {api.name} (API key {api.key}); {ours}", api=api.name)
     needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
     needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
-    if api.key not in broker:
-        raise UnsupportedVersion(f"{theirs} does not support {api.name} (API key {api.key}); {ours}", api=api.name)
-    lowest, highest = broker[api.key]
-    floor = max(api.first, lowest, at_least)
-    ceiling = min(api.last, highest, api.last if at_most is None else at_most)
-    if floor > ceiling:
-        message = f"no common version of {api.name}: {ours}, {theirs} v{lowest} to v{highest}"
-        raise UnsupportedVersion(f"{message}; {needs}" if needs else message, api=api.name)
-    return ceiling
+    message = f"no common version of {api.name}: {ours}, {theirs} v{supported[0]} to v{supported[1]}"
+    raise UnsupportedVersion(f"{message}; {needs}" if needs else message, api=api.name)
