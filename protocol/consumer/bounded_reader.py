@@ -263,10 +263,11 @@ class BoundedReader:
     # -- failures -----------------------------------------------------------------------------
 
     def _first_deadline(self, readings: Sequence[RangePosition]) -> Deadline:
-        return min((self._deadline(each) for each in readings), key=lambda each: each.at_s)
+        now_s = self._clock.now_s()
+        return Deadline(min([each.deadline_s(now_s) for each in readings]), self._clock)
 
     def _deadline(self, reading: RangePosition) -> Deadline:
-        return Deadline(reading.deadline_s(self._clock.now_s()), self._clock)
+        return self._first_deadline([reading])
 
     def _handle_failures(self, result: FetchResult[RangePosition]) -> None:
         for reading, error in result.failed:
