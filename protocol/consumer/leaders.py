@@ -77,10 +77,12 @@ def _snapshot(
     """Return metadata, and the topic ids of `_ids_of_recreated`."""
     topics = {each.topic for each in partitions}
     snapshot = client.snapshot(topics, deadline)
-    if another := {each.topic for each in partitions if _is_another(snapshot, each)}:
-        # Cached metadata may be older than the plan of the range.
-        client.expire_metadata(another)
-        snapshot = client.snapshot(topics, deadline)
+    another = {each.topic for each in partitions if _is_another(snapshot, each)}
+    if not another:
+        return snapshot, {}
+    # Cached metadata may be older than the plan of the range.
+    client.expire_metadata(another)
+    snapshot = client.snapshot(topics, deadline)
     return snapshot, _ids_of_recreated(client, snapshot, partitions, deadline)
 
 
