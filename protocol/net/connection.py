@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from protocol.broker_errors import ErrorCode
@@ -205,8 +204,11 @@ class Connection:
 
         The broker accepts no other request until the end of the exchange, but still replies to those in flight.
         """
-        with self._closed_when_broken():
+        try:
             self._session = authenticator.authenticate(self.address, self._ask, deadline, self._session)
+        except BaseException as error:
+            self._close_broken(error)
+            raise
         after_s = self._session.reauthenticate_after_s
         self.reauthenticate_at_s = float("inf") if after_s is None else self._clock.now_s() + after_s
 
@@ -278,27 +280,22 @@ class Connection:
         size_bytes = frame.size_bytes(buffers)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s: sent %s v%d, correlation id %d, %d bytes", *_names(reply), size_bytes)
-        with self._closed_when_broken():
+        try:
             if not self._in_flight:
                 self._silent_since_s = now_s
             if replies:
                 self._in_flight.append(reply)
             self.stream.send(buffers, deadline)
+        except BaseException as error:
+            self._close_broken(error)
+            raise
         self._sensors.sent.record((now_s, size_bytes))
         return reply
 
-    @contextmanager
-    def _closed_when_broken(self) -> Iterator[None]:
-        """Close the connection if the block fails: a partly sent or received frame makes it unusable."""
-        try:
-            yield
-        except KafkaError as error:
-            self.close(error)
-            raise
-        except BaseException:
-            # Not a failure of the broker, for example Ctrl-C.
-            self.close()
-            raise
+    def _close_broken(self, error: BaseException) -> None:
+        """Close the connection after an error: a partly sent or received frame makes it unusable."""
+        # Other errors, for example Ctrl-C, are not a failure of the broker.
+        self.close(error if isinstance(error, KafkaError) else None)
 
     def receive(self, reply: Reply, deadline: Deadline) -> dict[str, Any]:
         """Wait for a reply, as `Reply.result`. One of the waiting threads reads frames for all."""
@@ -307,8 +304,11 @@ class Connection:
         this_call = object()
         try:
             if self._become_reader(this_call, reply, deadline):
-                with self._closed_when_broken():
+                try:
                     self._read_until(reply, deadline)
+                except BaseException as error:
+                    self._close_broken(error)
+                    raise
         finally:
             self._stop_reading(this_call)
         self.last_used_s = now_s = self._clock.now_s()
@@ -349,9 +349,12 @@ class Connection:
                 if self._reader is not None or reply.done:
                     return reply.done
                 self._reader = this_call
-            with self._closed_when_broken():
+            try:
                 while reply.frame is None and self._receive_frame() is not None:
                     pass
+            except BaseException as error:
+                self._close_broken(error)
+                raise
         except KafkaError as error:
             reply.error = error
         finally:
