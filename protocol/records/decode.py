@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,7 @@ def decode(
     UsageError
         A column is not in `SCHEMA`.
     """
-    unknown = set(columns) - set(ALL_COLUMNS)
-    if unknown:
-        raise UsageError(f"unknown columns: {', '.join(sorted(unknown))}; known are {', '.join(ALL_COLUMNS)}")
-    schema = pa.schema([field for field in SCHEMA if field.name in columns])
+    schema = _schema(tuple(columns))
     batches = visible_batches(records, first_offset, end_offset, aborted_transactions, check_crc, where)
 
     def read(unpacked: DecompressedBatches) -> Iterator[pa.RecordBatch]:
@@ -125,6 +123,15 @@ def decode(
                 yield from read(unpacked)
             except ProtocolError as error:
                 raise records.with_batch_offset(error, _first_invalid_batch(unpacked, read), where) from error
+
+
+@lru_cache(maxsize=16)
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
+    """Return the fields of `SCHEMA` with these names; raise `UsageError` for other names."""
+    unknown = set(columns) - set(ALL_COLUMNS)
+    if unknown:
+        raise UsageError(f"unknown columns: {', '.join(sorted(unknown))}; known are {', '.join(ALL_COLUMNS)}")
+    return pa.schema([field for field in SCHEMA if field.name in columns])
 
 
 def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positions, Positions, Positions]]:
