@@ -51,8 +51,9 @@ _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _MAX_MILLIS = (2**63 - 1) // 1000
 # Small, so that Spark receives the first rows while the next ones are fetched.
 FIRST_FETCH_BYTES = 1 << 20
-# Limit of one cached topic column; 16 are cached. Names of more than 60 characters are repeated for each chunk.
+# Limit of one cached column; 16 are cached. Topics of more than 60 characters are repeated for each chunk.
 _MAX_CACHED_BYTES = 1 << 20
+_INT32_BYTES = 4
 _REPLAN_HINT = (
     ". If this is not the first action on the DataFrame: its offsets are those of the first one. Call load() again to "
     "read what the topic has now"
@@ -149,9 +150,9 @@ def spark_column(name: str, batch: pa.RecordBatch, source_range: Range) -> pa.Ar
     """Return the column `name` of the source for the records in `batch`."""
     rows = batch.num_rows
     if name == "topic":
-        return _topic_column(source_range.topic, rows)
+        return _constant_column(source_range.topic, rows)
     if name == "partition":
-        return to_arrow(np.full(rows, source_range.partition, np.int32))
+        return _constant_column(source_range.partition, rows)
     if name == "timestamp":
         return _timestamps(batch, source_range)
     return batch.column(_DECODED[name])
@@ -175,21 +176,23 @@ def _timestamps(batch: pa.RecordBatch, source_range: Range) -> pa.Array:
         ) from error
 
 
-def _topic_column(topic: str, rows: int) -> pa.Array:
-    """Return the topic, repeated. Chunks share a cached column of a power of two rows, unless it is too large."""
+def _constant_column(value: str | int, rows: int) -> pa.Array:
+    """Return the value, repeated. Chunks share a cached column of a power of two rows, unless it is too large."""
     rounded = 1 << max(rows - 1, 1).bit_length()
-    if rounded * len(topic) > _MAX_CACHED_BYTES:
-        return _repeated(topic, rows)
-    return _cached_topic(topic, rounded).slice(0, rows)
+    if rounded * (len(value) if isinstance(value, str) else _INT32_BYTES) > _MAX_CACHED_BYTES:
+        return _repeated(value, rows)
+    return _cached_column(value, rounded).slice(0, rows)
 
 
-def _repeated(topic: str, rows: int) -> pa.Array:
-    text = topic.encode()
+def _repeated(value: str | int, rows: int) -> pa.Array:
+    if isinstance(value, int):
+        return to_arrow(np.full(rows, value, np.int32))
+    text = value.encode()
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text * rows)])
 
 
-_cached_topic = lru_cache(maxsize=16)(_repeated)
+_cached_column = lru_cache(maxsize=16)(_repeated)
 
 
 def resolve_client_rack(config: ConsumerConfig) -> ConsumerConfig:
