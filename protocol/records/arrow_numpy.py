@@ -20,6 +20,7 @@ from protocol.records.varints import Bytes, Integers, Positions
 
 _LARGEST_OFFSET = 2**31 - 1
 _NUMPY_TYPES = {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in "bBhHiIqQefd"}
+_INT64 = np.dtype(np.int64)
 
 
 def to_arrow(numbers: npt.NDArray[Any]) -> pa.Array:
@@ -33,7 +34,7 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
 
     Arrow's `to_pandas_dtype` needs pandas in some versions, such as 25.
     """
-    return _NUMPY_TYPES[kind] if kind in _NUMPY_TYPES else np.dtype(np.int64)
+    return _NUMPY_TYPES.get(kind, _INT64)
 
 
 def to_numpy(numbers: pa.Array) -> npt.NDArray[Any]:
