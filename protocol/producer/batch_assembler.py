@@ -90,9 +90,10 @@ class BatchAssembler:
         metadata, given_partitions = self.choice.resolve_topic(topic, rows.num_rows, given)
         sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
         refused = too_large_errors(topic, sizes, self._config.max_request_size_bytes, with_row_number=True)
-        kept = np.delete(np.arange(rows.num_rows), list(refused))
+        kept: npt.NDArray[np.int64] | slice = slice(None)
         partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
         if refused:
+            kept = np.delete(np.arange(rows.num_rows), list(refused))
             rows, sizes, given_partitions = _select_rows(kept, rows, sizes, given_partitions)
         self.wait_for_room(int(sizes.sum()), len(sizes), columns=True)
         with self._exclusive():
