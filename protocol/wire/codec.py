@@ -75,7 +75,7 @@ def _struct_decoder(schema: Struct, version: int, flexible: bool) -> Decode:
     plain = [field for field in present if not field.tagged(version)]
     tagged = {field.tag: _decode_step([field], version, True) for field in present if field.tagged(version)}
     template = {field.name: field.default_value() for field in schema.fields}
-    mutable = [(f.name, f.default_value) for f in schema.fields if f not in plain and _is_mutable(template[f.name])]
+    mutable = [(f.name, _fresh_default(f)) for f in schema.fields if f not in plain and _is_mutable(template[f.name])]
     steps = [_decode_step(run, version, flexible) for run in _runs(plain)]
 
     def decode_struct(reader: Reader) -> Value:
@@ -107,6 +107,13 @@ def _decode_tagged(reader: Reader, value: Value, known: Mapping[int | None, _Dec
 
 def _is_mutable(value: Any) -> bool:
     return isinstance(value, (list, dict))
+
+
+def _fresh_default(field: Field) -> Callable[[], Any]:
+    """Return a function that makes a new list or dict with the field's default, for each struct without the field."""
+    default = field.default_value()
+    nested = any(map(_is_mutable, default.values() if isinstance(default, dict) else default))
+    return field.default_value if nested else default.copy
 
 
 def _runs(fields: list[Field]) -> Iterator[list[Field]]:
