@@ -59,7 +59,7 @@ def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
     sizes = np.ones(len(raw), np.int64)
     largest = int(raw.max()) if len(raw) else 0
     for shift in range(7, largest.bit_length(), 7):
-        sizes += (raw >> np.uint64(shift)) != 0
+        sizes += raw >= np.uint64(1 << shift)
     return sizes
 
 
