@@ -399,15 +399,20 @@ class Producer:
             if self._owns_client and self._sender.in_this_process:
                 self._client.close()
 
-    def reset_sequences(self) -> None:
+    def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.
 
         For a new epoch of the producer: no batch of the old epoch is in flight afterwards. Rows that other threads send
         during this call may be dropped.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Some batches are still in flight. The call may be repeated.
         """
         self._require_alive()
         # In this order: threads that wait for memory block `discard`.
-        self._sender.reset_sequences(self._client.deadline())
+        self._sender.reset_sequences(deadline)
         self._assembler.discard(UsageError("this was not sent: the transaction was aborted"))
         self._incomplete.take_failures()
 

@@ -63,6 +63,11 @@ class TransactionSession:
         """The state of the producer."""
         return self._lifecycle.state
 
+    @property
+    def fences_late_records(self) -> bool:
+        """True if records that arrive after the end of their transaction are refused: it bumps the epoch (KIP-890)."""
+        return self._v2
+
     def require(self, *states: TransactionState) -> None:
         """Raise unless the state is one of `states`: the producer's error, or `UsageError`."""
         self._lifecycle.require(*states)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -147,15 +147,25 @@ class TransactionalProducer(Producer):
         """Begin a transaction. The coordinator learns of it with the first record or offset.
 
         Waits for threads that are still sending to a previous, aborted transaction; their records are dropped.
+
+        Parameters
+        ----------
+        timeout_ms : float, optional
+            By default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            The call may be repeated.
         """
         deadline = self._client.deadline(timeout_ms)
         self._session.require(_S.READY)
         self._wait_for_sends(deadline)
         if self._aborted:
-            self.reset_sequences()
+            self.reset_sequences(deadline)
             self._aborted = False
         self._raise_if_unusable("begin_transaction")
-        self._session.begin(deadline, self.reset_sequences)
+        self._session.begin(deadline, partial(self.reset_sequences, deadline))
 
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
@@ -258,12 +268,34 @@ class TransactionalProducer(Producer):
 
     @_timed("txn_abort")
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
-        """Drop unsent records and abort. Does not wait for threads that are sending; their sends fail."""
+        """Drop unsent records, wait for the replies to those in flight, and abort.
+
+        Does not wait for threads that are sending; their sends fail.
+
+        Parameters
+        ----------
+        timeout_ms : float, optional
+            By default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Records are still in flight: repeat the call. The transaction stays open, since a record that arrives after
+            its end would open another one.
+        OutcomeUnknown
+            Repeat the call.
+        """
+        self._abort_transaction(self._client.deadline(timeout_ms))
+
+    def _abort_transaction(self, deadline: Deadline, *, closing: bool = False) -> None:
         self._require_caller("abort_transaction")
-        deadline = self._client.deadline(timeout_ms)
         self._session.begin_to_end(commit=False)
         self._aborted = True
-        self.reset_sequences()
+        if closing and self._session.fences_late_records:
+            with suppress(DeadlineExceeded):
+                self.reset_sequences(deadline.at_most_ms(deadline.remaining_ms() / 2))
+        else:
+            self.reset_sequences(deadline)
         self._session.end(commit=False, deadline=deadline)
 
     @_timed("txn_prepare")
@@ -293,12 +325,29 @@ class TransactionalProducer(Producer):
             self.close()
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open."""
+        """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open.
+
+        With transaction version 2, half of the time is for the replies to records in flight: the abort fences later
+        ones. With version 1, a record that arrives after the abort would open a transaction that nothing ends.
+
+        Parameters
+        ----------
+        timeout_ms : float, optional
+            By default `default.api.timeout.ms`.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Records are still in flight, with version 1. The producer is closed, and the coordinator aborts the
+            transaction after `transaction.timeout.ms`.
+        KafkaError
+            As `abort_transaction`. The producer is closed.
+        """
         with DeferredInterrupts() as interrupts:
             try:
                 begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
                 if begun and not self._closed:
                     with interrupts.allowed():
-                        self.abort_transaction(timeout_ms)
+                        self._abort_transaction(self._client.deadline(timeout_ms), closing=True)
             finally:
                 self.abort()

@@ -25,6 +25,7 @@ from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionState
@@ -34,6 +35,17 @@ from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_T
 from protocol.wire.messages.m26_end_txn import END_TXN
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of, send_and_flush, started, visible
+from tests.support.wait_until import wait_until
+
+LATE_S = 10
+
+
+def send_without_reply(fake: FakeKafka, producer: TransactionalProducer) -> None:
+    """Send one record in a new transaction; its reply comes after `LATE_S` of the cluster's clock."""
+    producer.begin_transaction()
+    fake.delay_replies(PRODUCE, LATE_S)
+    producer.send("orders", b"%09d" % 0, partition=0)
+    wait_until(lambda: bool(fake.request_bodies(PRODUCE)))
 
 
 class TestTransactions:
@@ -310,6 +322,41 @@ class TestErrors:
             producer.init_transactions(100)
         fake.faults.clear()
         producer.init_transactions()
+
+
+class TestRecordsInFlight:
+    """The end of a transaction while a leader does not reply."""
+
+    @pytest.mark.timeout(15)
+    def test_abort_ends_at_its_deadline_and_may_be_repeated(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer, clock: ManualClock
+    ) -> None:
+        send_without_reply(fake, producer)
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded, match="batches in flight"):
+                producer.abort_transaction(50)
+        assert fake.request_bodies(END_TXN) == []
+        clock.advance(LATE_S)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 10, 10, 3)
+        producer.commit_transaction()
+        assert visible(client) == list(range(10, 20))
+
+    @pytest.mark.timeout(15)
+    def test_close_aborts_the_transaction_if_that_fences_late_records(
+        self, fake: FakeKafka, producer: TransactionalProducer, transaction_version: str
+    ) -> None:
+        send_without_reply(fake, producer)
+        if transaction_version == "2":
+            producer.close(400)
+            assert [body["committed"] for body in fake.request_bodies(END_TXN)] == [False]
+        else:
+            with pytest.raises(DeadlineExceeded, match="batches in flight"):
+                producer.close(50)
+            assert fake.request_bodies(END_TXN) == []
+        with pytest.raises(UsageError, match="closed"):
+            producer.flush()
 
 
 class TestUnknownOutcomes:

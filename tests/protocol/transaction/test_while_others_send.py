@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
@@ -208,9 +209,9 @@ class TestConcurrentSends:
         duplicate."""
         reset_sequences, states = producer.reset_sequences, []
 
-        def look() -> None:
+        def look(deadline: Deadline) -> None:
             states.append(producer.transaction_state)
-            reset_sequences()
+            reset_sequences(deadline)
 
         monkeypatch.setattr(producer, "reset_sequences", look)
         producer.begin_transaction()
