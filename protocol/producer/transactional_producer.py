@@ -5,6 +5,7 @@ It can hand its open transaction over to another process, which then commits or 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
@@ -111,8 +112,8 @@ class TransactionalProducer(Producer):
             session=session,
         )
         self._owns_client = owns_client
-        # One object per call that is sending: removing it twice, or before it was added, does no harm.
-        self._sends: set[object] = set()
+        # Thread by call that is sending. Removing a call twice, or before it was added, does no harm.
+        self._sends: dict[object, int] = {}
         self._aborted = False
         self._no_send = Condition()
 
@@ -194,10 +195,10 @@ class TransactionalProducer(Producer):
         try:
             with self._no_send:
                 self._session.require(_S.IN_TRANSACTION)
-                self._sends.add(send)
+                self._sends[send] = threading.get_ident()
             yield
         finally:
-            self._sends.discard(send)  # first: Ctrl-C may come before the lock is held
+            self._sends.pop(send, None)  # first: Ctrl-C may come before the lock is held
             with self._no_send:
                 self._no_send.notify_all()
 
@@ -208,10 +209,15 @@ class TransactionalProducer(Producer):
         ------
         DeadlineExceeded
         UsageError
-            Called in the producer's own thread.
+            Called in the producer's own thread, or within a call that is sending.
         """
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
+        if threading.get_ident() in list(self._sends.values()):
+            raise UsageError(
+                "this thread is already sending in the transaction: a signal handler, an interceptor or a partitioner "
+                "must not begin or end it meanwhile; set a flag, and do so afterwards"
+            )
         with self._no_send:
             if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
                 raise DeadlineExceeded("another thread is still sending")
@@ -289,6 +295,7 @@ class TransactionalProducer(Producer):
 
     def _abort_transaction(self, deadline: Deadline, *, closing: bool = False) -> None:
         self._require_caller("abort_transaction")
+        self._assembler.refuse_within_send()
         self._session.begin_to_end(commit=False)
         self._aborted = True
         if closing and self._session.fences_late_records:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
@@ -18,6 +19,8 @@ from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
+from protocol.producer.interceptors import ProducerInterceptor
+from protocol.producer.messages import ProducerMessage
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -130,6 +133,49 @@ class TestConcurrentSends:
         producer.commit_transaction()
         assert visible(client) == [0]
 
+    @pytest.mark.timeout(15)
+    @pytest.mark.parametrize("call", ["commit_transaction", "prepare_transaction"])
+    def test_call_within_send_cannot_end_the_transaction(self, client: Client, call: str) -> None:
+        """A signal handler may interrupt `send` anywhere; an interceptor always runs inside it."""
+        errors = list[UsageError]()
+
+        class Ending(ProducerInterceptor):
+            def on_send(self, message: ProducerMessage) -> ProducerMessage:
+                try:
+                    getattr(producer, call)()
+                except UsageError as error:
+                    errors.append(error)
+                return message
+
+        producer = TransactionalProducer(client, {"transactional.id": "etl-0"}, interceptors=[Ending()])
+        with producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("orders", b"%09d" % 0)
+            producer.commit_transaction()
+        assert "this thread is already sending" in str(errors)
+        assert visible(client) == [0]
+
+    @pytest.mark.timeout(15)
+    def test_abort_within_a_partitioner_is_refused_and_changes_nothing(self, client: Client) -> None:
+        errors = list[UsageError]()
+
+        def choose(topic: str, rows: pa.RecordBatch, count: int) -> pa.Array:
+            try:
+                producer.abort_transaction()
+            except UsageError as error:
+                errors.append(error)
+            return pa.array([0] * rows.num_rows, pa.int32())
+
+        producer = TransactionalProducer(client, {"transactional.id": "etl-0"}, partitioner=choose)
+        with producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_columns("orders", numbered(0, 1))
+            producer.commit_transaction()
+        assert "this thread is already sending" in str(errors)
+        assert visible(client) == [0]
+
     @pytest.mark.parametrize(
         "call",
         [
@@ -165,12 +211,15 @@ class TestConcurrentSends:
     def test_end_waits_for_admitted_senders_until_its_deadline(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def end_within(*_: object) -> None:
-            with pytest.raises(DeadlineExceeded, match="another thread is still sending"):
-                producer.commit_transaction(50)
+        def end_meanwhile(*_: object) -> None:
+            with (
+                ThreadPoolExecutor(1) as thread,
+                pytest.raises(DeadlineExceeded, match="another thread is still sending"),
+            ):
+                thread.submit(producer.commit_transaction, 50).result(20)
 
         producer.begin_transaction()
-        monkeypatch.setattr(Producer, "send", end_within)
+        monkeypatch.setattr(Producer, "send", end_meanwhile)
         producer.send("orders", b"")
         assert producer.transaction_state is TransactionState.IN_TRANSACTION
 
