@@ -27,7 +27,7 @@ from protocol.kafka_terms import NO_PARTITION
 from protocol.metrics.client_sensors import ClientSensors
 from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large_errors
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
-from protocol.producer.messages import MessageBuffer, TopicMessages
+from protocol.producer.messages import MessageBuffer, TopicMessages, already_sending
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
 from protocol.producer.results import BatchResult, OnResult, SentColumns, complete_rows, reports_failures
@@ -210,12 +210,12 @@ class BatchAssembler:
         UsageError
             This thread is already inside: a signal handler, a partitioner or a callback called the producer.
         """
+        self.refuse_within_send()  # before the wait for a thread that may wait for this one
         with DeferredInterrupts() as interrupts:
             if not self._acquire(interrupts, wait=wait):
                 yield False
                 return
             try:
-                self.refuse_within_send()
                 self._inside, self._interrupts = True, interrupts
                 try:
                     yield True
@@ -228,10 +228,8 @@ class BatchAssembler:
         """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
         lock: Any = self._lock
         if self._inside and lock._is_owned():
-            raise UsageError(
-                "this thread is already sending with this producer: a signal handler, a partitioner or a callback must "
-                "not write, flush or close meanwhile; set a flag, and do so afterwards"
-            )
+            raise already_sending()
+        self.messages.refuse_within_append()
 
     def _user_code(self) -> AbstractContextManager[None]:
         """Let Ctrl-C interrupt the user's partitioner."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -112,6 +112,14 @@ class TopicMessages:
         return None if all(each is None for each in given) else nullable_integers(given, np.int32)
 
 
+def already_sending() -> UsageError:
+    """Return the error of a call within a send of the same thread."""
+    return UsageError(
+        "this thread is already sending with this producer: a signal handler, a partitioner or a callback must not "
+        "write, flush or close meanwhile; set a flag, and do so afterwards"
+    )
+
+
 class MessageBuffer:
     """Collects messages by topic, in order. `full` at `full_bytes` or `full_count`."""
 
@@ -122,7 +130,14 @@ class MessageBuffer:
         self._count = 0
         self._close_error: KafkaError | None = None
         self._topics: dict[str, TopicMessages] = {}
-        self._lock = threading.Lock()
+        # Reentrant, so that a signal handler within `append` raises instead of deadlocking.
+        self._lock = threading.RLock()
+
+    def refuse_within_append(self) -> None:
+        """Raise `UsageError` in a thread that is appending or taking messages: a signal handler runs there."""
+        lock: Any = self._lock
+        if lock._is_owned():
+            raise already_sending()
 
     def append(
         self,
@@ -142,8 +157,9 @@ class MessageBuffer:
         Raises
         ------
         UsageError
-            The buffer is closed.
+            The buffer is closed, or a signal handler within this method has called it.
         """
+        self.refuse_within_append()
         future = MessageFuture()
         # A sent message cannot be cancelled.
         future.set_running_or_notify_cancel()

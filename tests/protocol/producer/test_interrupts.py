@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -9,7 +10,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, UsageError
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -72,6 +73,30 @@ def test_interrupted_producer_completes_every_row_once_and_frees_its_memory(brok
     assert len(written) == len(set(written))
     assert set(acknowledged) <= set(written)
     assert place > 300, "the producer was interrupted"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("call", ["flush", "send"])
+def test_call_of_a_signal_handler_within_send_succeeds_or_is_refused(broker: FakeKafka, call: str) -> None:
+    refused: list[UsageError] = []
+
+    def handle(*_: object) -> None:
+        try:
+            getattr(producer, call)(*((TOPIC, "of the handler") if call == "send" else ()))
+        except UsageError as error:
+            refused.append(error)
+
+    with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        place, reached = 1, True
+        while reached:
+            with interrupted_at(place, ("protocol.producer.messages",), signal.SIGUSR1, handle) as was_reached:
+                sent = producer.send(TOPIC, b"%d" % place)
+            producer.flush()
+            assert sent.done()
+            reached = was_reached()
+            place += 1
+    assert "this thread is already sending" in str(refused)
+    assert [value for value in values_of(broker) if value != b"of the handler"] == [b"%d" % n for n in range(1, place)]
 
 
 def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: FakeKafka) -> None:
