@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Clock
+from protocol.clock import Clock, Deadline
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
@@ -36,6 +36,8 @@ from protocol.records.encode import Lengths, record_sizes
 from protocol.records.record_columns import record_columns
 
 HandOver = Callable[[list[ProducerBatch]], None]
+
+_FOREVER_S = threading.TIMEOUT_MAX
 
 
 class BatchAssembler:
@@ -115,19 +117,24 @@ class BatchAssembler:
         self._incomplete.failed(list(refused.values())[:1])
         return sent
 
-    def check_partition(self, topic: str, partition: int | None, *, wait: bool) -> None:
+    def check_partition(
+        self, topic: str, partition: int | None, *, wait: bool, deadline: Deadline | None = None
+    ) -> None:
         """Check that topic and partition exist; each pair is checked once. Raises as in `PartitionChoice`.
 
-        `wait` allows waiting for a missing topic.
+        `wait` allows waiting for a missing topic, until the deadline at most.
         """
         if (topic, partition) not in self._checked_partitions:
             if wait:
-                self.choice.resolve_topic(topic, 1, None if partition is None else np.array([partition], np.int32))
+                numbers = None if partition is None else np.array([partition], np.int32)
+                self.choice.resolve_topic(topic, 1, numbers, deadline)
             else:
                 self.choice.check_partition(topic, partition)
             self._checked_partitions.add((topic, partition))
 
-    def wait_for_room(self, size_bytes: int, records: int = 1, *, columns: bool = False) -> None:
+    def wait_for_room(
+        self, size_bytes: int, records: int = 1, *, columns: bool = False, deadline: Deadline | None = None
+    ) -> None:
         """Wait while `buffer.memory` has no room for records of `size_bytes` together.
 
         Columns larger than the memory are accepted when no batch in flight holds any of it.
@@ -135,7 +142,7 @@ class BatchAssembler:
         Raises
         ------
         DeadlineExceeded
-            No batch was completed for `max.block.ms`.
+            No batch was completed for `max.block.ms`, or the caller's deadline has passed.
         KafkaError
             Earlier columns could not be written. Only for columns: futures of messages report their own failures.
         """
@@ -147,21 +154,27 @@ class BatchAssembler:
             )
 
         block_s = self._config.max_block_ms / 1000
-        if fits() or self._wait_for_room(fits, block_s, despite_failures=not columns):
+        if fits() or self._wait_for_room(fits, block_s, despite_failures=not columns, deadline=deadline):
             return
         self._sensors.exhausted.record((self._clock.now_s(), records))
+        if deadline is not None and deadline.passed:
+            why = f"buffer.memory is {limit_bytes}, and the time of this call is over"
+        else:
+            why = f"buffer.memory is {limit_bytes}, and nothing was acknowledged for {block_s:.1f} s (max.block.ms)"
         raise DeadlineExceeded(
-            f"{self._memory.held_bytes} bytes are not acknowledged, buffer.memory is {limit_bytes}, and nothing was "
-            f"acknowledged for {self._config.max_block_ms / 1000:.1f} s (max.block.ms). Nothing of this call was sent",
+            f"{self._memory.held_bytes} bytes are not acknowledged, {why}. Nothing of this call was sent",
             settings=("buffer.memory", "max.block.ms"),
         )
 
-    def drain(self) -> None:
-        """Hand over all rows and messages."""
-        with self._exclusive():
+    def drain(self, deadline: Deadline) -> bool:
+        """Hand over all rows and messages; return False if another thread still hands over its own at the deadline."""
+        with self._exclusive(deadline.remaining_s()) as free:
+            if not free:
+                return False
             self._append_waiting_messages()
             self._hand_over(self._accumulator.drain(), wait=False)
         self._incomplete.wake()
+        return True
 
     def hand_over_due(self) -> float | None:
         """Hand over the batches that have waited for `linger.ms`.
@@ -171,7 +184,7 @@ class BatchAssembler:
         float or None
             The clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
         """
-        with self._exclusive(wait=False) as free:
+        with self._exclusive(0) as free:
             if not free:
                 return None
             now_s = self._clock.now_s()
@@ -202,8 +215,8 @@ class BatchAssembler:
     # -- one thread at a time -----------------------------------------------------------------
 
     @contextmanager
-    def _exclusive(self, *, wait: bool = True) -> Iterator[bool]:
-        """Exclude other threads and Ctrl-C; yield False if a thread is inside and `wait` is False.
+    def _exclusive(self, timeout_s: float = _FOREVER_S) -> Iterator[bool]:
+        """Exclude other threads and Ctrl-C; yield False if a thread is still inside after the timeout.
 
         Raises
         ------
@@ -212,7 +225,7 @@ class BatchAssembler:
         """
         self.refuse_within_send()  # before the wait for a thread that may wait for this one
         with DeferredInterrupts() as interrupts:
-            if not self._acquire(interrupts, wait=wait):
+            if not self._acquire(interrupts, timeout_s):
                 yield False
                 return
             try:
@@ -235,12 +248,12 @@ class BatchAssembler:
         """Let Ctrl-C interrupt the user's partitioner."""
         return self._interrupts.allowed() if self.choice.calls_user_code else nullcontext()
 
-    def _acquire(self, interrupts: DeferredInterrupts, *, wait: bool) -> bool:
+    def _acquire(self, interrupts: DeferredInterrupts, timeout_s: float) -> bool:
         lock: Any = self._lock
         owned = lock._is_owned()
         try:
             with interrupts.allowed():
-                return self._lock.acquire(blocking=wait)
+                return self._lock.acquire(timeout=timeout_s)
         except BaseException:
             if not owned and lock._is_owned():  # interrupted after the wait
                 self._lock.release()
@@ -261,10 +274,17 @@ class BatchAssembler:
         oldest_s = self.messages.oldest_s
         return oldest_s is not None and (self.messages.full or now_s >= oldest_s + self._linger_s)
 
-    def _wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
+    def _wait_for_room(
+        self,
+        fits: Callable[[], bool],
+        timeout_s: float,
+        *,
+        despite_failures: bool,
+        deadline: Deadline | None = None,
+    ) -> bool:
         started_s = self._clock.now_s()
         try:
-            return self._incomplete.wait_for_room(fits, timeout_s, despite_failures=despite_failures)
+            return self._incomplete.wait_for_room(fits, timeout_s, despite_failures=despite_failures, deadline=deadline)
         finally:
             now_s = self._clock.now_s()
             self._sensors.memory_waits.record((now_s, (now_s - started_s) * 1e9))
@@ -340,7 +360,7 @@ class BatchAssembler:
                 free_bytes = max_bytes + rows_of_batches.held_bytes - sum(each.size_bytes for each in batches)
                 if wait and not self._holds_at_most(free_bytes):
                     with self._interrupts.allowed():
-                        self._wait_for_room(partial(self._holds_at_most, free_bytes), None, despite_failures=True)
+                        self._wait_for_room(partial(self._holds_at_most, free_bytes), _FOREVER_S, despite_failures=True)
             except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
                 cause = UsageError(f"rows of {slices[0].topic} were not sent because of another error: {error!r}")
                 unreported = self._fail_rows(left, cause)

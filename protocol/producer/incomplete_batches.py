@@ -221,8 +221,15 @@ class IncompleteBatches:
         with self._changed:
             self._changed.notify_all()
 
-    def wait_for_room(self, fits: Callable[[], bool], timeout_s: float | None, *, despite_failures: bool) -> bool:
-        """Wait until `fits()`; return False if no batch was completed for `timeout_s`.
+    def wait_for_room(
+        self,
+        fits: Callable[[], bool],
+        timeout_s: float,
+        *,
+        despite_failures: bool,
+        deadline: Deadline | None = None,
+    ) -> bool:
+        """Wait until `fits()`; return False if no batch was completed for `timeout_s`, or at the deadline.
 
         Raises
         ------
@@ -235,7 +242,7 @@ class IncompleteBatches:
                 while not fits():
                     if not despite_failures:
                         self.raise_failures()
-                    if not self._changed.wait(timeout_s):
+                    if not self._changed.wait(min(timeout_s, deadline.remaining_s()) if deadline else timeout_s):
                         return False
                 return True
             finally:

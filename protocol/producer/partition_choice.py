@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
@@ -53,12 +54,18 @@ class PartitionChoice:
         """True if the user's function chooses partitions."""
         return self._function is not None
 
-    def resolve_topic(self, topic: str, rows: int, given: GivenPartitions | None) -> tuple[Topic, pa.Int32Array | None]:
-        """Return the arguments of `choose`; wait for a missing topic. Raises `UsageError` for missing partitions."""
+    def resolve_topic(
+        self, topic: str, rows: int, given: GivenPartitions | None, until: Deadline | None = None
+    ) -> tuple[Topic, pa.Int32Array | None]:
+        """Return the arguments of `choose`; wait for a missing topic, at most until a deadline of the caller.
+
+        Raises `UsageError` for missing partitions.
+        """
         partitions = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if partitions is None else to_numpy(partitions)[valid(partitions)]
         highest = int(numbers.max()) if numbers is not None and len(numbers) else 0
-        deadline = self._client.deadline().at_most_ms(self._config.max_block_ms)
+        limit = self._client.deadline().at_most_ms(self._config.max_block_ms)
+        deadline = limit if until is None or limit.at_s <= until.at_s else until
         self._missing.raise_if_missing(topic, highest, deadline)
         waits = self._client.remembered_topic(topic) is None
         measured = timed(self._client.sensors.metadata_waits, self._client.clock) if waits else nullcontext()
@@ -66,7 +73,8 @@ class PartitionChoice:
             with measured:
                 metadata = self._cached_topics[topic] = topic_to_write(self._client, topic, numbers, deadline)
         except KafkaError as error:
-            self._missing.add(topic, highest, error)
+            if deadline is limit:  # a shorter wait does not prove that the topic is missing
+                self._missing.add(topic, highest, error)
             raise
         return metadata, partitions
 

@@ -222,18 +222,32 @@ class Producer:
         KafkaError
             As `send_columns`.
         """
+        return self._send(None, topic, value, key, headers, timestamp_ms, partition)
+
+    def _send(
+        self,
+        deadline: Deadline | None,
+        topic: str,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> Future[RecordMetadata]:
+        """Send one message, as `send`, which blocks until the deadline at most."""
         self._require_alive()
         if self._interceptors is None:
-            return self._send(topic, value, key, headers, timestamp_ms, partition)
+            return self._append(deadline, topic, value, key, headers, timestamp_ms, partition)
         message = self._interceptors.on_send(ProducerMessage(topic, value, key, headers, timestamp_ms, partition))
         try:
-            return self._send(*message, on_done=partial(self._interceptors.message_done, message))
+            return self._append(deadline, *message, on_done=partial(self._interceptors.message_done, message))
         except KafkaError as error:
             self._interceptors.message_failed(message, error)
             raise
 
-    def _send(
+    def _append(
         self,
+        deadline: Deadline | None,
         topic: str,
         value: bytes | str | None,
         key: bytes | str | None,
@@ -245,9 +259,9 @@ class Producer:
         in_callback = self._sender.is_current_thread
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
-        self._assembler.check_partition(topic, partition, wait=not in_callback)
+        self._assembler.check_partition(topic, partition, wait=not in_callback, deadline=deadline)
         if not in_callback:
-            self._assembler.wait_for_room(message.size_bytes)
+            self._assembler.wait_for_room(message.size_bytes, deadline=deadline)
         try:
             future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s(), on_done)
             if wake:
@@ -274,12 +288,12 @@ class Producer:
         KafkaError
             The message was not written.
         DeadlineExceeded
-            It is not acknowledged in time, and may still be written.
+            It is not acknowledged in time, and may still be written, unless the error says that nothing was sent.
         """
         self._require_caller("send_and_wait")
         deadline = self._flush_deadline(timeout_ms)
-        future = self.send(topic, value, **fields)
-        self._assembler.drain()
+        future = self._send(deadline, topic, value, **fields)
+        self._assembler.drain(deadline)
         self._sender.wake()
         try:
             return future.result(deadline.remaining_s())
@@ -314,15 +328,11 @@ class Producer:
         deadline = self._flush_deadline(timeout_ms)
         outcomes: list[Future[RecordMetadata] | KafkaError] = []
         for message in messages:
-            topic, value, key, headers, timestamp_ms, partition = message
             try:
-                future = self.send(
-                    topic, value, key=key, headers=headers, timestamp_ms=timestamp_ms, partition=partition
-                )
-                outcomes.append(future)
+                outcomes.append(self._send(deadline, *message))
             except KafkaError as error:
                 outcomes.append(error)
-        self._assembler.drain()
+        self._assembler.drain(deadline)
         self._sender.wake()
         return results_of(outcomes, deadline)
 
@@ -426,7 +436,8 @@ class Producer:
             self._raise_if_unusable("flush")
         self._begin_account()
         deadline = deadline or self._flush_deadline()
-        self._assembler.drain()
+        if not self._assembler.drain(deadline):
+            raise DeadlineExceeded("flush: another thread is still sending its columns")
         # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
         while late := self._incomplete.wait(deadline, despite_failures=despite_failures):

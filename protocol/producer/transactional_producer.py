@@ -64,6 +64,8 @@ class TransactionalProducer(Producer):
     Call `init_transactions` once, then repeatedly `begin_transaction`, send, and `commit_transaction`. Supports
     transaction version 2 (KIP-890), with an epoch per transaction, and version 1.
 
+    After any error of a send, also of its future, abort the transaction.
+
     Thread rule: the calls that begin and end a transaction come from one thread, one after the other. Any thread may
     send.
 
@@ -175,10 +177,10 @@ class TransactionalProducer(Producer):
         with self._in_transaction():
             return super().send_columns(topic, columns, partitions)
 
-    def send(self, topic: str, value: bytes | str | None, **fields: Any) -> Future[RecordMetadata]:
-        """Send a message within the transaction, as `Producer.send`. After any error, also of futures, abort."""
+    def _send(self, *message: Any, **fields: Any) -> Future[RecordMetadata]:
+        """Send a message within the transaction, as `Producer.send`."""
         with self._in_transaction():
-            return super().send(topic, value, **fields)
+            return super()._send(*message, **fields)
 
     @contextmanager
     def _in_transaction(self) -> Iterator[None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,9 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, SendFailed, UsageError
 from protocol.producer.messages import ProducerMessage
+from protocol.producer.producer import Producer
 from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import producer_of
@@ -79,6 +82,75 @@ class TestSendMany:
             finally:
                 held.set()
         assert [type(each) for each in raised.value.errors.values()] == [DeadlineExceeded, DeadlineExceeded]
+
+
+class TestDeadlines:
+    """A call with a timeout ends before `max.block.ms`, which limits its wait for memory and metadata."""
+
+    @pytest.fixture
+    def producer(self, fake: FakeKafka) -> Iterator[Producer]:
+        """Yield a producer without room for another 10 kB."""
+        slow: dict[str, object] = {"buffer.memory": 20_000, "batch.size": 5_000, "max.block.ms": 20_000}
+        producer = producer_of(fake.bootstrap_servers, slow)
+        producer.send_and_wait(TOPIC, "connects", partition=0)
+        fake.delay_replies(PRODUCE, 3_600)
+        producer.send(TOPIC, bytes(15_000), partition=0)
+        yield producer
+        producer.abort()
+
+    @pytest.mark.timeout(10)
+    def test_wait_for_memory_ends(self, producer: Producer) -> None:
+        with pytest.raises(DeadlineExceeded, match=r"the time of this call is over\. Nothing of this call was sent"):
+            producer.send_and_wait(TOPIC, bytes(10_000), partition=1, timeout_ms=100)
+        with pytest.raises(SendFailed) as raised:
+            producer.send_many([ProducerMessage(TOPIC, bytes(10_000), partition=1)] * 3, timeout_ms=100)
+        assert {type(each) for each in raised.value.errors.values()} == {DeadlineExceeded}
+
+    @pytest.mark.timeout(10)
+    def test_wait_for_metadata_ends(self, fake: FakeKafka, producer: Producer) -> None:
+        fake.delay_replies(METADATA, 3_600, ALWAYS)
+        with pytest.raises(DeadlineExceeded, match="Metadata of other"):
+            producer.send_and_wait("other", "v", timeout_ms=100)
+        with pytest.raises(SendFailed) as raised:
+            producer.send_many([ProducerMessage("other", "v")] * 3, timeout_ms=100)
+        assert {type(each) for each in raised.value.errors.values()} == {DeadlineExceeded}
+
+    def test_short_wait_does_not_prove_that_a_topic_is_missing(self, fake: FakeKafka) -> None:
+        with producer_of(fake.bootstrap_servers, {"retry.backoff.max.ms": 20_000}) as producer:
+            with pytest.raises(DeadlineExceeded):
+                producer.send_and_wait("later", "v", timeout_ms=100)
+            fake.create_topic("later")
+            assert producer.send_and_wait("later", "v").offset == 0
+
+    @pytest.mark.timeout(10)
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda producer: producer.flush(100),
+            lambda producer: producer.send_and_wait(TOPIC, "v", timeout_ms=100),
+            lambda producer: producer.send_many([ProducerMessage(TOPIC, "v")], timeout_ms=100),
+        ],
+        ids=["flush", "send_and_wait", "send_many"],
+    )
+    def test_wait_for_another_thread_in_its_partitioner_ends(
+        self, fake: FakeKafka, call: Callable[[Producer], object]
+    ) -> None:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def choose(topic: str, rows: pa.RecordBatch, count: int) -> pa.Array:
+            inside.set()
+            assert go_on.wait(WAIT_S)
+            return pa.array([0] * rows.num_rows, pa.int32())
+
+        with producer_of(fake.bootstrap_servers, partitioner=choose) as producer, ThreadPoolExecutor(1) as threads:
+            sent = threads.submit(producer.send_columns, TOPIC, pa.record_batch({"value": pa.array([b"v"])}))
+            try:
+                assert inside.wait(WAIT_S)
+                with pytest.raises((DeadlineExceeded, SendFailed), match=r"not acknowledged in time|still sending"):
+                    call(producer)
+            finally:
+                go_on.set()
+            sent.result(WAIT_S).result()
 
 
 class TestBackoffFunction:

@@ -61,7 +61,7 @@ class TestConcurrentSends:
     def test_send_admitted_before_the_end_belongs_to_the_transaction(
         self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, commit: bool
     ) -> None:
-        admitted, go_on, send, aborted = threading.Event(), threading.Event(), Producer.send, threading.Event()
+        admitted, go_on, send, aborted = threading.Event(), threading.Event(), Producer._send, threading.Event()
 
         def pause(*arguments: Any) -> object:
             admitted.set()
@@ -76,7 +76,7 @@ class TestConcurrentSends:
                 aborted.set()
             producer.begin_transaction()
 
-        monkeypatch.setattr(Producer, "send", pause)
+        monkeypatch.setattr(Producer, "_send", pause)
         producer.begin_transaction()
         with ThreadPoolExecutor(2) as threads:
             threads.submit(producer.send, "orders", b"%09d" % 0)
@@ -219,7 +219,7 @@ class TestConcurrentSends:
                 thread.submit(producer.commit_transaction, 50).result(20)
 
         producer.begin_transaction()
-        monkeypatch.setattr(Producer, "send", end_meanwhile)
+        monkeypatch.setattr(Producer, "_send", end_meanwhile)
         producer.send("orders", b"")
         assert producer.transaction_state is TransactionState.IN_TRANSACTION
 
