@@ -204,7 +204,15 @@ class ProducerFenced(KafkaError):
 
 
 class OutcomeUnknown(KafkaError):
-    """The outcome of a commit is unknown: no reply within the deadline, or the coordinator cannot tell any more."""
+    """The outcome of a commit or an abort is not known yet: no reply within the deadline. Repeat the call."""
+
+
+class OutcomeLost(KafkaError):
+    """A transaction may be committed or aborted, and its producer cannot find out any more.
+
+    A commit had no reply, and then the coordinator aborted the transaction after its timeout or had a newer producer.
+    Create a new producer, and check whether the records are visible before you send them again.
+    """
 
 
 class AdminFailed(KafkaError):

@@ -16,7 +16,7 @@ from protocol.broker_errors import ErrorCode, TransactionEffect, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
-from protocol.errors import BrokerError, KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed
+from protocol.errors import BrokerError, KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, TransactionFailed
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.interrupts import DeferredInterrupts
@@ -209,7 +209,7 @@ class TransactionSession:
             # No transaction is open: its records never reached the coordinator, or that has forgotten the producer id.
             nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
             if not done and (commit or not nothing_open):
-                raise self._not_ended(ended)
+                raise self._not_ended(ended, commit=commit, deadline=deadline)
             held = ended.identity
         # Dropped records may have used sequence numbers, and a late EndTxn must not end the next transaction: both
         # need a new epoch, which KIP-890 gives each transaction. After the transactional id has expired, the producer
@@ -219,24 +219,29 @@ class TransactionSession:
             self._needs_epoch = forgotten or (not self._v2 and (not commit or self._maybe_ended))
             self._lifecycle.transition(_S.READY)
 
-    def _not_ended(self, ended: EndedTransaction) -> KafkaError:
+    def _not_ended(self, ended: EndedTransaction, *, commit: bool, deadline: Deadline) -> KafkaError:
         """Return the error to raise; stay in the state if repeating the call may help."""
         cause = ended.cause
         assert cause is not None
         effect = _effect(cause)
+        unknown = ended.outcome is TransactionOutcome.UNKNOWN
         error: KafkaError
-        if ended.outcome is TransactionOutcome.UNKNOWN:
-            error = _caused(OutcomeUnknown, f"{self.held}: the outcome of the transaction is unknown", cause)
-            if is_retriable(cause) or effect is TransactionEffect.ABORTABLE:
-                return error
+        if unknown and (is_retriable(cause) or effect is TransactionEffect.ABORTABLE):
+            if not is_retriable(cause):  # the call has not waited until its deadline: callers repeat it at once
+                wait_s = self._client.config.retry_backoff_max_ms / 1000
+                self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
+            return _caused(OutcomeUnknown, f"{self.held}: the outcome of the transaction is unknown", cause)
+        if unknown and commit:
+            what = "the transaction may be committed or aborted, and this producer cannot find out. Create a new one, "
+            error = _caused(OutcomeLost, f"{self.held}: {what}and check whether the records are visible", cause)
             for_good = True
-        elif ended.outcome is TransactionOutcome.REFUSED or effect is TransactionEffect.NEEDS_PRODUCER_ID:
-            error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
-            for_good = effect in _FOR_GOOD
-        else:
+        elif effect is TransactionEffect.FENCED or ended.outcome is TransactionOutcome.ABORTED:
             # The coordinator aborted the transaction: for a newer producer, or after the transaction timeout.
             error = _caused(ProducerFenced, f"{self.held}: nothing was committed", cause)
             for_good = True
+        else:
+            error = _caused(TransactionFailed, f"{self.held}: nothing was committed", cause)
+            for_good = effect in _FOR_GOOD
         self._lifecycle.failed(error, fatal=for_good)
         return error
 

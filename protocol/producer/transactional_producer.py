@@ -83,8 +83,10 @@ class TransactionalProducer(Producer):
     ProducerFenced
         By later calls: a newer producer exists. Close this one; its open transaction is aborted.
     OutcomeUnknown
-        By commit and abort: no reply told the outcome. Repeat the call, or use a new producer and check whether the
-        records are there.
+        By commit and abort: no reply told the outcome. Repeat the call.
+    OutcomeLost
+        By commit and later calls: the transaction may be committed or aborted, and this producer cannot find out. Use a
+        new one, and check whether the records are visible.
     """
 
     _session: TransactionSession
@@ -265,6 +267,8 @@ class TransactionalProducer(Producer):
             Nothing was committed.
         OutcomeUnknown
             Repeat the call.
+        OutcomeLost
+            The transaction may be committed or aborted, and this producer cannot find out.
         """
         deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
         if self._session.state is not _S.COMMITTING_TRANSACTION:

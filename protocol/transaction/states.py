@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
+from protocol.errors import KafkaError, OutcomeLost, ProducerFenced, TransactionFailed, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class TransactionState(Enum):
 
 
 _S = TransactionState
-_SPECIFIC_ERRORS = (ProducerFenced, OutcomeUnknown)
+_SPECIFIC_ERRORS = (ProducerFenced, OutcomeLost)
 
 TRANSITIONS: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.UNINITIALIZED: frozenset({_S.READY}),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import KafkaError, OutcomeUnknown
+from protocol.errors import KafkaError, OutcomeLost, OutcomeUnknown
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -87,7 +87,7 @@ class Program:
     def commit(self) -> None:
         try:
             self.producer.commit_transaction(60)
-        except OutcomeUnknown:
+        except (OutcomeUnknown, OutcomeLost):
             self.fake.faults.clear()
             if self.open not in self.unknown:
                 self.unknown.append(self.open)
@@ -97,7 +97,7 @@ class Program:
     def abort(self) -> None:
         try:
             self.producer.abort_transaction(60)
-        except OutcomeUnknown:
+        except (OutcomeUnknown, OutcomeLost):
             self.fake.faults.clear()
             raise
 

@@ -18,7 +18,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.config import parse_client
-from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
+from protocol.errors import KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.producer.results import RecordMetadata
@@ -385,7 +385,7 @@ def test_transactions_survive_brokers_killed_in_turn(kafka: LocalKafka, topic: T
                 producer.close()
                 producer = started(client, transactional_id)
                 continue
-            except OutcomeUnknown:
+            except (OutcomeUnknown, OutcomeLost):
                 # Committed or aborted by now: for a new producer the coordinator completes the transaction.
                 producer.close()
                 producer = started(client, transactional_id)

@@ -16,6 +16,7 @@ from protocol.errors import (
     ConfigurationError,
     DeadlineExceeded,
     KafkaError,
+    OutcomeLost,
     OutcomeUnknown,
     ProducerFenced,
     TransactionFailed,
@@ -38,6 +39,8 @@ from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of,
 from tests.support.wait_until import wait_until
 
 LATE_S = 10
+# Above transaction.timeout.ms.
+TIMEOUT_S = 61
 
 
 def send_without_reply(fake: FakeKafka, producer: TransactionalProducer) -> None:
@@ -404,7 +407,46 @@ class TestUnknownOutcomes:
         assert visible(client) == list(range(10))
         producer.begin_transaction()
 
-    def test_outcome_stays_unknown_after_fencing(
+    @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+    def test_repeated_calls_end_after_the_coordinator_aborted_the_transaction(
+        self, fake: FakeKafka, client: Client, producer: TransactionalProducer, clock: ManualClock, end: str
+    ) -> None:
+        """A lost abort committed nothing, but a lost commit may have."""
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.flush()
+        fake.lose_requests(END_TXN, 1_000)
+        with pytest.raises(OutcomeUnknown):
+            getattr(producer, end)(200)
+        fake.faults.clear()
+        clock.advance(TIMEOUT_S)
+        assert visible(client) == []
+        lost: type[KafkaError] = OutcomeLost if end == "commit_transaction" else ProducerFenced
+        with suppress(lost):  # since KIP-890, a repeated abort succeeds
+            getattr(producer, end)()
+        if producer.transaction_state is TransactionState.FATAL_ERROR:
+            for call in (getattr(producer, end), producer.begin_transaction):
+                with pytest.raises(lost, match="has a fatal error; close it"):
+                    call()
+        else:
+            assert end == "abort_transaction"
+
+    def test_repeat_of_a_refused_commit_backs_off(
+        self, fake: FakeKafka, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits = list[float]()
+        monkeypatch.setattr(producer.client.clock, "sleep_s", waits.append)
+        producer.begin_transaction()
+        send_numbered(producer, "orders", 0, 10, 3)
+        producer.flush()
+        fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, 2)
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                producer.commit_transaction(60_000)
+        assert waits == [1.0, 1.0]
+        producer.commit_transaction()
+
+    def test_outcome_is_lost_after_fencing(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         producer.begin_transaction()
@@ -416,6 +458,6 @@ class TestUnknownOutcomes:
         fake.faults.clear()
         started(client, "etl-0")
         for _ in range(2):
-            with pytest.raises(OutcomeUnknown, match="PRODUCER_FENCED"):
+            with pytest.raises(OutcomeLost, match="PRODUCER_FENCED"):
                 producer.commit_transaction()
         assert producer.transaction_state is TransactionState.FATAL_ERROR, "another request would not help"
