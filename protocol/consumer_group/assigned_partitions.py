@@ -8,7 +8,8 @@ started and dropped in one thread; each partition is read by one thread at a tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -92,6 +93,8 @@ class AssignedPartitions:
         self._not_started: dict[TopicPartition, _Start] = {}
         self._lost: dict[TopicPartition, _Start] = {}
         self._lookups: list[StartLookup] = []
+        # When the next lookup may start: until then, many partitions without a leader cost nothing.
+        self._look_up_at_s = 0.0
         self._paused_not_started: set[TopicPartition] = set()
         # Committed offsets: fetched at the start, or committed by this consumer since.
         self._committed: dict[TopicPartition, int] = {}
@@ -116,6 +119,7 @@ class AssignedPartitions:
         """Add partitions; the next calls of `start_added` start them."""
         for key in partitions:
             self._not_started[key] = self._start()
+        self._look_up_at_s = 0.0
 
     def start_added(self, wait_ms: float) -> None:
         """Start to read added partitions whose start offsets are known, and look up those of the others.
@@ -159,7 +163,8 @@ class AssignedPartitions:
             if (start := self._not_started.get(key)) is None:
                 return
             if deadline.passed:
-                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: its leader does not respond")
+                who = "the coordinator" if isinstance(start.lookup, CommittedLookup) else "its leader"
+                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: {who} does not respond")
             if start.lookup is not None:
                 start.lookup.wait(deadline.remaining_s())
             else:
@@ -178,8 +183,8 @@ class AssignedPartitions:
             ended = lookup.ended
             self._apply(lookup)
             if ended:
-                self._lookups.remove(lookup)
                 errors += self._handle_end(lookup)
+                self._lookups.remove(lookup)  # last: a signal handler may raise before
         if errors:
             raise min(errors, key=lambda each: isinstance(each, DeadlineExceeded))
 
@@ -201,6 +206,9 @@ class AssignedPartitions:
         """Decide what comes next for the partitions of a lookup that have no offset; return errors to raise."""
         now_s, timeout_s = self._client.clock.now_s(), self._client.config.default_api_timeout_ms / 1000
         errors: list[Exception] = []
+        self._look_up_at_s = 0.0
+        # One wait for all that have failed together, so that their next lookup is one again.
+        waits_s: dict[int, float] = {}
         for key in lookup.partitions:
             if (start := self._start_of(key, lookup)) is None:
                 continue
@@ -209,7 +217,8 @@ class AssignedPartitions:
             if error is None:
                 start.without_commit = True
                 continue
-            start.retry_at_s = now_s + start.backoff.next_s()
+            wait_s = start.backoff.next_s()
+            start.retry_at_s = now_s + waits_s.setdefault(start.backoff.tries, wait_s)
             log.debug("%s-%d starts later: %s", *key, error)
             if start.failing_since_s is None:
                 start.failing_since_s = lookup.started_at_s
@@ -223,48 +232,50 @@ class AssignedPartitions:
     def _look_up(self) -> None:
         """Start lookups of the partitions that have none, and partitions to which the user has sought."""
         now_s, wall_ms = self._client.clock.now_s(), self._client.clock.wall_ms()
-        due = {
-            key: start
-            for key, start in [*self._not_started.items(), *self._lost.items()]
-            if start.lookup is None and start.retry_at_s <= now_s
+        if now_s < self._look_up_at_s:
+            return
+        waiting = {
+            key: start for key, start in [*self._not_started.items(), *self._lost.items()] if start.lookup is None
         }
+        due = {key: start for key, start in waiting.items() if start.retry_at_s <= now_s}
         sought = {key: start.sought for key, start in due.items() if start.sought is not None}
         self._start_consumers(
             {key: StartOffset(each.offset, each.leader_epoch) for key, each in sought.items() if each.offset >= 0}
         )
-        self._list_by_leader({key: each.offset for key, each in sought.items() if each.offset < 0})
+        self._list_by_leader(due, {key: each.offset for key, each in sought.items() if each.offset < 0})
         rest = {key: start for key, start in due.items() if key not in sought}
         group = self._config.consumer.group_id
-        committed = [key for key, start in rest.items() if group and not (start.loss or start.without_commit)]
+        committed = {k: start for k, start in rest.items() if group and not (start.loss or start.without_commit)}
         if group and committed:
-            timeout_ms = self._client.config.default_api_timeout_ms
-            self._begin(CommittedLookup(self._client, group, committed, timeout_ms))
-        self._list_by_leader(reset_times(self._config, rest.keys() - set(committed), wall_ms))
+            timeout_ms, is_retry = self._client.config.default_api_timeout_ms, _have_failed(committed.values())
+            self._begin(CommittedLookup(self._client, group, committed, timeout_ms, is_retry=is_retry), committed)
+        self._list_by_leader(due, reset_times(self._config, rest.keys() - committed.keys(), wall_ms))
+        self._look_up_at_s = min((waiting[key].retry_at_s for key in waiting.keys() - due.keys()), default=math.inf)
 
-    def _list_by_leader(self, times: Mapping[TopicPartition, int]) -> None:
+    def _list_by_leader(self, starts: Mapping[TopicPartition, _Start], times: Mapping[TopicPartition, int]) -> None:
         """List offsets, first of all partitions at once; retries are separate for each leader."""
-        groups: dict[tuple[int, int], dict[TopicPartition, int]] = {}
+        groups: dict[tuple[float, int], dict[TopicPartition, int]] = {}
         for key, time in times.items():
-            start = self._not_started.get(key) or self._lost[key]
-            leader = self._leader(key) if start.backoff.tries else _NO_LEADER
-            groups.setdefault((start.backoff.tries, leader), {})[key] = time
-        for (tries, _), group in groups.items():
-            self._begin(self._listing(group, tries))
+            tries = starts[key].backoff.tries
+            leader = self._leader(key) if tries else _NO_LEADER
+            groups.setdefault((self._listing_timeout_ms(tries), leader), {})[key] = time
+        for (timeout_ms, _), group in groups.items():
+            is_retry = _have_failed(starts[key] for key in group)
+            self._begin(ListingLookup(self._client, self._config, group, timeout_ms, is_retry=is_retry), starts)
 
-    def _listing(self, times: Mapping[TopicPartition, int], tries: int) -> ListingLookup:
-        timeout_ms = min(_FIRST_TRY_MS * 2 ** min(tries, 30), self._client.config.default_api_timeout_ms)
-        return ListingLookup(self._client, self._config, times, timeout_ms)
+    def _listing_timeout_ms(self, tries: int) -> float:
+        return min(_FIRST_TRY_MS * (1 << min(tries, 30)), self._client.config.default_api_timeout_ms)
 
     def _leader(self, key: TopicPartition) -> int:
         topic = self._client.remembered_topic(key[0])
         partition = None if topic is None else topic.partitions.get(key[1])
         return _NO_LEADER if partition is None else partition.leader
 
-    def _begin(self, lookup: StartLookup) -> None:
+    def _begin(self, lookup: StartLookup, starts: Mapping[TopicPartition, _Start]) -> None:
         lookup.start()
         self._lookups.append(lookup)
         for key in lookup.partitions:
-            (self._not_started.get(key) or self._lost[key]).lookup = lookup
+            starts[key].lookup = lookup
 
     def _start_consumers(self, offsets: Mapping[TopicPartition, StartOffset]) -> None:
         if not offsets:
@@ -318,6 +329,7 @@ class AssignedPartitions:
         if key in self._not_started:
             self._not_started[key] = self._start()
             self._not_started[key].sought = CommittedOffset(offset, epoch_before)
+            self._look_up_at_s = 0.0
         elif not listed and (key in self._unseen_topics or self._has_lost_topic(key)):
             log.warning("seek of %s-%d to offset %d is ignored: the topic was deleted and created again", *key, offset)
         else:
@@ -338,16 +350,20 @@ class AssignedPartitions:
         return lost is not None and isinstance(lost.loss, TopicRecreated)
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
-        """Return positions to commit: of started partitions, unless in a recreated topic.
+        """Return positions to commit: of started partitions, unless in a recreated topic, and those set by `seek`.
 
         With `moved` only positions that may differ from the group's offsets.
         """
         recreated = self.recreated
-        return {
+        positions = {
             key: CommittedOffset(consumer.position, consumer.last_epoch)
             for key, consumer in self._consumers.items()
             if key not in recreated and (not moved or self._committed.get(key) != consumer.position)
         }
+        for key, start in self._not_started.items():
+            if start.sought is not None and start.sought.offset >= 0:
+                positions[key] = start.sought
+        return positions
 
     @property
     def recreated(self) -> frozenset[TopicPartition]:
@@ -384,6 +400,7 @@ class AssignedPartitions:
                 self._resume_at(loss, *end_of_common_log(loss))
             else:
                 self._lost[key] = self._start(loss)
+                self._look_up_at_s = 0.0
             return None
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
@@ -408,13 +425,14 @@ class AssignedPartitions:
         start, deadline = self._start(), self._client.deadline()
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
         while True:
-            lookup = self._listing(times, start.backoff.tries)
+            timeout_ms = min(self._listing_timeout_ms(start.backoff.tries), deadline.remaining_ms())
+            lookup = ListingLookup(self._client, self._config, times, timeout_ms)
             lookup.start()
             while not lookup.ended:
                 if key not in self._consumers:
                     lookup.cancel()
                     return None
-                lookup.wait(deadline.remaining_s())
+                lookup.wait()
             if (found := lookup.found().get(key)) is not None:
                 return found.offset
             error = lookup.error_of(key)
@@ -469,6 +487,10 @@ class AssignedPartitions:
         for lookup in self._lookups:
             lookup.cancel()
         self.reader.close(deadline)
+
+
+def _have_failed(starts: Iterable[_Start]) -> bool:
+    return any(start.backoff.tries for start in starts)
 
 
 def end_of_common_log(loss: LogTruncated) -> tuple[int, int]:

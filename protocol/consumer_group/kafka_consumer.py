@@ -318,9 +318,9 @@ class KafkaConsumer:
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
+            self._reading = batches  # a signal handler must not close the partitions that are starting
             self._partitions.start_added(deadline.remaining_ms())
             with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
-                self._reading = batches
                 if self._still_owned():
                     self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
             # The process may have been suspended, and the partitions assigned to another member.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline, StoppableClock
 from protocol.cluster.client import Client
 from protocol.condition import Event
@@ -49,6 +50,8 @@ class StartLookup(ABC):
         Time limit of all requests.
     name : str
         Name of the thread.
+    is_retry : bool
+        Do not wait for it: a broker may not respond.
 
     Attributes
     ----------
@@ -57,9 +60,18 @@ class StartLookup(ABC):
         On the client's clock.
     """
 
-    def __init__(self, client: Client, partitions: Collection[TopicPartition], timeout_ms: float, name: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        partitions: Collection[TopicPartition],
+        timeout_ms: float,
+        name: str,
+        *,
+        is_retry: bool = False,
+    ) -> None:
         self.partitions = frozenset(partitions)
         self.started_at_s = client.clock.now_s()
+        self._is_retry = is_retry
         self._client = client
         self._clock = StoppableClock(client.clock)
         self._deadline = Deadline.after_ms(timeout_ms, self._clock)
@@ -99,9 +111,11 @@ class StartLookup(ABC):
     @property
     def is_new(self) -> bool:
         """Return True if the lookup is worth waiting for."""
-        return not self.ended and self._client.clock.now_s() - self.started_at_s < _WAIT_S
+        if self._is_retry or self.ended:
+            return False
+        return self._client.clock.now_s() - self.started_at_s < _WAIT_S
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float = _WAIT_S) -> None:
         """Wait for the end, at most 50 ms: offsets may have arrived meanwhile."""
         self._ended.wait(min(timeout_s, _WAIT_S))
 
@@ -113,8 +127,16 @@ class StartLookup(ABC):
 class CommittedLookup(StartLookup):
     """Fetches the group's offsets, with the ids of their topics."""
 
-    def __init__(self, client: Client, group: str, partitions: Collection[TopicPartition], timeout_ms: float) -> None:
-        super().__init__(client, partitions, timeout_ms, f"start offsets of {group}")
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        partitions: Collection[TopicPartition],
+        timeout_ms: float,
+        *,
+        is_retry: bool = False,
+    ) -> None:
+        super().__init__(client, partitions, timeout_ms, f"start offsets of {group}", is_retry=is_retry)
         self._group = group
         self._found: dict[TopicPartition, StartOffset] = {}
         self._pending: set[TopicPartition] = set()
@@ -157,7 +179,11 @@ class CommittedLookup(StartLookup):
 
 
 class ListingLookup(StartLookup):
-    """Lists offsets by time at the leaders; each leader gets one request, or two with `by_duration`."""
+    """Lists offsets by time at the leaders; each leader gets one request, or two with `by_duration`.
+
+    An offset belongs to the topic that the metadata had before the request: if a new topic has replaced it since, the
+    first Fetch tells, and the offset is not used.
+    """
 
     def __init__(
         self,
@@ -165,13 +191,19 @@ class ListingLookup(StartLookup):
         config: GroupConsumerConfig,
         times: Mapping[TopicPartition, int],
         timeout_ms: float,
+        *,
+        is_retry: bool = False,
     ) -> None:
-        super().__init__(client, times.keys(), timeout_ms, "start offsets")
+        super().__init__(client, times.keys(), timeout_ms, "start offsets", is_retry=is_retry)
         self._times = times
         self._isolation_level = config.consumer.isolation_level
+        self._topic_ids: dict[str, bytes] = {}
         self._listed: dict[TopicPartition, ListedOffset] = {}
 
     def _look_up(self) -> None:
+        topics = {topic for topic, _ in self._times}
+        known = self._client.snapshot(topics, self._deadline).topics
+        self._topic_ids = {name: topic.topic_id for name, topic in known.items() if topic.error_code == ErrorCode.NONE}
         try:
             self._list(self._times)
         finally:
@@ -184,7 +216,12 @@ class ListingLookup(StartLookup):
 
     def found(self) -> dict[TopicPartition, StartOffset]:
         """Return the offsets that have arrived; where there is no record at or after the time, the end of the log."""
-        return {key: StartOffset(each.offset) for key, each in self._listed.copy().items() if each.offset >= 0}
+        ids = self._topic_ids
+        return {
+            key: StartOffset(each.offset, topic_id=ids[key[0]])
+            for key, each in self._listed.copy().items()
+            if each.offset >= 0 and key[0] in ids
+        }
 
 
 def reset_times(

@@ -17,7 +17,17 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
+from protocol.consumer_group.start_offsets import StartLookup
+from protocol.errors import (
+    BrokerError,
+    DataLoss,
+    DeadlineExceeded,
+    KafkaError,
+    NoOffset,
+    TopicRecreated,
+    UsageError,
+    WakeUp,
+)
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.testing.fake_kafka.controller import NO_LEADER
@@ -28,6 +38,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.schema import Api
 from tests.protocol.consumer.consuming import client_of, records
+from tests.support.internals import partitions_of
 from tests.support.wait_until import wait_until
 
 HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
@@ -202,7 +213,9 @@ def test_silent_leader_of_a_partition_without_offset_delays_no_other(committed: 
         consumer = KafkaConsumer(client, parse_group_consumer(given))
         if committed:
             consumer.commit_sync({HEALTHY: CommittedOffset(0)})
+        # So that no request goes to the silent broker first.
         client.snapshot([HEALTHY[0], OFFLINE[0]])
+        consumer.committed([HEALTHY])
         fake.silence(2)
         consumer.assign([HEALTHY, OFFLINE])
         read = Read(consumer)
@@ -419,4 +432,131 @@ def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(
         assert len(fake.request_bodies(kind)) < 9
         fake.clear_faults()
         read.until(lambda: read.rows["offline"] == 5)
+        consumer.close()
+
+
+GROUP = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+
+
+def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: FakeKafka, client: Client) -> None:
+    """The user is busy between two polls, and other partitions have refreshed the metadata."""
+    fake.rewrite(*HEALTHY, records(100, 5), start=100)
+    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
+        fake.delay_replies(LIST_OFFSETS, 0.3)
+        consumer.assign([HEALTHY])
+        wait_until(lambda: consumer.poll(0) or fake.request_bodies(LIST_OFFSETS))
+        recreate(fake, 0, 200)
+        client.expire_metadata(["healthy"])
+        client.snapshot(["healthy"])
+        wait_until(lambda: not any(each.name == "start offsets" for each in threading.enumerate()))
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 200)
+
+
+def test_partition_starts_after_a_signal_handler_has_raised_at_the_end_of_its_lookup(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object) -> None:
+        monkeypatch.undo()
+        raise InterruptedError
+
+    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
+        consumer.assign([HEALTHY])
+        monkeypatch.setattr("protocol.consumer_group.assigned_partitions.AssignedPartitions._handle_end", interrupt)
+        with pytest.raises(InterruptedError):
+            wait_until(lambda: consumer.poll(20) or False)
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 5)
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[StartLookup]:
+    """Return the lookups that are started from now on."""
+    started, start = list[StartLookup](), StartLookup.start
+
+    def note(lookup: StartLookup) -> None:
+        started.append(lookup)
+        start(lookup)
+
+    monkeypatch.setattr(StartLookup, "start", note)
+    return started
+
+
+def test_partitions_that_failed_together_are_looked_up_together(
+    fake: FakeKafka, client: Client, lookups: list[StartLookup]
+) -> None:
+    fake.create_topic("wide", 30)
+    wide = {("wide", partition) for partition in range(30)}
+    for key in wide:
+        fake.move_leader(*key, NO_LEADER)
+    with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as consumer:
+        consumer.assign(wide)
+        wait_until(lambda: consumer.poll(5) or len(lookups) > 9)
+    assert {each.partitions for each in lookups} == {frozenset(wide)}
+
+
+def test_signal_handler_closes_a_consumer_whose_partitions_are_starting(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = KafkaConsumer(client, parse_group_consumer(GROUP))
+    consumer.assign([HEALTHY, OFFLINE])
+    start = StartLookup.start
+
+    def close(lookup: StartLookup) -> None:
+        start(lookup)
+        consumer.close()
+
+    monkeypatch.setattr(StartLookup, "start", close)
+    assert not consumer.poll(10_000)
+    with pytest.raises(UsageError, match="closed"):
+        consumer.poll(0)
+
+
+def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, wait = list[StartLookup](), StartLookup.wait
+
+    def note(lookup: StartLookup, *given: float) -> None:
+        waits.append(lookup)
+        wait(lookup, *given)
+
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
+        consumer = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 5)
+        fake.delay_replies(LIST_OFFSETS, 5, ALWAYS)
+        monkeypatch.setattr(StartLookup, "wait", note)
+        loss, since_s = DataLoss("out of range", topic="healthy", partition=0), time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            partitions_of(consumer).recover(loss)
+        assert time.monotonic() - since_s < 2
+        assert len(waits) < 50
+        fake.clear_faults()
+        consumer.close()
+
+
+@pytest.mark.parametrize("end", ["commit_sync", "close"])
+def test_sought_position_is_committed_before_the_partition_has_started(
+    fake: FakeKafka, client: Client, end: str
+) -> None:
+    consumer = KafkaConsumer(client, parse_group_consumer({**GROUP, "enable.auto.commit": end == "close"}))
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.seek_to_end([HEALTHY])
+    consumer.seek(OFFLINE, EARLIEST)
+    assert consumer.positions() == {HEALTHY: CommittedOffset(5)}
+    getattr(consumer, end)()
+    assert fake.committed_offsets("etl") == {HEALTHY: 5}
+    consumer.close()
+
+
+def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
+        fake.delay_replies(OFFSET_FETCH, 5)
+        consumer = KafkaConsumer(client, parse_group_consumer(GROUP))
+        consumer.assign([HEALTHY])
+        with pytest.raises(DeadlineExceeded, match=r"healthy-0 has no .*: the coordinator does not|OffsetFetch"):
+            consumer.position(HEALTHY)
+        fake.clear_faults()
         consumer.close()
