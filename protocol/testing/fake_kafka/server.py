@@ -339,7 +339,7 @@ class _BrokerListener(Listener):
         self._kafka = kafka
         self._broker_id = broker_id
         self.handlers: dict[Api, Handler] = {}
-        # Each connection has a thread.
+        # Of a connection, which has a thread.
         self._local = threading.local()
         super().__init__(kafka.host, port, kafka.tls, kafka.record_requests)
 
@@ -361,7 +361,10 @@ class _BrokerListener(Listener):
         if not first <= version <= last:
             return CUT
         if kafka.brokers[self._broker_id].silent:
+            self._local.unanswered = True
             return None
+        if getattr(self._local, "unanswered", False):  # replies are ordered: this one would be taken for the lost one
+            return CUT
         if self._fault(Kind.REQUEST_LOST, api):
             return CUT
         principal = (self._sasl_session().principal if kafka.authenticates else None) or ANONYMOUS
@@ -378,6 +381,7 @@ class _BrokerListener(Listener):
             changed = edited.edit(reply)
             return reply_in(api, version, changed) if isinstance(changed, dict) else changed
         if kafka.brokers[self._broker_id].silent:
+            self._local.unanswered = True
             return None
         return _without_answer(reply) if api is PRODUCE and body["acks"] == 0 else reply_in(api, version, reply)
 

@@ -27,6 +27,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.support.no_broker import no_broker
+from tests.support.wait_until import wait_until
 
 
 class StandingClock(Clock):
@@ -428,3 +429,17 @@ class TestDepartedBrokers:
         assert connections.close_departed([address]) == {address}
         assert not busy.closed
         connections.close()
+
+
+def test_connection_on_which_a_fake_broker_was_silent_is_reset() -> None:
+    """Replies are ordered: a later one would be taken for the one that was lost."""
+    with FakeKafka() as fake:
+        connection = connect(fake)
+        fake.silence(1)
+        first = connection.send(METADATA, 9, {"topics": []}, after(5000))
+        wait_until(lambda: any(api == "Metadata" for api, _, _ in fake.requests))
+        fake.silence(1, silent=False)
+        with pytest.raises(ConnectionLost):
+            connection.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
+        with pytest.raises(ConnectionLost):
+            first.result(after(5000))
