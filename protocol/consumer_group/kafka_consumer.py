@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -134,6 +135,8 @@ class KafkaConsumer:
         self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
+        # The process that has polled.
+        self._process_id: int | None = None
         self._client.sensors.use(CONSUMER_GROUPS)
         self._polled_s: float | None = None
 
@@ -335,6 +338,7 @@ class KafkaConsumer:
             self._reading = None
 
     def _record_poll(self) -> None:
+        self._process_id = os.getpid()
         before_s, self._polled_s = self._polled_s, self._client.clock.now_s()
         since_s = 0.0 if before_s is None else self._polled_s - before_s
         self._client.sensors.polls.record((self._polled_s, since_s * 1000))
@@ -849,6 +853,8 @@ class KafkaConsumer:
         if self._is_in_use_here:  # a call within another one
             yield
             return
+        if self._process_id not in (None, os.getpid()):  # its threads do not exist here
+            raise UsageError("this consumer was used before a fork: make one in this process")
         with acquired(self._in_use, 0) as free:
             if not free:
                 raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")

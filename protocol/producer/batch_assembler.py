@@ -187,13 +187,15 @@ class BatchAssembler:
         with self._exclusive(0) as free:
             if not free:
                 return None
-            now_s = self._clock.now_s()
+            held_bytes, now_s = self._memory.held_bytes, self._clock.now_s()
             if self._messages_are_due(now_s):
                 self._append_waiting_messages()
             with suppress(MemoryError):  # only these rows have failed; others can still be sent
                 self._hand_over(self._due(now_s), wait=False)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
-            return min(waiting_s) + self._linger_s if waiting_s else None
+        if self._memory.held_bytes < held_bytes:  # compressed, or refused
+            self._incomplete.wake()
+        return min(waiting_s) + self._linger_s if waiting_s else None
 
     def close(self, error: KafkaError) -> None:
         """Fail all waiting rows and messages, and refuse further ones.
@@ -205,12 +207,19 @@ class BatchAssembler:
         if self.discard(error):
             self._incomplete.failed([error])
 
-    def discard(self, error: KafkaError) -> bool:
-        """Fail all waiting rows and messages; return True if some rows have no result object that reports `error`."""
-        with self._exclusive():
+    def discard(self, error: KafkaError, deadline: Deadline | None = None) -> bool:
+        """Fail all waiting rows and messages; return True if some rows have no result object that reports `error`.
+
+        Raises `DeadlineExceeded` if another thread still hands over its columns at the deadline.
+        """
+        with self._exclusive(_FOREVER_S if deadline is None else deadline.remaining_s()) as free:
+            if not free:
+                raise DeadlineExceeded("another thread is still sending its columns")
             for messages in self.messages.take():
                 self._fail_messages(messages, error)
-            return self._fail_rows(self._accumulator.drain(), error)
+            unreported = self._fail_rows(self._accumulator.drain(), error)
+        self._incomplete.wake()  # their memory is free
+        return unreported
 
     # -- one thread at a time -----------------------------------------------------------------
 

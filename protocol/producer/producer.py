@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 # Limit of the wait for the sender's thread when a producer is closed.
 _STOP_MS = 10_000
+_LEAST_STOP_MS = 1_000
 _MAX_COMPRESSORS = min(4, os.cpu_count() or 1)
 
 T = TypeVar("T")
@@ -387,11 +388,12 @@ class Producer:
         self._assembler.refuse_within_send()
         with DeferredInterrupts() as interrupts:
             if not self._closed:
+                deadline = self._flush_deadline(timeout_ms)
                 try:
                     with interrupts.allowed():
-                        self._flush(self._flush_deadline(timeout_ms), despite_failures=True)
+                        self._flush(deadline, despite_failures=True)
                 finally:
-                    self.abort()
+                    self._abort(deadline)
 
     def abort(self) -> None:
         """Stop, and drop unacknowledged rows; those in flight may still be written.
@@ -399,11 +401,15 @@ class Producer:
         The sender's thread has ended and its connections are closed on return, unless a connection attempt hangs. The
         compression threads end on their own. Raises `UsageError` within `send` or `send_columns`, as `flush` does.
         """
+        self._abort(self._client.deadline(_STOP_MS))
+
+    def _abort(self, deadline: Deadline) -> None:
+        """Stop; wait for the sender's thread until the deadline, at least for a second and at most for `_STOP_MS`."""
         self._assembler.refuse_within_send()  # the sender's thread would wait for this one
         with DeferredInterrupts():
             self._closed = True
             _stop(self._sender, self._compressors)
-            self._sender.join(self._client.deadline(_STOP_MS))
+            self._sender.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
             if self._interceptors is not None and self._sender.in_this_process:
                 self._interceptors.close()
             if self._owns_client and self._sender.in_this_process:
@@ -418,12 +424,12 @@ class Producer:
         Raises
         ------
         DeadlineExceeded
-            Some batches are still in flight. The call may be repeated.
+            Some batches are still in flight, or another thread is in `send_columns`. The call may be repeated.
         """
         self._require_alive()
         # In this order: threads that wait for memory block `discard`.
         self._sender.reset_sequences(deadline)
-        self._assembler.discard(UsageError("this was not sent: the transaction was aborted"))
+        self._assembler.discard(UsageError("this was not sent: the transaction was aborted"), deadline)
         self._incomplete.take_failures()
 
     # -- inside -------------------------------------------------------------------------------

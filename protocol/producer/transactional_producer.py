@@ -282,7 +282,7 @@ class TransactionalProducer(Producer):
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drop unsent records, wait for the replies to those in flight, and abort.
 
-        Does not wait for threads that are sending; their sends fail.
+        Does not wait for threads that wait in a send for memory; their sends fail.
 
         Parameters
         ----------
@@ -292,8 +292,8 @@ class TransactionalProducer(Producer):
         Raises
         ------
         DeadlineExceeded
-            Records are still in flight: repeat the call. The transaction stays open, since a record that arrives after
-            its end would open another one.
+            Records are still in flight, or another thread is in `send_columns`: repeat the call. The transaction stays
+            open, since a record that arrives after its end would open another one.
         OutcomeUnknown
             Repeat the call.
         """
@@ -356,11 +356,12 @@ class TransactionalProducer(Producer):
         KafkaError
             As `abort_transaction`. The producer is closed.
         """
+        deadline = self._client.deadline(timeout_ms)
         with DeferredInterrupts() as interrupts:
             try:
                 begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
                 if begun and not self._closed:
                     with interrupts.allowed():
-                        self._abort_transaction(self._client.deadline(timeout_ms), closing=True)
+                        self._abort_transaction(deadline, closing=True)
             finally:
-                self.abort()
+                self._abort(deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -365,3 +366,22 @@ def test_close_without_a_deadline_ends(client: Client) -> None:
     assert consumer.poll(math.inf)
     consumer.commit_sync(timeout_ms=math.inf)
     consumer.close(timeout_ms=math.inf)
+
+
+def test_consumer_is_refused_in_a_forked_child_after_it_has_polled(client: Client) -> None:
+    with consumer_of(client, {}) as unused, consumer_of(client, {}) as consumer:
+        consumer.assign(BOTH)
+        assert len(read(consumer, 2 * END)) == 2 * END
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                assert unused.assignment == frozenset()
+                with pytest.raises(UsageError, match="before a fork"):
+                    consumer.poll(0)
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert consumer.position(("orders", 0)) == END

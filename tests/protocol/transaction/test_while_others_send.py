@@ -15,7 +15,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.config import parse_client
+from protocol.config import parse_client, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
@@ -265,3 +265,55 @@ class TestConcurrentSends:
         monkeypatch.setattr(producer, "reset_sequences", look)
         producer.begin_transaction()
         assert states == [TransactionState.READY]
+
+
+class TestWaitsForOtherThreads:
+    """A call keeps its time though another thread is in a send; a send goes on when memory is free."""
+
+    @pytest.mark.parametrize("how", ["abort_transaction", "abort", "compressed"])
+    def test_send_goes_on_when_the_memory_of_unsent_messages_is_free(
+        self, fake: FakeKafka, client: Client, how: str
+    ) -> None:
+        config = {"buffer_memory": 100_000, "max_block_ms": 60_000, "batch_size": 1_000_000, "compression_type": "gzip"}
+        producer = started(client, "etl-0", **config, linger_ms=500 if how == "compressed" else 60_000)
+        producer.begin_transaction()
+        if how == "compressed":
+            fake.delay_replies(PRODUCE, 20)
+        producer.send("orders", b"x" * 40_000)
+        with ThreadPoolExecutor(1) as other:
+            waiting = other.submit(producer.send, "orders", b"y" * 70_000)
+            wait_until(lambda: incomplete_of(producer).waiting_for_room)
+            since_s = time.monotonic()
+            if how != "compressed":
+                getattr(producer, how)()
+            waiting.exception(20)
+            assert time.monotonic() - since_s < 10
+        if how == "abort_transaction":
+            producer.begin_transaction(5_000)
+        producer.abort()
+
+    @pytest.mark.parametrize("end", ["abort_transaction", "close"])
+    def test_end_keeps_its_timeout_while_another_thread_chooses_partitions(self, client: Client, end: str) -> None:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def choose(topic: str, columns: pa.RecordBatch, *given: object) -> np.ndarray[Any, np.dtype[np.int32]]:
+            inside.set()
+            assert go_on.wait(20)
+            return np.zeros(columns.num_rows, np.int32)
+
+        producer = TransactionalProducer(client, parse_producer({"transactional.id": "etl-0"}), partitioner=choose)
+        producer.init_transactions()
+        producer.begin_transaction()
+        with ThreadPoolExecutor(1) as other:
+            sent = other.submit(producer.send_columns, "orders", numbered(0, 3))
+            assert inside.wait(20)
+            since_s = time.monotonic()
+            try:
+                getattr(producer, end)(timeout_ms=500)
+            except DeadlineExceeded as error:
+                assert "another thread" in str(error)  # noqa: PT017
+            took_s = time.monotonic() - since_s
+            go_on.set()
+            sent.exception(20)
+        producer.abort()
+        assert took_s < 3
