@@ -147,10 +147,10 @@ class AssignedPartitions:
             with DeferredInterrupts():
                 self._apply_lookups()
                 self._look_up()
-            new = next((each for each in self._lookups if each.is_new), None)
-            if new is None or deadline.passed:
+            new = [each for each in self._lookups if each.is_new]
+            if not new or deadline.passed:
                 return
-            new.wait(deadline.remaining_s())
+            new[0].wait(deadline.remaining_s())
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
         """Call `start_added` until this partition has started; raise its errors, and `DeadlineExceeded`."""
@@ -310,7 +310,7 @@ class AssignedPartitions:
             if (consumer := self._consumers.pop(key, None)) is not None:
                 consumer.close()
         for lookup in self._lookups:
-            if not any(self._start_of(key, lookup) for key in lookup.partitions):
+            if not [key for key in lookup.partitions if self._start_of(key, lookup)]:
                 lookup.cancel()
 
     def __getitem__(self, key: TopicPartition) -> PartitionConsumer:
