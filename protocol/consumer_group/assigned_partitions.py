@@ -135,7 +135,7 @@ class AssignedPartitions:
         Raises
         ------
         NoOffset, BrokerError
-            A partition cannot start; the others have started.
+            A partition cannot start. Others start nevertheless; `NoOffset` is raised by each call until `seek`.
         DeadlineExceeded
             The start offset of a partition is unknown for `default.api.timeout.ms`; raised again after each such
             period.

@@ -284,7 +284,8 @@ class KafkaConsumer:
         DataLoss
             The position of a partition is not in the log, and `auto.offset.reset` is `none`.
         NoOffset
-            A partition has no committed offset, and `auto.offset.reset` is `none`.
+            A partition has no committed offset, and `auto.offset.reset` is `none`. Raised by each call until `seek`; no
+            partition is read meanwhile.
         KafkaError
             The consumer cannot be a member of the group, or `group.join.retries` retries of a join have failed; the
             next call continues to join.

@@ -122,14 +122,19 @@ class Sender:
         ------
         DeadlineExceeded
             Some batches are still in flight; the reset continues.
+        KafkaError
+            The sender has ended.
         """
         with self._inbox_lock:
-            done = self._reset_done = Event()
             if self._end is not None:
                 raise self._end
+            # Another thread may wait for the same reset.
+            done = self._reset_done = self._reset_done or Event()
         self.wake()
         if not done.wait(deadline.remaining_s()):
             raise DeadlineExceeded("batches in flight were not answered in time")
+        if self._end is not None:  # perhaps before the replies
+            raise self._end
 
     @property
     def in_this_process(self) -> bool:

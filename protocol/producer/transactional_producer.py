@@ -196,6 +196,7 @@ class TransactionalProducer(Producer):
     @contextmanager
     def _let_in(self) -> Iterator[None]:
         send = object()
+        self._require_alive()  # before the lock: after a fork, another thread may hold it forever
         try:
             with self._no_send:
                 self._session.require(_S.IN_TRANSACTION)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -317,3 +320,50 @@ class TestWaitsForOtherThreads:
             sent.exception(20)
         producer.abort()
         assert took_s < 3
+
+    @pytest.mark.parametrize("stop", ["close", "abort"])
+    def test_stop_ends_an_abort_that_waits_in_another_thread(self, fake: FakeKafka, client: Client, stop: str) -> None:
+        producer = started(client, "etl-0")
+        producer.begin_transaction()
+        fake.delay_replies(PRODUCE, 20, ALWAYS)
+        producer.send("orders", b"x")
+        wait_until(lambda: fake.request_bodies(PRODUCE))
+        with ThreadPoolExecutor(1) as other:
+            aborting = other.submit(producer.abort_transaction, 60_000)
+            wait_until(lambda: producer.transaction_state is TransactionState.ABORTING_TRANSACTION)
+            since_s = time.monotonic()
+            with suppress(KafkaError):
+                producer.close(500) if stop == "close" else producer.abort()
+            assert isinstance(aborting.exception(20), KafkaError)
+            assert time.monotonic() - since_s < 10
+
+    def test_send_in_a_forked_child_is_refused_though_another_thread_was_sending(
+        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inside, go_on, require = threading.Event(), threading.Event(), transaction_session.TransactionSession.require
+
+        def pause(session: transaction_session.TransactionSession, *states: TransactionState) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                assert go_on.wait(20)
+            require(session, *states)
+
+        producer.begin_transaction()
+        monkeypatch.setattr(transaction_session.TransactionSession, "require", pause)
+        with ThreadPoolExecutor(1) as other:
+            sent = other.submit(producer.send, "orders", b"x")
+            assert inside.wait(20)
+            child = os.fork()
+            if not child:
+                signal.alarm(10)
+                code = 1
+                try:
+                    with pytest.raises(UsageError, match="before a fork"):
+                        producer.send("orders", b"y")
+                    code = 0
+                finally:
+                    os._exit(code)
+            _, status = os.waitpid(child, 0)
+            go_on.set()
+            sent.result(20)
+        assert os.waitstatus_to_exitcode(status) == 0
