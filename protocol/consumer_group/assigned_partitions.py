@@ -111,14 +111,14 @@ class AssignedPartitions:
     def __len__(self) -> int:
         return len(self._consumers) + len(self._not_started)
 
-    def _start(self, loss: DataLoss | None = None) -> _Start:
+    def _new_start(self, loss: DataLoss | None = None) -> _Start:
         settings = self._client.config
         return _Start(Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms), loss)
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
         """Add partitions; the next calls of `start_added` start them."""
         for key in partitions:
-            self._not_started[key] = self._start()
+            self._not_started[key] = self._new_start()
         self._look_up_at_s = 0.0
 
     def start_added(self, wait_ms: float) -> None:
@@ -327,7 +327,7 @@ class AssignedPartitions:
         recreated and the user has not received records of the new one: only a `listed` offset is surely of it.
         """
         if key in self._not_started:
-            self._not_started[key] = self._start()
+            self._not_started[key] = self._new_start()
             self._not_started[key].sought = CommittedOffset(offset, epoch_before)
             self._look_up_at_s = 0.0
         elif not listed and (key in self._unseen_topics or self._has_lost_topic(key)):
@@ -399,7 +399,7 @@ class AssignedPartitions:
             if isinstance(loss, LogTruncated):
                 self._resume_at(loss, *end_of_common_log(loss))
             else:
-                self._lost[key] = self._start(loss)
+                self._lost[key] = self._new_start(loss)
                 self._look_up_at_s = 0.0
             return None
         # No further call: a signal handler that raises there would lose the batch.
@@ -422,7 +422,7 @@ class AssignedPartitions:
         return CommittedOffset(offset, leader_epoch)
 
     def _await_reset_offset(self, key: TopicPartition) -> int | None:
-        start, deadline = self._start(), self._client.deadline()
+        start, deadline = self._new_start(), self._client.deadline()
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
         while True:
             timeout_ms = min(self._listing_timeout_ms(start.backoff.tries), deadline.remaining_ms())

@@ -146,21 +146,21 @@ class CommittedLookup(StartLookup):
 
     def _look_up(self) -> None:
         pending = self._pending
-        while asked := sorted(self.partitions - self._refused.keys()):
+        while asked := self.partitions - self._refused.keys():
             try:
                 offsets, ids = fetch_offsets_and_ids(self._client, self._group, asked, self._deadline, pending=pending)
-                break
             except BrokerError as error:
                 refused = [key for key in asked if key[0] == error.context.get("topic")]
                 if not refused:
                     raise
                 self._refused.update(dict.fromkeys(refused, error))
-        else:
-            return
-        self._without = frozenset(asked) - offsets.keys() - pending
-        self._found = {
-            key: StartOffset(each.offset, each.leader_epoch, ids[key]) for key, each in offsets.items() if key in ids
-        }
+            else:
+                self._without = asked - offsets.keys() - pending
+                starts = {key: each for key, each in offsets.items() if key in ids}
+                self._found = {
+                    key: StartOffset(each.offset, each.leader_epoch, ids[key]) for key, each in starts.items()
+                }
+                return
 
     def found(self) -> dict[TopicPartition, StartOffset]:
         """Return the committed offsets, once the lookup has ended."""
