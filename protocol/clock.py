@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
 class Clock:
     """The system's time. Tests use a subclass."""
 
-    def now_s(self) -> float:
-        """Return monotonic seconds; only differences are meaningful."""
-        return time.monotonic()
+    # Without a function of Python's own, since each request calls it about twenty times.
+    now_s = staticmethod(time.monotonic)
+    """Return monotonic seconds; only differences are meaningful."""
 
     def wall_ms(self) -> int:
         """Return milliseconds since 1970-01-01 UTC: a Kafka timestamp."""
@@ -66,15 +64,6 @@ class PausableClock(Clock):
         """Let the time continue after `pause`."""
         self._missed_s += max(0.0, self._clock.now_s() - self._stands_from_s)
         self._stands_from_s = float("inf")
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause this clock during the block."""
-        self.pause()
-        try:
-            yield
-        finally:
-            self.resume()
 
 
 class StoppableClock(Clock):

@@ -52,9 +52,9 @@ class ProcessState:
         """Return the client for a configuration. It connects when first used, and is never closed."""
         return self._client(config)
 
-    def record_bytes(self, config: ClientConfig) -> dict[str, float]:
+    def record_bytes(self, client: Client) -> dict[str, float]:
         """Return the bytes per offset by topic that earlier tasks measured; tasks update it."""
-        return self._record_bytes(config)
+        return self._record_bytes(client)
 
     def registry(self, config: RegistryConfig) -> SchemaRegistry:
         """Return the client of a schema registry. It keeps the schemas that it has fetched."""
@@ -100,7 +100,7 @@ def _new_decoder(schema: ReaderSchema, config: RegistryConfig | None, part: Part
     return ColumnDecoder(schema, None if config is None else PROCESS.registry(config), part)
 
 
-def _no_record_bytes(config: ClientConfig) -> dict[str, float]:
+def _no_record_bytes(client: Client) -> dict[str, float]:
     return {}
 
 

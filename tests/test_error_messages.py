@@ -53,7 +53,7 @@ def test_timestamp_beyond_spark_s_microseconds_is_named(timestamp_ms: int) -> No
     times = pa.array(np.array([0, timestamp_ms, 5], np.int64))
     batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])
     with pytest.raises(UsageError, match=r"^\[KAFKA_MALFORMED_RECORD_TIMESTAMP\] a record of t-3 ") as raised:
-        range_reader.with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(["timestamp"]))
+        range_reader.with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(("timestamp",)))
     assert f"has the timestamp {timestamp_ms}, " in str(raised.value)
 
 
@@ -61,5 +61,5 @@ def test_largest_timestamps_of_spark_are_read() -> None:
     most = (2**63 - 1) // 1000
     times = pa.array(np.array([most, -most, -1], np.int64))
     batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])
-    found = range_reader.with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(["timestamp"]))
+    found = range_reader.with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(("timestamp",)))
     assert found.column(0).cast(pa.int64()).to_pylist() == [most * 1000, -most * 1000, -1000]

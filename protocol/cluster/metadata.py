@@ -25,6 +25,9 @@ class Broker:
     port: int
     rack: str | None = None
 
+    def __hash__(self) -> int:
+        return self.node_id
+
     def __str__(self) -> str:
         return f"{self.host}:{self.port} (broker {self.node_id})"
 

@@ -118,10 +118,13 @@ class BoundedReader:
     def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
         while self._waiting or self._in_flight:
             fetched_together = self._next_fetched()
-            with self._clock.paused():
+            self._clock.pause()
+            try:
                 for reading, fetched in fetched_together:
                     for batch in self._decoded(reading, fetched):
                         yield reading.wanted, batch
+            finally:
+                self._clock.resume()
 
     def _decoded(self, reading: RangePosition, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
         sensors, clock = self._client.sensors, self._client.clock

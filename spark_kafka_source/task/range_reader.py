@@ -102,7 +102,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
         first_fetch_bytes=FIRST_FETCH_BYTES,
-        record_bytes=PROCESS.record_bytes(options.client),
+        record_bytes=PROCESS.record_bytes(client),
     )
     schema = arrow_schema(options.row_columns, options.schemas)
     try:

@@ -8,6 +8,7 @@ schema. Imports pyspark only to build Spark's types.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from protocol.schemas.reader_schema import ReaderSchema
 
-    Schemas = Sequence[tuple[str, ReaderSchema]]
+    Schemas = tuple[tuple[str, ReaderSchema], ...]
 
 # Spark names the field in a list "element" when it converts its array type to Arrow's.
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
@@ -66,13 +67,14 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
 }
 
 
-def arrow_schema(columns: Sequence[str], schemas: Schemas = ()) -> pa.Schema:
+@lru_cache(maxsize=16)
+def arrow_schema(columns: tuple[str, ...], schemas: Schemas = ()) -> pa.Schema:
     """Return the schema of every `RecordBatch` for Spark. All fields are nullable.
 
     Parameters
     ----------
-    columns : sequence of str
-    schemas : sequence of (str, ReaderSchema)
+    columns : tuple of str
+    schemas : tuple of (str, ReaderSchema)
         Schemas of the decoded columns, by column name.
 
     Notes
