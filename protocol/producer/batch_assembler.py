@@ -188,9 +188,10 @@ class BatchAssembler:
             if not free:
                 return None
             held_bytes, now_s = self._memory.held_bytes, self._clock.now_s()
-            if self._messages_are_due(now_s):
-                self._append_waiting_messages()
-            with suppress(MemoryError):  # only these rows have failed; others can still be sent
+            # Only these rows and messages have failed, and report it; others can still be sent.
+            with suppress(Exception):
+                if self._messages_are_due(now_s):
+                    self._append_waiting_messages()
                 self._hand_over(self._due(now_s), wait=False)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
         if self._memory.held_bytes < held_bytes:  # compressed, or refused
@@ -308,10 +309,9 @@ class BatchAssembler:
             messages = taken.popleft()
             try:
                 self._append_messages(messages)
-            except Exception as error:
-                cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
-                self._on_failure(cause)
-                _fail_futures(messages, cause)
+            except KafkaError as error:
+                self._on_failure(error)
+                _fail_futures(messages, error)
             except BaseException as error:  # such as Ctrl-C in a partitioner; the first ones may be sent already
                 cause = UsageError(f"{messages.topic}: interrupted, and may be written: {error!r}")
                 self._on_failure(cause)

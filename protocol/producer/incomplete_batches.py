@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from protocol.clock import Deadline
+from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.condition import Condition
 from protocol.errors import KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, TopicPartition
@@ -112,6 +112,7 @@ class IncompleteBatches:
     memory : BufferMemory, optional
     format_error : callable, optional
         Formats an error for log messages.
+    clock : Clock, optional
 
     Attributes
     ----------
@@ -119,13 +120,20 @@ class IncompleteBatches:
         Number of threads in `wait_for_room`.
     """
 
-    def __init__(self, memory: BufferMemory | None = None, format_error: Callable[[KafkaError], str] = str) -> None:
+    def __init__(
+        self,
+        memory: BufferMemory | None = None,
+        format_error: Callable[[KafkaError], str] = str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self.memory = memory or BufferMemory()
         self.format_error = format_error
         self.waiting_for_room = 0
         self._acknowledged: dict[TopicPartition, ProducedRange] = {}
         self._failures: list[KafkaError] = []
         self._batches: dict[ProducerBatch, None] = {}
+        self._completed_at_s = float("-inf")
         self._changed = Condition()
 
     @property
@@ -163,6 +171,7 @@ class IncompleteBatches:
                 if not whole.rows_left and whole in self._batches:
                     del self._batches[whole]
                     self.memory.free(whole.size_bytes)
+            self._completed_at_s = self._clock.now_s()
             self._changed.notify_all()
 
     def failed(self, errors: Sequence[KafkaError]) -> None:
@@ -236,14 +245,19 @@ class IncompleteBatches:
         KafkaError
             As `raise_failures`, unless `despite_failures`.
         """
+        began_s = self._clock.now_s()
         with self._changed:
             self.waiting_for_room += 1
             try:
                 while not fits():
                     if not despite_failures:
                         self.raise_failures()
-                    if not self._changed.wait(min(timeout_s, deadline.remaining_s()) if deadline else timeout_s):
+                    # Calls of other threads notify as well.
+                    patience = Deadline(max(began_s, self._completed_at_s) + timeout_s, self._clock)
+                    earliest = patience if deadline is None else min(patience, deadline, key=lambda each: each.at_s)
+                    if earliest.passed:
                         return False
+                    self._changed.wait(earliest.remaining_s())
                 return True
             finally:
                 self.waiting_for_room -= 1

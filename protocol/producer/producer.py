@@ -107,7 +107,7 @@ class Producer:
         )
         given = tuple(interceptors)
         self._interceptors = Interceptors(given) if given else None
-        self._incomplete = IncompleteBatches(format_error=self._client.format_error)
+        self._incomplete = IncompleteBatches(format_error=self._client.format_error, clock=self._client.clock)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
         encode_together = partial(encode, map_each=partial(_map_by, self._compressors))

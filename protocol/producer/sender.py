@@ -73,7 +73,7 @@ class Sender:
         self._inbox: deque[ProducerBatch] = deque()
         self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
-        self._reset_done: Event | None = None
+        self._resets: deque[Event] = deque()  # without a lock, which a signal handler would wait for
         self._self_pipe = SelfPipe()
         self._process_id = os.getpid()
         self._hand_over_due: Callable[[], float | None] = lambda: None
@@ -125,11 +125,10 @@ class Sender:
         KafkaError
             The sender has ended.
         """
-        with self._inbox_lock:
-            if self._end is not None:
-                raise self._end
-            # Another thread may wait for the same reset.
-            done = self._reset_done = self._reset_done or Event()
+        done = Event()
+        self._resets.append(done)
+        if self._end is not None:  # looked at after `append`, as `_finish` does the reverse
+            raise self._end
         self.wake()
         if not done.wait(deadline.remaining_s()):
             raise DeadlineExceeded("batches in flight were not answered in time")
@@ -165,10 +164,10 @@ class Sender:
                 looked_at_s = self._client.clock.now_s()
                 due_s = self._hand_over_due()
                 self._take_in()
-                if self._reset_done is None:
-                    self._work()
+                if self._resets:
+                    self._reset_sequences()
                 else:
-                    self._reset_sequences(self._reset_done)
+                    self._work()
                 self._wait(due_s, looked_at_s)
         except BaseException as error:
             log.exception("%s: the sender has failed", self._purpose)
@@ -184,8 +183,8 @@ class Sender:
         for partition in self._partitions.values():
             partition.drop(end)
         self._tell(self._partitions.values())
-        if self._reset_done is not None:
-            self._reset_done.set()
+        for done in list(self._resets):
+            done.set()
         self._on_end(end)
         self._client.hang_up(self._purpose)
         self._self_pipe.close()
@@ -246,7 +245,8 @@ class Sender:
         for key in [key for key, partition in self.busy.items() if partition.idle]:
             del self.busy[key]
 
-    def _reset_sequences(self, done: Event) -> None:
+    def _reset_sequences(self) -> None:
+        resets = len(self._resets)  # of several threads; later ones may follow batches that are not taken in
         self._take_in()  # batches put just before the reset
         self._take_replies()
         if any(broker.in_flight for broker in self._brokers.values()):
@@ -256,8 +256,8 @@ class Sender:
             self._complete(partition.take_completed())
         self._partitions.clear()
         self.busy.clear()
-        self._reset_done = None
-        done.set()
+        for _ in range(resets):
+            self._resets.popleft().set()
 
     def _tell(self, partitions: Iterable[PartitionProducer]) -> None:
         completed = [batch for partition in partitions for batch in partition.take_completed()]

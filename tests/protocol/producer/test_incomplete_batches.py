@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
+from protocol.clock import Deadline
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows
+from protocol.testing.fake_kafka.clock import ManualClock
 
 
 class RecordingCall(SentColumns):
@@ -45,3 +50,48 @@ def test_memory_of_a_split_batch_is_held_until_all_parts_are_complete() -> None:
         incomplete.end([part])
     assert (incomplete.empty, incomplete.memory.held_bytes) == (True, 0)
     assert call.result()["offset"].to_pylist() == [10, 11, 12]
+
+
+def test_calls_of_other_threads_do_not_extend_the_wait_for_memory() -> None:
+    incomplete, ended = IncompleteBatches(), threading.Event()
+
+    def disturb() -> None:
+        while not ended.wait(0.02):
+            incomplete.wake()
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    try:
+        deadline = Deadline.after_ms(20_000)
+        assert not incomplete.wait_for_room(lambda: False, 0.2, despite_failures=True, deadline=deadline)
+        assert not deadline.passed
+    finally:
+        ended.set()
+        other.join()
+
+
+def test_completed_batch_extends_the_wait_for_memory() -> None:
+    clock = ManualClock()
+    incomplete, call = IncompleteBatches(clock=clock), call_of(2)
+    call.incomplete = incomplete
+    batches = [ProducerBatch("orders", 1, bytearray(100), 1, 0.0, [SentRows(call, row, 1)]) for row in (0, 1)]
+    incomplete.begin(batches)
+    looked_at_s: list[float] = []
+
+    def fits() -> bool:
+        """Let two seconds pass; the first batch is completed after two, the second never."""
+        looked_at_s.append(clock.now_s())
+        clock.at_s += 2
+        if len(looked_at_s) == 1:
+            batches[0].result = BatchResult(base_offset=7)
+            incomplete.end(batches[:1])
+        else:
+            incomplete.wake()
+        return False
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(incomplete.wait_for_room, fits, 5.0, despite_failures=True)
+        while not waiting.done():
+            incomplete.wake()
+        assert not waiting.result()
+    assert looked_at_s[-1] - looked_at_s[0] == 6

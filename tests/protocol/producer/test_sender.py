@@ -18,6 +18,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
+from protocol.condition import Event
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.producer import Producer
@@ -295,6 +296,42 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         assert all(each.done for each in earlier)
         producer.send_columns(TOPIC, numbered(7, 1), np.zeros(1, np.int32))
     assert [int(value[:9]) for value in values_of(broker)] == [7]
+
+
+def test_exception_of_a_signal_handler_leaves_flush_and_fails_waiting_messages(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_is_over(*_: object) -> None:
+        raise TimeoutError("as a handler of SIGALRM raises")
+
+    broker.create_topic("others", 1)
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
+        futures = [producer.send(topic, b"waits", partition=0) for topic in (TOPIC, "others")]
+        monkeypatch.setattr(assembler_of(producer), "_record_sizes", time_is_over)
+        with pytest.raises(TimeoutError, match="SIGALRM"):
+            producer.flush()
+        monkeypatch.undo()
+        with pytest.raises(UsageError, match="interrupted, and may be written"):
+            futures[0].result(0)
+        with pytest.raises(UsageError, match="others: not sent because of TimeoutError"):
+            futures[1].result(0)
+        assert producer.send_and_wait(TOPIC, b"later", partition=0).offset == 0
+
+
+def test_signal_handler_may_flush_while_its_thread_resets_sequence_numbers(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
+        written: list[Future[RecordMetadata]] = []
+
+        def come_between() -> Event:
+            written.append(producer.send(TOPIC, b"of the handler", partition=0))
+            producer.flush()
+            return Event()
+
+        monkeypatch.setattr("protocol.producer.sender.Event", come_between)
+        producer.reset_sequences(Deadline.after_ms(20_000))
+        assert [each.result(0).offset for each in written] == [0]
 
 
 class TestClose:
