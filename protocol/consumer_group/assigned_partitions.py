@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -405,23 +405,24 @@ class AssignedPartitions:
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
-    def recover(self, loss: DataLoss) -> CommittedOffset | None:
+    def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
         Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`; returns None if
-        the partition is dropped meanwhile. Called in the thread that reads the partition.
+        the partition is dropped meanwhile, or `keeps_claims`, which is called all the time, returns False. Called in
+        the thread that reads the partition.
         """
         key = self._check_reset(loss)
         if isinstance(loss, LogTruncated):
             offset, leader_epoch = end_of_common_log(loss)
-        elif (reset := self._await_reset_offset(key)) is not None:
+        elif (reset := self._await_reset_offset(key, keeps_claims)) is not None:
             offset, leader_epoch = reset, NO_LEADER_EPOCH
         else:
             return None
         self._resume_at(loss, offset, leader_epoch)
         return CommittedOffset(offset, leader_epoch)
 
-    def _await_reset_offset(self, key: TopicPartition) -> int | None:
+    def _await_reset_offset(self, key: TopicPartition, keeps_claims: Callable[[], bool]) -> int | None:
         start, deadline = self._new_start(), self._client.deadline()
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
         while True:
@@ -429,7 +430,7 @@ class AssignedPartitions:
             lookup = ListingLookup(self._client, self._config, times, timeout_ms)
             lookup.start()
             while not lookup.ended:
-                if key not in self._consumers:
+                if key not in self._consumers or not keeps_claims():
                     lookup.cancel()
                     return None
                 lookup.wait()

@@ -51,14 +51,16 @@ _ENOUGH_ROWS = 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Batches = dict[TopicPartition, list[tuple[pa.RecordBatch, LeaderEpochs]]]
+Batches = list[tuple[TopicPartition, pa.RecordBatch, LeaderEpochs]]
 
 
 def _records(batches: Batches) -> ConsumerRecords:
-    return ConsumerRecords(
-        {key: [batch for batch, _ in pairs] for key, pairs in batches.items()},
-        {key: [epochs for _, epochs in pairs] for key, pairs in batches.items()},
-    )
+    by_partition: dict[TopicPartition, list[pa.RecordBatch]] = {}
+    epochs_by_partition: dict[TopicPartition, list[LeaderEpochs]] = {}
+    for key, batch, epochs in batches:
+        by_partition.setdefault(key, []).append(batch)
+        epochs_by_partition.setdefault(key, []).append(epochs)
+    return ConsumerRecords(by_partition, epochs_by_partition)
 
 
 def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
@@ -297,7 +299,7 @@ class KafkaConsumer:
         A partition whose start offset is not known yet starts in a later call, and does not delay other partitions: its
         leader, or the group's coordinator, does not respond.
         """
-        batches: Batches = {}
+        batches: Batches = []
         try:
             return self._poll(timeout_ms, batches)
         except BaseException:  # such as Ctrl-C, also on the way out of `_poll`
@@ -330,7 +332,7 @@ class KafkaConsumer:
             # The process may have been suspended, and the partitions assigned to another member.
             closes = self._closed or self._pending_close is not None
             if batches and self._still_owned() and not closes:
-                self._partitions.returned(batches)
+                self._partitions.returned({key for key, *_ in batches})
                 return _records(batches)
             self._rewind(batches)
             batches.clear()
@@ -399,16 +401,12 @@ class KafkaConsumer:
                 break
             if read is None:
                 break
-            key, batch, epochs = read
-            batches.setdefault(key, []).append((batch, epochs))
-            rows += batch.num_rows
+            batches.append(read)  # one step: a signal handler that raises between two would lose the batch
+            rows += read[1].num_rows
 
     def _rewind(self, batches: Batches) -> None:
         """Seek back to records that `poll` does not return: their offsets must not be committed."""
-        for key, pairs in batches.items():
-            if not pairs:  # a signal handler has raised before the first batch was added
-                continue
-            first, epochs = pairs[0]
+        for key, (first, epochs) in {key: (batch, epochs) for key, batch, epochs in reversed(batches)}.items():
             offset = first.column("offset")[0].as_py()
             self._partitions.rewind(key, offset, epochs.before_offset(offset))
 

@@ -301,7 +301,7 @@ class ConsumerGroupClaim:
         self,
         session: ConsumerGroupSession,
         consumer: PartitionConsumer,
-        recover: Callable[[DataLoss], CommittedOffset | None],
+        recover: Callable[[DataLoss, Callable[[], bool]], CommittedOffset | None],
         on_error: Callable[[KafkaError], None],
         max_poll_records: int | None = None,
     ) -> None:
@@ -376,7 +376,8 @@ class ConsumerGroupClaim:
         try:
             return self._consumer.poll(timeout_ms, self._max_rows)
         except DataLoss as loss:
-            to, replaced = self._recover(loss), isinstance(loss, (LogTruncated, TopicRecreated))
+            to = self._recover(loss, self._session.keeps_claims)
+            replaced = isinstance(loss, (LogTruncated, TopicRecreated))
             if to is not None:
                 self._session.position_lost((self.topic, self.partition), to, replaced=replaced)
         return None

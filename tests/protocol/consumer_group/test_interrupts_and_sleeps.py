@@ -22,7 +22,7 @@ from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.kafka_consumer import Batches, KafkaConsumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import UsageError
 from protocol.group.membership.assignment import Assignment, EndReason
@@ -127,20 +127,6 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
     assert place > 150, "poll was interrupted"
 
 
-def test_poll_raises_the_error_of_a_signal_handler_that_interrupts_it_before_the_first_batch(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(batches: Batches, timeout_ms: float) -> None:
-        batches.setdefault(("orders", 0), [])
-        raise TimeoutError
-
-    with consumer_of(client, {}) as consumer:
-        consumer.assign([("orders", 0)])
-        monkeypatch.setattr(consumer, "_read", interrupted)
-        with pytest.raises(TimeoutError):
-            consumer.poll(1_000)
-
-
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
 @pytest.mark.parametrize("call", ["close", "commit_sync"])
 def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: bool, call: str) -> None:
@@ -155,13 +141,17 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
         if raises:
             raise SystemExit
 
+    def both_are_fetched() -> bool:
+        return all(partitions_of(consumer)[key].buffer.ahead for key in BOTH)
+
     with SmallCluster() as kafka:
         given = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "earliest"}
         place, reached, refusals = 1, True, 0
         while reached:
             consumer = KafkaConsumer({**given, "group.id": f"etl-{place}", "enable.auto.commit": call == "close"})
             consumer.assign(BOTH)
-            assert consumer.position(("orders", 0)) == 0
+            assert consumer.position(("orders", 0)) == consumer.position(("orders", 1)) == 0
+            wait_until(both_are_fetched)
             polled, handled = ConsumerRecords({}), list[list[UsageError]]()
             where = ("protocol.consumer",)
             with suppress(SystemExit, UsageError), interrupted_at(place, where, signal.SIGUSR1, handle) as was_reached:

@@ -29,6 +29,7 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
@@ -567,12 +568,16 @@ def test_transaction_waits_until_the_coordinator_knows_the_new_topic() -> None:
         assert fake.committed_offsets("etl") == {("orders", 0): 5}
 
 
-def test_group_closes_while_a_claim_waits_for_the_leader_of_a_recreated_topic() -> None:
+@pytest.mark.parametrize("wait_s", [0, 3])
+def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreated_topic(wait_s: float) -> None:
     with FakeKafka(2) as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
         given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        group, handler = ConsumerGroup(given), ReadAll()
+        group, handler = (
+            ConsumerGroup({**given, "max.poll.interval.ms": 1_500, "heartbeat.interval.ms": 200}),
+            ReadAll(),
+        )
         running = threading.Thread(target=group.consume, args=(["orders"], handler))
         running.start()
         wait_until(lambda: handler.count == 5)
@@ -584,6 +589,8 @@ def test_group_closes_while_a_claim_waits_for_the_leader_of_a_recreated_topic() 
         asked: list[object] = []
         fake.before[METADATA] = asked.append
         wait_until(lambda: len(asked) > 3)
+        time.sleep(wait_s)
+        assert not fake.request_bodies(LEAVE_GROUP)
         begin_s = time.monotonic()
         group.close()
         running.join()

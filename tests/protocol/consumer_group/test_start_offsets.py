@@ -530,7 +530,7 @@ def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
         monkeypatch.setattr(StartLookup, "wait", note)
         loss, since_s = DataLoss("out of range", topic="healthy", partition=0), time.monotonic()
         with pytest.raises(DeadlineExceeded):
-            partitions_of(consumer).recover(loss)
+            partitions_of(consumer).recover(loss, lambda: True)
         assert time.monotonic() - since_s < 2
         assert len(waits) < 50
         fake.clear_faults()
