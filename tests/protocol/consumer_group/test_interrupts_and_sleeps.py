@@ -163,7 +163,7 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
                 until = max([-1, *(offset for number, offset in rows_of(polled) if number == partition)]) + 1
                 assert committed.get(("orders", partition), 0) <= until, place
             consumer.close()
-            place += 7
+            place += 1 if raises and call == "close" else 7
     assert place > 100, "poll was interrupted"
     assert (refusals > 0) == (call == "commit_sync")
 
