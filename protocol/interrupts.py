@@ -1,7 +1,7 @@
-"""Delay Ctrl-C while a block changes several objects that must agree.
+"""Delay signals while a block changes several objects that must agree.
 
-Python runs the handler of SIGINT between any two steps of the main thread, and by default it raises KeyboardInterrupt
-there. Code in other threads is never interrupted.
+Python runs the handlers of signals between any two steps of the main thread. That of Ctrl-C raises KeyboardInterrupt
+there by default; others may raise or call this package. Code in other threads is never interrupted.
 """
 
 from __future__ import annotations
@@ -14,49 +14,75 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 
+# Signals for which programs have handlers that raise, or that end their work; some are missing on Windows.
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+
 
 class DeferredInterrupts:
-    """A context manager: SIGINT in its block is handled at the end of the block.
+    """A context manager: signals in its block are handled at the end of the block, each at most once.
 
-    Does nothing in other threads than the main one, and if SIGINT has no handler in Python.
+    Does nothing in other threads than the main one, and for signals without a handler in Python.
     """
 
     def __init__(self) -> None:
-        self._former: Handler | None = None
-        self._arrived: tuple[int, FrameType | None] | None = None
+        self._former: dict[int, Handler] = {}
+        self._arrived: dict[int, FrameType | None] = {}
         self._allowed = False
 
     def __enter__(self) -> DeferredInterrupts:
         if threading.current_thread() is threading.main_thread():
-            former = signal.getsignal(signal.SIGINT)
-            if callable(former):
-                self._former = former
-                with suppress(ValueError):  # not the main interpreter
-                    signal.signal(signal.SIGINT, self._handle)
+            try:
+                for number in _SIGNALS:
+                    if callable(former := signal.getsignal(number)):
+                        self._former[number] = former
+                        with suppress(ValueError):  # not the main interpreter
+                            signal.signal(number, self._handle)
+            except BaseException:  # a signal that is not deferred yet
+                self._restore()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._former is not None:
-            with suppress(ValueError):
-                signal.signal(signal.SIGINT, self._former)
-            self._run_former()
+        if self._former:
+            try:
+                self._restore()
+            finally:
+                self._run_handlers()
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Handle SIGINT at once in this inner block, for waits and for the user's code."""
+        """Handle signals at once in this inner block, for waits and for the user's code."""
         try:
             self._allowed = True
-            self._run_former()
+            self._run_handlers()
             yield
         finally:
             self._allowed = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._arrived = number, frame
+        self._arrived[number] = frame
         if self._allowed:
-            self._run_former()
+            self._run_handlers()
 
-    def _run_former(self) -> None:
-        if (arrived := self._arrived) is not None and self._former is not None:
-            self._arrived = None
-            self._former(*arrived)
+    def _restore(self) -> None:
+        """Set the former handlers again, also if one of them raises meanwhile."""
+        left = list(self._former.items())
+        try:
+            while left:
+                with suppress(ValueError):
+                    signal.signal(*left[-1])
+                del left[-1]
+        finally:
+            if left:
+                self._restore()
+
+    def _run_handlers(self) -> None:
+        """Run the former handlers of signals that have arrived; all, also if one raises."""
+        try:
+            while self._arrived:
+                number, frame = self._arrived.popitem()
+                self._former[number](number, frame)
+        finally:
+            if self._arrived:
+                self._run_handlers()

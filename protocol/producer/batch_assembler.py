@@ -7,6 +7,7 @@ hands over the batches that have lingered.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,8 @@ from protocol.records.arrow_numpy import to_arrow, to_numpy
 from protocol.records.encode import Lengths, record_sizes
 from protocol.records.record_columns import record_columns
 
+log = logging.getLogger(__name__)
+
 HandOver = Callable[[list[ProducerBatch]], None]
 
 _FOREVER_S = threading.TIMEOUT_MAX
@@ -43,7 +47,8 @@ _FOREVER_S = threading.TIMEOUT_MAX
 class BatchAssembler:
     """Accepts rows and messages of one producer.
 
-    `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`. `on_failure` is called with
+    `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`; `stop_sender` stops it with an
+    error for all rows. `on_failure` is called with
     errors of rows and messages before they are handed over, `on_result` with the results of rows.
     """
 
@@ -56,6 +61,7 @@ class BatchAssembler:
         encode: Encode,
         incomplete: IncompleteBatches,
         hand_over: HandOver,
+        stop_sender: Callable[[UsageError], None],
         on_failure: Callable[[KafkaError], None] = lambda error: None,
         on_result: OnResult | None = None,
     ) -> None:
@@ -70,17 +76,25 @@ class BatchAssembler:
         self.choice = choice
         self._incomplete = incomplete
         self._hand_over_batches = hand_over
+        self._stop_sender = stop_sender
         self._on_failure = on_failure
         self._on_result = on_result
-        self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
+        self._accumulator = self._new_accumulator()
         self.encode = encode
         self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = threading.RLock()
         self._inside = False
+        # True while rows are on their way from one place to the next.
+        self._moving = False
+        # Calls whose rows may not be in a batch yet.
+        self._calls: WeakSet[SentColumns] = WeakSet()
         # Of the thread that is inside.
         self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
+
+    def _new_accumulator(self) -> Accumulator:
+        return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages, self._memory)
 
     # -- input --------------------------------------------------------------------------------
 
@@ -99,7 +113,7 @@ class BatchAssembler:
             rows, sizes, given_partitions = _select_rows(kept, rows, sizes, given_partitions)
         self.wait_for_room(int(sizes.sum()), len(sizes), columns=True)
         with self._exclusive():
-            self._raise_if_closed()
+            self.raise_if_closed()
             self._append_waiting_messages()
             if rows.num_rows:
                 with self._user_code():
@@ -111,8 +125,9 @@ class BatchAssembler:
                 self._on_failure(error)
                 sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
             self._record_sizes(sizes)
-            self._hand_over(self._accumulator.append(topic, rows, partitions[kept], sizes, self._clock.now_s(), sent))
-            self._hand_over(self._due(self._clock.now_s()), wait=False)
+            now_s = self._clock.now_s()
+            self._append(topic, rows, partitions[kept], sizes, now_s, sent)
+            self._hand_over(partial(self._due, now_s), wait=False)
         self._incomplete.wake()
         self._incomplete.failed(list(refused.values())[:1])
         return sent
@@ -149,9 +164,8 @@ class BatchAssembler:
         limit_bytes = self._config.buffer_memory_bytes
 
         def fits() -> bool:
-            return self._memory.held_bytes + min(size_bytes, limit_bytes) <= limit_bytes or (
-                columns and self._incomplete.empty
-            )
+            has_room = self._memory.held_bytes + min(size_bytes, limit_bytes) <= limit_bytes
+            return has_room or (columns and self._incomplete.empty) or self._close_error is not None
 
         block_s = self._config.max_block_ms / 1000
         if fits() or self._wait_for_room(fits, block_s, despite_failures=not columns, deadline=deadline):
@@ -172,7 +186,7 @@ class BatchAssembler:
             if not free:
                 return False
             self._append_waiting_messages()
-            self._hand_over(self._accumulator.drain(), wait=False)
+            self._hand_over(self._accumulator.drain, wait=False)
         self._incomplete.wake()
         return True
 
@@ -188,11 +202,13 @@ class BatchAssembler:
             if not free:
                 return None
             held_bytes, now_s = self._memory.held_bytes, self._clock.now_s()
-            # Only these rows and messages have failed, and report it; others can still be sent.
-            with suppress(Exception):
+            try:
                 if self._messages_are_due(now_s):
                     self._append_waiting_messages()
-                self._hand_over(self._due(now_s), wait=False)
+                self._hand_over(partial(self._due, now_s), wait=False)
+            except Exception as error:  # such as MemoryError; unless moving, only these rows have failed
+                if self._moving:
+                    self._stop(error)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
         if self._memory.held_bytes < held_bytes:  # compressed, or refused
             self._incomplete.wake()
@@ -219,6 +235,9 @@ class BatchAssembler:
             for messages in self.messages.take():
                 self._fail_messages(messages, error)
             unreported = self._fail_rows(self._accumulator.drain(), error)
+            if error is self._close_error:
+                for call in list(self._calls):
+                    call.fail_rest(error)
         self._incomplete.wake()  # their memory is free
         return unreported
 
@@ -242,10 +261,25 @@ class BatchAssembler:
                 self._inside, self._interrupts = True, interrupts
                 try:
                     yield True
+                except BaseException as error:
+                    if self._moving:
+                        self._stop(error)
+                    raise
                 finally:
-                    self._inside = False
+                    self._inside = self._moving = False
             finally:
                 self._lock.release()
+
+    def _stop(self, error: BaseException) -> None:
+        """Stop the producer after an error while rows moved, such as MemoryError: some may be in no place any more."""
+        cause = UsageError(f"this producer cannot continue, make a new one: {error!r} while rows were put into batches")
+        log.error("%s", cause, exc_info=error)
+        self._accumulator = self._new_accumulator()  # the old one may be inconsistent; `close` fails its rows
+        self._close_error = cause
+        self.messages.close(cause)
+        self._on_failure(cause)
+        self._incomplete.failed([cause])
+        self._stop_sender(cause)
 
     def refuse_within_send(self) -> None:
         """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
@@ -342,13 +376,29 @@ class BatchAssembler:
             return
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._record_sizes(sizes)
-        self._hand_over(
-            self._accumulator.append(messages.topic, rows, chosen, sizes, messages.oldest_s, sent), wait=False
-        )
+        self._append(messages.topic, rows, chosen, sizes, messages.oldest_s, sent, wait=False)
 
-    def _hand_over(self, ready: Sequence[ReadyBatches], *, wait: bool = True) -> None:
-        """Encode record batches and pass them to the sender; `wait` allows waiting for memory between them."""
-        max_bytes, left = self._config.buffer_memory_bytes, deque(ready)
+    def _append(
+        self,
+        topic: str,
+        rows: pa.RecordBatch,
+        partitions: npt.NDArray[np.int32],
+        sizes: Lengths,
+        since_s: float,
+        sent: SentColumns,
+        *,
+        wait: bool = True,
+    ) -> None:
+        self._calls.add(sent)
+        self._hand_over(partial(self._accumulator.append, topic, rows, partitions, sizes, since_s, sent), wait=wait)
+
+    def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = True) -> None:
+        """Encode the record batches that `move` takes out of the accumulator, and pass them to the sender.
+
+        `wait` allows waiting for memory between them.
+        """
+        self._moving = True
+        max_bytes, left = self._config.buffer_memory_bytes, deque(move())
         while left:
             rows_of_batches, slices = left[0], left[0].batch_slices
             try:
@@ -375,10 +425,12 @@ class BatchAssembler:
                 unreported = self._fail_rows(left, cause)
                 self._on_failure(cause)
                 self._incomplete.failed([cause] if unreported else [])
+                self._moving = False  # none is left
                 raise
             left.popleft()  # frees its columns
             self._incomplete.begin(batches, rows_of_batches.held_bytes)
             self._hand_over_batches(batches)
+        self._moving = False
 
     def _holds_at_most(self, size_bytes: int) -> bool:
         return self._memory.held_bytes <= size_bytes or self._incomplete.empty
@@ -397,7 +449,8 @@ class BatchAssembler:
         _fail_futures(messages, error)
         self._memory.free(messages.size_bytes)
 
-    def _raise_if_closed(self) -> None:
+    def raise_if_closed(self) -> None:
+        """Raise the error of `close`, or the one that has stopped the producer."""
         if self._close_error is not None:
             raise UsageError(
                 str(self._close_error)

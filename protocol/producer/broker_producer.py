@@ -127,7 +127,7 @@ class BrokerProducer:
             partition.sending(batch, self.broker.node_id, now_s)
             self._finalize_header(partition, batch)
         timeout_s = self._client.config.request_timeout_ms / 1000
-        delivery_s = min(part.deadline_s(batch) for part, batch in parts) - now_s
+        delivery_s = max(part.deadline_s(batch) for part, batch in parts) - now_s
         deadline = Deadline.after_ms(min(timeout_s, max(0.05, delivery_s)) * 1000, self._clock)
         try:
             reply = self._client.send(

@@ -121,6 +121,7 @@ class Producer:
             encode_together,
             self._incomplete,
             self._sender.put,
+            self._sender.stop,
             self._session.failed,
             None if self._interceptors is None else self._interceptors.rows_done,
         )
@@ -452,6 +453,8 @@ class Producer:
                 raise _not_in_time(late)
             # The failure that ended the wait was raised in another thread.
         self._raise_if_unusable("flush")
+        if not despite_failures:
+            self._assembler.raise_if_closed()
         self._flushed = True
 
     def _flush_deadline(self, timeout_ms: float | None = None) -> Deadline:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -155,6 +156,20 @@ class SentColumns:
         self._left -= count
         if not self._left:
             self._done.set()
+
+    def fail_rest(self, error: KafkaError) -> None:
+        """Fail the rows without a result, when no other thread can give them one."""
+        if self._futures is not None:
+            for future in self._futures:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+            return
+        completed = np.zeros(len(self._timestamps_ms), bool)
+        for partition, first, count, _ in self._completed:
+            completed[self._rows.of(partition)[first : first + count]] = True
+        for partition in np.unique(self._rows.partitions[~completed]).tolist():
+            for nth in np.flatnonzero(~completed[self._rows.of(partition)]).tolist():
+                self.complete(partition, nth, 1, BatchResult(error=error))
 
     @property
     def done(self) -> bool:

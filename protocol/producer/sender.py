@@ -73,6 +73,7 @@ class Sender:
         self._inbox: deque[ProducerBatch] = deque()
         self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
+        self._stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
         self._resets: deque[Event] = deque()  # without a lock, which a signal handler would wait for
         self._self_pipe = SelfPipe()
         self._process_id = os.getpid()
@@ -102,9 +103,10 @@ class Sender:
         """Wake the thread. Thread-safe."""
         self._self_pipe.wake()
 
-    def stop(self) -> None:
-        """Stop, and drop unacknowledged batches. Does not wait. Thread-safe."""
+    def stop(self, error: UsageError | None = None) -> None:
+        """Stop, and fail unacknowledged batches with this error. Does not wait. Thread-safe."""
         if self.in_this_process:
+            self._stop_error = error or self._stop_error
             self._clock.stop()
             self._self_pipe.wake()
 
@@ -158,7 +160,7 @@ class Sender:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        end: KafkaError = UsageError("this producer is closed: unacknowledged rows were dropped")
+        end = None
         try:
             while not self._clock.stopped:
                 looked_at_s = self._client.clock.now_s()
@@ -173,7 +175,7 @@ class Sender:
             log.exception("%s: the sender has failed", self._purpose)
             end = UsageError(f"this producer cannot continue: its sender has failed: {error!r}")
         finally:
-            self._finish(end)
+            self._finish(end or self._stop_error)
 
     def _finish(self, end: KafkaError) -> None:
         """Fail all remaining batches, so that no caller waits forever."""
@@ -232,7 +234,8 @@ class Sender:
     # -- requests and replies -----------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
-        return Deadline.after_ms(self._client.config.default_api_timeout_ms, self._clock)
+        """Return the deadline of one attempt, during which no reply is handled, and no batch expires."""
+        return Deadline.after_ms(self._client.config.request_timeout_ms, self._clock)
 
     def _work(self) -> None:
         """Handle arrived replies, and send until no broker accepts more."""
@@ -271,8 +274,8 @@ class Sender:
         sent = False
         now_s = self._client.clock.now_s()
         deadline = self._deadline()
-        leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
-        for broker, partitions in self._sendable(leaders, now_s).items():
+        leaders = Leaders(self._client, deadline)
+        for broker, partitions in self._sendable(leaders, now_s, deadline).items():
             try:
                 self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
             except KafkaError as error:
@@ -283,7 +286,7 @@ class Sender:
             sent |= self._brokers[broker].send(partitions, leaders.topic_ids)
         return sent
 
-    def _sendable(self, leaders: Leaders, now_s: float) -> dict[Broker, list[PartitionProducer]]:
+    def _sendable(self, leaders: Leaders, now_s: float, deadline: Deadline) -> dict[Broker, list[PartitionProducer]]:
         """Return partitions with a batch to send, by leader, for leaders that accept a request now."""
         by_broker: dict[Broker, list[PartitionProducer]] = {}
         for partition in self.busy.values():
@@ -296,7 +299,7 @@ class Sender:
                 if partition.in_flight and partition.leader_id != broker.node_id:
                     # Wait for the old leader's replies first, to keep the order at the new leader.
                     continue
-                self._identify(partition)
+                self._identify(partition, deadline)
             except KafkaError as error:
                 self._put_off([partition], error)
                 continue
@@ -312,13 +315,13 @@ class Sender:
             else:
                 partition.abandon(error)
 
-    def _identify(self, partition: PartitionProducer) -> None:
+    def _identify(self, partition: PartitionProducer, deadline: Deadline) -> None:
         if partition.sequences is not None:
             return
         if partition.broken_identity is None:
-            partition.begin(self._session.identity(self._deadline()))
+            partition.begin(self._session.identity(deadline))
         else:
-            partition.begin(self._session.successor(partition.broken_identity, self._deadline()))
+            partition.begin(self._session.successor(partition.broken_identity, deadline))
 
     def _broker(self, broker: Broker) -> BrokerProducer:
         known = self._brokers.get(broker)

@@ -40,22 +40,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _timed(
+def _transaction_call(
     sensor: str,
 ) -> Callable[[Callable[Concatenate[TransactionalProducer, P], T]], Callable[Concatenate[TransactionalProducer, P], T]]:
-    """Record the time of a method that returns in a sensor of the client."""
+    """Record the time of a method that returns in a sensor; refuse it in a signal handler within such a method."""
 
     def wrap(
         method: Callable[Concatenate[TransactionalProducer, P], T],
     ) -> Callable[Concatenate[TransactionalProducer, P], T]:
         @wraps(method)
         def call(producer: TransactionalProducer, /, *given: P.args, **named: P.kwargs) -> T:
-            with timed(getattr(producer.client.sensors, sensor), producer.client.clock):
-                return method(producer, *given, **named)
+            if (thread_id := threading.get_ident()) in producer._calling:
+                raise _already_in_transaction()
+            try:
+                producer._calling.add(thread_id)
+                with timed(getattr(producer.client.sensors, sensor), producer.client.clock):
+                    return method(producer, *given, **named)
+            finally:
+                producer._calling.discard(thread_id)
 
         return call
 
     return wrap
+
+
+def _already_in_transaction() -> UsageError:
+    return UsageError(
+        "this thread is already in a call of the transaction: a signal handler, an interceptor or a partitioner must "
+        "not begin or end it meanwhile; set a flag, and do so afterwards"
+    )
 
 
 class TransactionalProducer(Producer):
@@ -118,6 +131,8 @@ class TransactionalProducer(Producer):
         self._owns_client = owns_client
         # Thread by call that is sending. Removing a call twice, or before it was added, does no harm.
         self._sends: dict[object, int] = {}
+        # Threads in a call that begins or ends a transaction.
+        self._calling: set[int] = set()
         self._aborted = False
         self._no_send = Condition()
 
@@ -128,7 +143,7 @@ class TransactionalProducer(Producer):
 
     # -- transactions -------------------------------------------------------------------------
 
-    @_timed("txn_init")
+    @_transaction_call("txn_init")
     def init_transactions(self, timeout_ms: float | None = None, *, transactional_id: str | None = None) -> None:
         """Fence all older producers of the transactional id, and wait until their open transaction is aborted.
 
@@ -147,7 +162,7 @@ class TransactionalProducer(Producer):
         """
         self._session.init(self._client.deadline(timeout_ms), transactional_id)
 
-    @_timed("txn_begin")
+    @_transaction_call("txn_begin")
     def begin_transaction(self, timeout_ms: float | None = None) -> None:
         """Begin a transaction. The coordinator learns of it with the first record or offset.
 
@@ -219,15 +234,12 @@ class TransactionalProducer(Producer):
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
         if threading.get_ident() in list(self._sends.values()):
-            raise UsageError(
-                "this thread is already sending in the transaction: a signal handler, an interceptor or a partitioner "
-                "must not begin or end it meanwhile; set a flag, and do so afterwards"
-            )
+            raise _already_in_transaction()
         with self._no_send:
             if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
                 raise DeadlineExceeded("another thread is still sending")
 
-    @_timed("txn_send_offsets")
+    @_transaction_call("txn_send_offsets")
     def send_offsets_to_transaction(
         self,
         offsets: Mapping[TopicPartition, CommittedOffset],
@@ -254,7 +266,7 @@ class TransactionalProducer(Producer):
             with self._let_in():
                 self._session.send_offsets(offsets, group_metadata, self._client.deadline(timeout_ms))
 
-    @_timed("txn_commit")
+    @_transaction_call("txn_commit")
     def commit_transaction(self, timeout_ms: float | None = None) -> None:
         """Flush and commit. Returns when the coordinator has confirmed the commit.
 
@@ -279,7 +291,7 @@ class TransactionalProducer(Producer):
                 self._session.begin_to_end(commit=True)
         self._session.end(commit=True, deadline=deadline or self._client.deadline())
 
-    @_timed("txn_abort")
+    @_transaction_call("txn_abort")
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drop unsent records, wait for the replies to those in flight, and abort.
 
@@ -312,7 +324,7 @@ class TransactionalProducer(Producer):
             self.reset_sequences(deadline)
         self._session.end(commit=False, deadline=deadline)
 
-    @_timed("txn_prepare")
+    @_transaction_call("txn_prepare")
     def prepare_transaction(self, timeout_ms: float | None = None) -> TransactionalIdentity:
         """Flush, and hand the transaction over: any process with the returned identity ends it by `end_transaction`.
 
@@ -361,7 +373,7 @@ class TransactionalProducer(Producer):
         with DeferredInterrupts() as interrupts:
             try:
                 begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
-                if begun and not self._closed:
+                if begun and not self._closed and threading.get_ident() not in self._calling:
                     with interrupts.allowed():
                         self._abort_transaction(deadline, closing=True)
             finally:

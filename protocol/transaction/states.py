@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import KafkaError, OutcomeLost, ProducerFenced, TransactionFailed, UsageError
+from protocol.interrupts import DeferredInterrupts
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class TransactionLifecycle:
 
     def transition(self, to: TransactionState) -> None:
         """Enter a state that is not an error; raise as `require` if the transition is invalid."""
-        with self._lock:
+        with DeferredInterrupts(), self._lock:  # a signal handler would wait for the lock
             if self.may(to):
                 log.debug("%s: %s -> %s", self._name, self.state.name, to.name)
                 self.state = to
@@ -89,7 +90,7 @@ class TransactionLifecycle:
         without a transition to `ABORTABLE_ERROR`.
         """
         to = _S.FATAL_ERROR if fatal else _S.ABORTABLE_ERROR
-        with self._lock:
+        with DeferredInterrupts(), self._lock:  # a signal handler would wait for the lock
             if self.may(to):
                 log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, error)
                 self.state, self.error = to, error

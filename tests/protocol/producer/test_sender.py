@@ -20,10 +20,12 @@ from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.condition import Event
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
+from protocol.producer.accumulator import Accumulator
 from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -430,30 +432,81 @@ def _in_the_child(producer: Producer) -> None:
         os._exit(code)
 
 
-@pytest.mark.parametrize("after_append", [False, True])
-def test_interrupted_hand_over_of_messages_completes_all_futures_and_keeps_the_producer(
-    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, after_append: bool
-) -> None:
-    broker.create_topic("other", 1)
-    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
-        accumulator = assembler_of(producer)._accumulator
-        append = accumulator.append
+class TestStop:
+    """An error while rows move, such as MemoryError, stops the producer: some rows may be in no place any more."""
 
-        def interrupted(*arguments: Any) -> None:
-            if after_append:
-                append(*arguments)
-            raise KeyboardInterrupt
+    @pytest.fixture
+    def producer(self, broker: FakeKafka) -> Iterator[Producer]:
+        broker.create_topic("other", 1)
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "batch.size": 2_000})
+        yield producer
+        producer.abort()
 
+    @pytest.mark.parametrize("place", ["_take_rows", "_adjacent_slices", "groupby", "ReadyBatches", "SentRows"])
+    @pytest.mark.parametrize("rows", [4, 60])
+    def test_every_row_gets_a_result_and_flush_raises(
+        self, broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch, place: str, rows: int
+    ) -> None:
+        def no_memory(*_: object, **__: object) -> None:
+            monkeypatch.undo()
+            raise MemoryError("as if")
+
+        earlier = [producer.send_columns(TOPIC, numbered(9, 3), np.full(3, each, np.int32)) for each in (0, 1)]
         futures = [producer.send(topic, b"value", partition=0) for topic in (TOPIC, "other")]
-        monkeypatch.setattr(accumulator, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(f"protocol.producer.accumulator.{place}", no_memory)
+        with suppress(MemoryError, UsageError):
+            earlier.append(producer.send_columns(TOPIC, numbered(0, rows), np.arange(rows, dtype=np.int32) % 2))
             producer.flush()
-        monkeypatch.undo()
-        assert [type(future.exception(WAIT_S)) for future in futures] == [UsageError, UsageError]
+        for _ in range(2):
+            with pytest.raises(UsageError, match="cannot continue, make a new one: MemoryError"):
+                producer.flush()
+        with pytest.raises(UsageError, match="cannot continue"):
+            producer.send(TOPIC, b"refused", partition=0)
+        written = values_of(broker)
+        for sent in earlier:
+            errors = sent.errors(20_000)
+            offsets = sent.columns()["offset"].to_pylist()
+            assert [row in errors for row in range(len(offsets))] == [offset < 0 for offset in offsets]
+        assert not [future for future in futures if future.exception(WAIT_S) is None and b"value" not in written]
+        producer.abort()
+
+    def test_messages_that_linger_get_a_result(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def no_memory(*_: object) -> None:
+            raise MemoryError("as if")
+
+        producer = producer_of(broker.bootstrap_servers)
+        monkeypatch.setattr("protocol.producer.accumulator._take_rows", no_memory)
+        futures = [producer.send(TOPIC, b"value", partition=each) for each in (0, 1)]
+        assert [type(future.exception(WAIT_S)) for future in futures] == [UsageError] * 2
+        with pytest.raises(UsageError, match="cannot continue"):
+            producer.close()
+        assert "MemoryError" in caplog.text
+
+    def test_transaction_is_not_committed_without_its_rows(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_memory(*_: object) -> None:
+            monkeypatch.undo()
+            raise MemoryError("as if")
+
+        given = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "transactional.id": "etl"}
+        producer = TransactionalProducer(given)
+        producer.init_transactions()
+        producer.begin_transaction()
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        producer.flush()
-        assert producer.held_bytes == 0
-    assert broker.log(TOPIC).end_offset == 3 + after_append
+        monkeypatch.setattr(Accumulator, "_output", no_memory)
+        with pytest.raises(MemoryError):
+            producer.commit_transaction()
+        for _ in range(2):
+            with pytest.raises(KafkaError, match="cannot continue"):
+                producer.commit_transaction()
+        with suppress(KafkaError):
+            producer.close()
+        with TransactionalProducer(given) as later:
+            later.init_transactions()
+        assert not broker.records(TOPIC)
 
 
 class TestFlush:

@@ -156,7 +156,7 @@ class TestConcurrentSends:
             producer.begin_transaction()
             producer.send("orders", b"%09d" % 0)
             producer.commit_transaction()
-        assert "this thread is already sending" in str(errors)
+        assert "this thread is already in a call" in str(errors)
         assert visible(client) == [0]
 
     @pytest.mark.timeout(15)
