@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -392,9 +393,18 @@ class Membership:
             self._deliver(partial(self.machine.on_response, request, body, since_s))
 
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
+        """Look the topics up in a thread: a broker that does not respond must not delay the leave of the member."""
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
+        found: Future[Metadata] = Future()
+        name = f"{self._purpose} of {self.machine.group}, metadata"
+        threading.Thread(target=self._look_up, args=(found, step, deadline), name=name, daemon=True).start()
+        with self.changed:
+            while not found.done() and not self._has_left:
+                self.changed.wait(TICK_S)
+            if not found.done():
+                return
         try:
-            cluster = self._client.metadata(step.topics, deadline)
+            cluster = found.result()
         except KafkaError as error:
             self._log_failing(error)
             self._deliver(partial(self.machine.on_metadata_failure, error), _attempt_error(error))
@@ -402,6 +412,14 @@ class Membership:
             self._log_failing(None)
             self._note_unauthorized(step.topics or frozenset(), cluster)
             self._deliver(partial(self.machine.on_metadata, cluster))
+
+    def _look_up(self, found: Future[Metadata], step: RefreshMetadata, deadline: Deadline) -> None:
+        try:
+            found.set_result(self._client.metadata(step.topics, deadline))
+        except Exception as error:  # raised in the member's thread
+            found.set_exception(error)
+        with self.changed:
+            self.changed.notify_all()
 
     def _log_failing(self, failure: KafkaError | None) -> None:
         """Log a warning once if requests fail for a time, and their recovery."""

@@ -12,11 +12,11 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, ProtocolError, UsageError
+from protocol.errors import BrokerError, ConnectionLost, ProtocolError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
-from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.offset_manager import OffsetManager
 from protocol.net.connection import Reply
@@ -105,6 +105,30 @@ def test_close_during_join_leaves_at_once(
     two.poll_rebalance(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
     assert_leaves_at_once(two, fake)
+
+
+def test_close_leaves_while_a_silent_broker_is_asked_for_metadata(
+    fake: FakeKafka, client: Client, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def metadata(*_: object) -> None:
+        asked.set()
+        assert answered.wait(20)
+        raise ConnectionLost("as if")
+
+    fake.create_topic("others")
+    owner = joined()
+    monkeypatch.setattr(client, "metadata", metadata)
+    owner.membership.subscribe(TopicSubscription(frozenset({"others"})))
+    while not asked.is_set():
+        owner.poll_rebalance(50)
+    began_s = time.monotonic()
+    owner.membership.close(timeout_ms=15_000)
+    assert time.monotonic() - began_s < 10
+    groups = fake.groups.groups
+    assert owner.group not in groups or not groups[owner.group].members
+    answered.set()
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
