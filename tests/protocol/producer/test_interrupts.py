@@ -28,6 +28,9 @@ _STEP = 5
 
 _S = TransactionState
 
+# The handler raises KeyboardInterrupt for both.
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+
 
 @pytest.fixture
 def broker() -> Iterator[FakeKafka]:
@@ -49,16 +52,19 @@ def succeeded(futures: list[tuple[bytes, Future[RecordMetadata]]]) -> list[bytes
     return [value for value, future in futures if future.exception(WAIT_S) is None]
 
 
-def test_interrupted_producer_completes_every_row_once_and_frees_its_memory(broker: FakeKafka) -> None:
+@SIGNALS
+def test_interrupted_producer_completes_every_row_once_and_frees_its_memory(
+    broker: FakeKafka, number: signal.Signals
+) -> None:
     settings = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": "0", "batch.size": "200"}
     acknowledged: list[bytes] = []
     with Producer(settings) as producer:
         place, reached = 1, True
         while reached:
             futures: list[tuple[bytes, Future[RecordMetadata]]] = []
-            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE) as was_reached:
-                for number in range(2):
-                    value = b"%d.%d" % (place, number)
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE, number) as was_reached:
+                for nth in range(2):
+                    value = b"%d.%d" % (place, nth)
                     futures.append((value, producer.send(TOPIC, value)))
                     producer.send_columns(TOPIC, columns_of(*(b"%s.%d" % (value, row) for row in range(3))))
                 producer.flush()
@@ -99,7 +105,8 @@ def test_call_of_a_signal_handler_within_send_succeeds_or_is_refused(broker: Fak
     assert [value for value in values_of(broker) if value != b"of the handler"] == [b"%d" % n for n in range(1, place)]
 
 
-def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: FakeKafka) -> None:
+@SIGNALS
+def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: FakeKafka, number: signal.Signals) -> None:
     settings = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": "0", "transactional.id": "x"}
     wanted: list[bytes] = []
     with TransactionalProducer(settings) as producer:
@@ -108,9 +115,9 @@ def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: Fake
         while reached:
             producer.begin_transaction()
             sent: list[bytes] = []
-            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE) as was_reached:
-                for number in range(2):
-                    value = b"%d.%d" % (place, number)
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE, number) as was_reached:
+                for nth in range(2):
+                    value = b"%d.%d" % (place, nth)
                     producer.send(TOPIC, value)
                     sent.append(value)
                     rows = [b"%s.%d" % (value, row) for row in range(3)]
@@ -128,3 +135,43 @@ def test_transaction_committed_after_interrupts_has_all_of_its_rows(broker: Fake
             place += _STEP
     assert set(wanted) <= set(read_committed.by_this_project(broker.bootstrap_servers, TOPIC)[0])
     assert place > 300, "the producer was interrupted"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "begin_transaction"])
+def test_call_of_a_signal_handler_within_commit_is_refused_or_comes_before_or_after(call: str, version: str) -> None:
+    refused: list[UsageError] = []
+    succeeded: list[int] = []
+
+    def handle(*_: object) -> None:
+        try:
+            getattr(producer, call)()
+        except UsageError as error:
+            refused.append(error)
+        else:
+            succeeded.append(place)
+
+    with FakeKafka(settings={"transaction.version": version}) as broker:
+        broker.create_topic(TOPIC)
+        given = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "x", "linger.ms": 0}
+        producer = TransactionalProducer(given)
+        producer.init_transactions()
+        place, reached, committed = 1, True, list[bytes]()
+        while reached:
+            if producer.transaction_state is _S.READY:
+                producer.begin_transaction()
+            producer.send(TOPIC, b"%d" % place)
+            with interrupted_at(place, _CODE, signal.SIGUSR1, handle) as was_reached:
+                try:
+                    producer.commit_transaction()
+                except UsageError as error:
+                    assert succeeded[-1:] == [place], error  # noqa: PT017 - or else it ends the test
+            if call != "abort_transaction" or place not in succeeded:
+                committed.append(b"%d" % place)
+            reached = was_reached()
+            place += 7
+        producer.close()
+        assert "this thread is already in a call of the transaction" in str(refused)
+        assert read_committed.by_this_project(broker.bootstrap_servers, TOPIC)[0] == committed
+    assert place > 100, "the commit was interrupted"

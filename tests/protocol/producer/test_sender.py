@@ -19,9 +19,10 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
 from protocol.condition import Event
-from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.incomplete_batches import ProducerBatch
+from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
@@ -30,6 +31,8 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.internals import assembler_of, incomplete_of, sender_of
 from tests.support.wait_until import wait_until
@@ -430,6 +433,45 @@ def _in_the_child(producer: Producer) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+@pytest.mark.parametrize("version", ["idempotent", "1"])
+def test_delivery_timeout_applies_while_the_coordinator_does_not_reply(version: str) -> None:
+    brief = {"delivery.timeout.ms": 1_500, "request.timeout.ms": 500, "default.api.timeout.ms": 40_000, "linger.ms": 0}
+    with FakeKafka(2, settings={} if version == "idempotent" else {"transaction.version": version}) as fake:
+        fake.create_topic(TOPIC, 4)
+        if version == "idempotent":
+            producer = producer_of(fake.bootstrap_servers, brief)
+            fake.edit_replies(INIT_PRODUCER_ID, lambda body: None)
+        else:
+            producer = TransactionalProducer(
+                {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "x", **brief}
+            )
+            producer.init_transactions()
+            producer.begin_transaction()
+            fake.edit_replies(ADD_PARTITIONS_TO_TXN, lambda body: None)
+        begin_s = time.monotonic()
+        futures = [producer.send(TOPIC, b"unanswered", partition=each) for each in range(4)]
+        assert {type(each.exception(WAIT_S)) for each in futures} <= {DeadlineExceeded, TransactionFailed}
+        assert time.monotonic() - begin_s < 10
+        producer.abort()
+
+
+def test_batch_at_its_delivery_timeout_does_not_shorten_the_request_of_others(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadline_s = PartitionProducer.deadline_s
+
+    def soon_for_one(partition: PartitionProducer, batch: ProducerBatch) -> float:
+        return deadline_s(partition, batch) if partition.partition else time.monotonic() + 0.06
+
+    with producer_of(broker.bootstrap_servers, {"enable.idempotence": False, "retries": 0}) as producer:
+        monkeypatch.setattr(PartitionProducer, "deadline_s", soon_for_one)
+        broker.delay_replies(PRODUCE, 0.5)
+        sent = producer.send_columns(TOPIC, numbered(0, 2), np.array([0, 1], np.int32))
+        producer.flush()
+        assert sent.result()["offset"].to_pylist() == [0, 0]
+    assert len(broker.request_bodies(PRODUCE)) == 1
 
 
 class TestStop:

@@ -1,0 +1,91 @@
+"""Signals that arrive in a block of `DeferredInterrupts`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.interrupts import DeferredInterrupts
+
+INT, USR1, USR2, HUP = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
+NUMBERS = (INT, USR1, USR2, HUP)
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """Set a handler for each signal: that of SIGUSR1 raises, the others record their signal, and ignore SIGHUP."""
+    arrived: list[int] = []
+
+    def raise_error(number: int, _: object) -> None:
+        arrived.append(number)
+        raise TimeoutError
+
+    former = {number: signal.getsignal(number) for number in NUMBERS}
+    signal.signal(INT, lambda number, _: arrived.append(number))
+    signal.signal(USR1, raise_error)
+    signal.signal(USR2, lambda number, _: arrived.append(number))
+    signal.signal(HUP, signal.SIG_IGN)
+    own = [signal.getsignal(number) for number in NUMBERS]
+    yield arrived
+    assert [signal.getsignal(number) for number in NUMBERS] == own
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+def test_all_handlers_run_once_at_the_end_although_one_raises(handled: list[int]) -> None:
+    def block() -> None:
+        with DeferredInterrupts():
+            send(USR1, USR2, INT, USR2, HUP)
+            assert handled == []
+
+    with pytest.raises(TimeoutError):
+        block()
+    assert sorted(handled) == sorted([INT, USR1, USR2])
+
+
+def test_handlers_run_at_once_where_they_are_allowed(handled: list[int]) -> None:
+    with DeferredInterrupts() as interrupts:
+        send(USR2)
+        with interrupts.allowed():
+            assert handled == [USR2]
+            send(INT)
+            assert handled == [USR2, INT]
+            with pytest.raises(TimeoutError):
+                send(USR1)
+        send(INT)
+        assert handled == [USR2, INT, USR1]
+    assert handled == [USR2, INT, USR1, INT]
+
+
+def test_inner_block_passes_signals_to_the_outer_one(handled: list[int]) -> None:
+    with DeferredInterrupts():
+        with DeferredInterrupts():
+            send(USR2)
+        assert handled == []
+    assert handled == [USR2]
+
+
+def test_other_threads_defer_nothing(handled: list[int]) -> None:
+    inside, sent = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with DeferredInterrupts():
+            inside.set()
+            sent.wait(20)
+
+    other = threading.Thread(target=work)
+    other.start()
+    assert inside.wait(20)
+    send(USR2)
+    assert handled == [USR2]
+    sent.set()
+    other.join()
