@@ -39,7 +39,7 @@ class DeferredInterrupts:
                         with suppress(ValueError):  # not the main interpreter
                             signal.signal(number, self._handle)
             except BaseException:  # a signal that is not deferred yet
-                self._restore()
+                self.__exit__()
                 raise
         return self
 
@@ -48,7 +48,11 @@ class DeferredInterrupts:
             try:
                 self._restore()
             finally:
-                self._run_handlers()
+                try:
+                    self._run_handlers()
+                finally:  # if a signal that came after `_restore` has raised before the first handler ran
+                    if self._arrived:
+                        self._run_handlers()
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -70,8 +74,10 @@ class DeferredInterrupts:
         left = list(self._former.items())
         try:
             while left:
-                with suppress(ValueError):
-                    signal.signal(*left[-1])
+                number, former = left[-1]
+                if signal.getsignal(number) == self._handle:  # unless a handler has set another one
+                    with suppress(ValueError):
+                        signal.signal(number, former)
                 del left[-1]
         finally:
             if left:

@@ -15,7 +15,6 @@ from concurrent.futures import InvalidStateError
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -85,10 +84,14 @@ class BatchAssembler:
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = threading.RLock()
         self._inside = False
-        # True while rows are on their way from one place to the next.
-        self._moving = False
-        # Calls whose rows may not be in a batch yet.
-        self._calls: WeakSet[SentColumns] = WeakSet()
+        # True while rows, or messages, are on their way from one place to the next.
+        self._rows_move = self._messages_move = False
+        # Messages on their way.
+        self._taken: list[TopicMessages] = []
+        # Calls that have rows without a result.
+        self._calls: dict[SentColumns, None] = {}
+        # Made before memory is short.
+        self._stopped = UsageError("this producer cannot continue, make a new one")
         # Of the thread that is inside.
         self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
@@ -207,7 +210,7 @@ class BatchAssembler:
                     self._append_waiting_messages()
                 self._hand_over(partial(self._due, now_s), wait=False)
             except Exception as error:  # such as MemoryError; unless moving, only these rows have failed
-                if self._moving:
+                if self._rows_move or self._messages_move:
                     self._stop(error)
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
         if self._memory.held_bytes < held_bytes:  # compressed, or refused
@@ -221,8 +224,9 @@ class BatchAssembler:
         """
         self._close_error = error
         self.messages.close(error)
-        if self.discard(error):
+        if self.discard(error) or not self._incomplete.empty:
             self._incomplete.failed([error])
+        self._incomplete.abandon()
 
     def discard(self, error: KafkaError, deadline: Deadline | None = None) -> bool:
         """Fail all waiting rows and messages; return True if some rows have no result object that reports `error`.
@@ -232,8 +236,9 @@ class BatchAssembler:
         with self._exclusive(_FOREVER_S if deadline is None else deadline.remaining_s()) as free:
             if not free:
                 raise DeadlineExceeded("another thread is still sending its columns")
-            for messages in self.messages.take():
+            for messages in [*self._taken, *self.messages.take()]:
                 self._fail_messages(messages, error)
+            self._taken = []
             unreported = self._fail_rows(self._accumulator.drain(), error)
             if error is self._close_error:
                 for call in list(self._calls):
@@ -262,24 +267,24 @@ class BatchAssembler:
                 try:
                     yield True
                 except BaseException as error:
-                    if self._moving:
+                    if self._rows_move or self._messages_move:
                         self._stop(error)
                     raise
                 finally:
-                    self._inside = self._moving = False
+                    self._inside = self._rows_move = self._messages_move = False
             finally:
                 self._lock.release()
 
     def _stop(self, error: BaseException) -> None:
         """Stop the producer after an error while rows moved, such as MemoryError: some may be in no place any more."""
-        cause = UsageError(f"this producer cannot continue, make a new one: {error!r} while rows were put into batches")
-        log.error("%s", cause, exc_info=error)
-        self._accumulator = self._new_accumulator()  # the old one may be inconsistent; `close` fails its rows
-        self._close_error = cause
+        cause = self._close_error = self._stopped  # first: the next step may raise MemoryError again
+        self._stop_sender(cause)
         self.messages.close(cause)
         self._on_failure(cause)
         self._incomplete.failed([cause])
-        self._stop_sender(cause)
+        self._accumulator = self._new_accumulator()  # the old one may be inconsistent; `close` fails its rows
+        cause.message = f"{cause.message}: {error!r} while rows were put into batches"
+        log.error("%s", cause, exc_info=error)
 
     def refuse_within_send(self) -> None:
         """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
@@ -338,9 +343,12 @@ class BatchAssembler:
             self._sensors.record_sizes.record((self._clock.now_s(), int(sizes.max()), int(sizes.sum()), len(sizes)))
 
     def _append_waiting_messages(self) -> None:
-        taken = deque(self.messages.take())
-        while taken:
-            messages = taken.popleft()
+        if self._close_error is not None:
+            return  # `close` fails them
+        self._messages_move = True
+        self._taken = self.messages.take()
+        while self._taken:
+            messages = self._taken[0]
             try:
                 self._append_messages(messages)
             except KafkaError as error:
@@ -349,12 +357,15 @@ class BatchAssembler:
             except BaseException as error:  # such as Ctrl-C in a partitioner; the first ones may be sent already
                 cause = UsageError(f"{messages.topic}: interrupted, and may be written: {error!r}")
                 self._on_failure(cause)
-                _fail_futures(messages, cause)
-                for others in taken:
-                    self._fail_messages(others, UsageError(f"{others.topic}: not sent because of {error!r}"))
+                for each in self._taken:
+                    also = UsageError(f"{each.topic}: not sent because of {error!r}")
+                    self._fail_messages(each, cause if each is messages else also)
+                self._taken = []
+                self._messages_move = False  # none is left
                 raise
-            finally:
-                self._memory.free(messages.size_bytes)
+            del self._taken[0]
+            self._memory.free(messages.size_bytes)
+        self._messages_move = False
 
     def _append_messages(self, messages: TopicMessages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())
@@ -389,7 +400,9 @@ class BatchAssembler:
         *,
         wait: bool = True,
     ) -> None:
-        self._calls.add(sent)
+        if not sent.done:
+            sent.on_done = self._calls.pop
+            self._calls[sent] = None
         self._hand_over(partial(self._accumulator.append, topic, rows, partitions, sizes, since_s, sent), wait=wait)
 
     def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = True) -> None:
@@ -397,7 +410,7 @@ class BatchAssembler:
 
         `wait` allows waiting for memory between them.
         """
-        self._moving = True
+        self._rows_move = True
         max_bytes, left = self._config.buffer_memory_bytes, deque(move())
         while left:
             rows_of_batches, slices = left[0], left[0].batch_slices
@@ -425,12 +438,12 @@ class BatchAssembler:
                 unreported = self._fail_rows(left, cause)
                 self._on_failure(cause)
                 self._incomplete.failed([cause] if unreported else [])
-                self._moving = False  # none is left
+                self._rows_move = False  # none is left
                 raise
             left.popleft()  # frees its columns
             self._incomplete.begin(batches, rows_of_batches.held_bytes)
             self._hand_over_batches(batches)
-        self._moving = False
+        self._rows_move = False
 
     def _holds_at_most(self, size_bytes: int) -> bool:
         return self._memory.held_bytes <= size_bytes or self._incomplete.empty

@@ -174,6 +174,14 @@ class IncompleteBatches:
             self._completed_at_s = self._clock.now_s()
             self._changed.notify_all()
 
+    def abandon(self) -> None:
+        """Forget all batches, which nobody completes any more: their rows have a result."""
+        with self._changed:
+            for batch in self._batches:
+                self.memory.free(batch.size_bytes)
+            self._batches.clear()
+            self._changed.notify_all()
+
     def failed(self, errors: Sequence[KafkaError]) -> None:
         """Record failures of rows that never became a batch."""
         if errors:

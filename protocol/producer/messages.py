@@ -193,9 +193,9 @@ class MessageBuffer:
     def take(self) -> list[TopicMessages]:
         """Remove and return all messages, grouped by topic. The caller releases their `size_bytes` of buffer memory."""
         with self._lock:
-            taken = list(self._topics.values())
-            self._topics = {}
+            taken, none = list(self._topics.values()), dict[str, TopicMessages]()
             self._memory.hold(sum(each.size_bytes for each in taken))
+            self._topics = none  # from here on, nothing allocates memory
             self._memory.messages_bytes = self._count = 0
         return taken
 

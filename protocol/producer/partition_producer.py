@@ -129,7 +129,7 @@ class PartitionProducer:
         """Return the next time after `after_s` at which a retry or a delivery timeout is due; None if none is."""
         if self.idle or self.in_flight:
             return None
-        return min((at_s for at_s in (self._retry_at_s, self._expires_at_s) if at_s > after_s), default=None)
+        return min((at_s for at_s in (self._retry_at_s, self.expires_at_s) if at_s > after_s), default=None)
 
     def append(self, batch: ProducerBatch) -> None:
         """Add a batch at the end of the queue."""
@@ -274,7 +274,7 @@ class PartitionProducer:
         """Fail batches older than `delivery.timeout.ms`, counted from their hand-over to the sender."""
         while self._queue and not self.in_flight:
             batch = self._queue[0]
-            if now_s < self._expires_at_s:
+            if now_s < self.expires_at_s:
                 return
             error = DeadlineExceeded(
                 f"{self.name}: {batch.record_count} records were not acknowledged in {self.delivery_timeout_s:.0f} s "
@@ -300,7 +300,10 @@ class PartitionProducer:
     # -- inside -------------------------------------------------------------------------------
 
     @property
-    def _expires_at_s(self) -> float:
+    def expires_at_s(self) -> float:
+        """Time at which the oldest batch expires; infinity without one."""
+        if not self._queue:
+            return float("inf")
         batch = self._queue[0]
         return self.deadline_s(batch) - (_LEAST_TIME_S if batch.attempts else 0.0)
 

@@ -114,7 +114,7 @@ class SentColumns:
     on_reported : callable, optional
         Called with each error that a caller has received from this object.
     futures : sequence of Future of RecordMetadata, optional
-        One per row, completed in the sender's thread. `done`, `result`, `errors` and `columns` do not work then.
+        One per row, completed in the sender's thread. `result`, `errors` and `columns` do not work then.
     on_result : callable, optional
         Called with topic, partition, number of rows and result, before `done` counts these rows. Not with `futures`.
     """
@@ -134,6 +134,8 @@ class SentColumns:
         self._on_reported = on_reported
         self._rows = _Rows(partitions)
         self._timestamps_ms = timestamps_ms
+        self.on_done: Callable[[SentColumns, None], object] = lambda call, default: None
+        """Called when every row has a result."""
         self._left = len(partitions)
         self._completed: list[tuple[int, int, int, BatchResult]] = []
         self._done = Event()
@@ -149,13 +151,14 @@ class SentColumns:
         """Accept the result of `count` rows: of the rows of this call for `partition`, those from index `first` on."""
         if self._futures is not None:
             self._complete_futures(self._futures, partition, first, count, result)
-            return
-        if self._on_result is not None:
-            self._on_result(self.topic, partition, count, result)
-        self._completed.append((partition, first, count, result))
+        else:
+            if self._on_result is not None:
+                self._on_result(self.topic, partition, count, result)
+            self._completed.append((partition, first, count, result))
         self._left -= count
         if not self._left:
             self._done.set()
+            self.on_done(self, None)
 
     def fail_rest(self, error: KafkaError) -> None:
         """Fail the rows without a result, when no other thread can give them one."""
@@ -163,6 +166,7 @@ class SentColumns:
             for future in self._futures:
                 with suppress(InvalidStateError):
                     future.set_exception(error)
+            self.on_done(self, None)
             return
         completed = np.zeros(len(self._timestamps_ms), bool)
         for partition, first, count, _ in self._completed:

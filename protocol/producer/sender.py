@@ -173,7 +173,8 @@ class Sender:
                 self._wait(due_s, looked_at_s)
         except BaseException as error:
             log.exception("%s: the sender has failed", self._purpose)
-            end = UsageError(f"this producer cannot continue: its sender has failed: {error!r}")
+            text = "unacknowledged rows may be written or not"
+            end = UsageError(f"this producer cannot continue: its sender has failed, {text}: {error!r}")
         finally:
             self._finish(end or self._stop_error)
 
@@ -234,8 +235,14 @@ class Sender:
     # -- requests and replies -----------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of one attempt, during which no reply is handled, and no batch expires."""
-        return Deadline.after_ms(self._client.config.request_timeout_ms, self._clock)
+        """Return the deadline of requests to coordinators: meanwhile no reply is handled, and no batch expires.
+
+        At the latest `request.timeout.ms` after the first batch must expire.
+        """
+        config, now_s = self._client.config, self._client.clock.now_s()
+        expires_s = min((each.expires_at_s for each in self.busy.values()), default=float("inf"))
+        left_ms = max((expires_s - now_s) * 1000, config.request_timeout_ms)
+        return Deadline.after_ms(min(config.default_api_timeout_ms, left_ms), self._clock)
 
     def _work(self) -> None:
         """Handle arrived replies, and send until no broker accepts more."""
@@ -274,7 +281,7 @@ class Sender:
         sent = False
         now_s = self._client.clock.now_s()
         deadline = self._deadline()
-        leaders = Leaders(self._client, deadline)
+        leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
         for broker, partitions in self._sendable(leaders, now_s, deadline).items():
             try:
                 self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)

@@ -18,7 +18,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.condition import Condition
 from protocol.config import ProducerConfig, parse_producer
-from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, OutcomeLost, OutcomeUnknown, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.interrupts import DeferredInterrupts
@@ -284,12 +284,18 @@ class TransactionalProducer(Producer):
             The transaction may be committed or aborted, and this producer cannot find out.
         """
         deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
+        self._require_alive()
         if self._session.state is not _S.COMMITTING_TRANSACTION:
             with self._session.flushing():
                 self._wait_for_sends(deadline or self._client.deadline())
                 self._flush(deadline)
                 self._session.begin_to_end(commit=True)
-        self._session.end(commit=True, deadline=deadline or self._client.deadline())
+        try:
+            self._session.end(commit=True, deadline=deadline or self._client.deadline())
+        except OutcomeUnknown as error:
+            if self._closed:  # meanwhile
+                raise OutcomeLost(f"this producer was closed during the commit: {error}") from error
+            raise
 
     @_transaction_call("txn_abort")
     def abort_transaction(self, timeout_ms: float | None = None) -> None:

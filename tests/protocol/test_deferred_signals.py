@@ -89,3 +89,14 @@ def test_other_threads_defer_nothing(handled: list[int]) -> None:
     assert handled == [USR2]
     sent.set()
     other.join()
+
+
+def test_handler_may_set_another_handler(handled: list[int]) -> None:
+    def later(number: int, _: object) -> None:
+        handled.append(-number)
+
+    former = signal.signal(USR2, lambda number, _: signal.signal(number, later))
+    with DeferredInterrupts() as interrupts, interrupts.allowed():
+        send(USR2)
+    assert signal.getsignal(USR2) is later
+    signal.signal(USR2, former)

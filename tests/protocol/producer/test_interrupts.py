@@ -10,7 +10,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import KafkaError, OutcomeLost, UsageError
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -175,3 +175,25 @@ def test_call_of_a_signal_handler_within_commit_is_refused_or_comes_before_or_af
         assert "this thread is already in a call of the transaction" in str(refused)
         assert read_committed.by_this_project(broker.bootstrap_servers, TOPIC)[0] == committed
     assert place > 100, "the commit was interrupted"
+
+
+def test_commit_during_which_a_signal_handler_closes_the_producer_is_not_to_be_repeated(broker: FakeKafka) -> None:
+    outcomes: set[type[KafkaError] | None] = set()
+    place, reached = 1, True
+    while reached:
+        given = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"x{place}", "linger.ms": 0}
+        producer = TransactionalProducer(given)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(TOPIC, b"value")
+        with interrupted_at(place, _CODE, signal.SIGUSR1, lambda *_: producer.close(1_000)) as was_reached:  # noqa: B023
+            try:
+                producer.commit_transaction()
+            except KafkaError as error:
+                outcomes.add(type(error))
+        with pytest.raises(UsageError, match=r"closed|has no transaction"):
+            producer.commit_transaction()
+        reached = was_reached()
+        place += 29
+        producer.close()
+    assert outcomes <= {UsageError, OutcomeLost}, outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import threading
 import time
@@ -21,7 +22,8 @@ from protocol.clock import Clock, Deadline
 from protocol.condition import Event
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.producer.accumulator import Accumulator
-from protocol.producer.incomplete_batches import ProducerBatch
+from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
+from protocol.producer.messages import TopicMessages
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
@@ -384,11 +386,11 @@ class TestClose:
         producer = producer_of(broker.bootstrap_servers)
         fail_sender(monkeypatch, lambda sender: sender.busy)
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
+        with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
             sent.result(10_000)
         wait_until(lambda: sender_threads() <= before)
         for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
-            with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
+            with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
                 call()
         producer.abort()
 
@@ -400,7 +402,7 @@ class TestClose:
         fail_sender(monkeypatch)
         sender_of(producer).wake()
         sender_of(producer).thread.join(WAIT_S)
-        with pytest.raises(UsageError, match="its sender has failed: ZeroDivisionError"):
+        with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
             producer.flush()
         producer.abort()
 
@@ -511,6 +513,47 @@ class TestStop:
             assert [row in errors for row in range(len(offsets))] == [offset < 0 for offset in offsets]
         assert not [future for future in futures if future.exception(WAIT_S) is None and b"value" not in written]
         producer.abort()
+
+    @pytest.mark.parametrize("nth", range(1, 8))
+    def test_messages_in_any_place_get_a_result(
+        self, broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch, nth: int
+    ) -> None:
+        """The size is asked for while messages are taken, and when their memory is freed."""
+        size_bytes: Any = TopicMessages.size_bytes
+        count = itertools.count(1)
+
+        def no_memory(messages: TopicMessages) -> int:
+            if next(count) == nth:
+                raise MemoryError("as if")
+            return int(size_bytes.fget(messages))
+
+        broker.create_topic("third", 1)
+        futures = [producer.send(topic, b"value", partition=0) for topic in (TOPIC, "other", "third")]
+        monkeypatch.setattr(TopicMessages, "size_bytes", property(no_memory))
+        with suppress(MemoryError):
+            producer.flush()
+        for _ in range(2):
+            with suppress(UsageError):
+                producer.flush()
+        results = [type(each.exception(WAIT_S)) for each in futures]
+        assert results == [type(None)] * 3 if next(count) <= nth else UsageError in results
+        monkeypatch.undo()
+
+    def test_failed_sender_ends_flush_and_close_at_once(
+        self, producer: Producer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_memory(*_: object) -> None:
+            raise MemoryError("as if")
+
+        monkeypatch.setattr(IncompleteBatches, "end", no_memory)
+        begin_s = time.monotonic()
+        future = producer.send(TOPIC, b"value", partition=0)
+        for _ in range(2):
+            with pytest.raises(UsageError, match="sender has failed, unacknowledged rows may be written or not"):
+                producer.flush()
+        producer.close()
+        assert isinstance(future.exception(WAIT_S), UsageError)
+        assert time.monotonic() - begin_s < 20
 
     def test_messages_that_linger_get_a_result(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
