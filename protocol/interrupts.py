@@ -1,7 +1,7 @@
 """Delay signals while a block changes several objects that must agree.
 
-Python runs the handlers of signals between any two steps of the main thread. That of Ctrl-C raises KeyboardInterrupt
-there by default; others may raise or call this package. Code in other threads is never interrupted.
+Python runs the handlers of signals between any two steps of the main thread. Ctrl-C raises KeyboardInterrupt there by
+default; other handlers may raise or call this package. Code in other threads is never interrupted.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class IncompleteBatches:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Forget all batches, which nobody completes any more: their rows have a result."""
+        """Forget all batches after the sender has ended; their rows have a result."""
         with self._changed:
             for batch in self._batches:
                 self.memory.free(batch.size_bytes)

@@ -518,7 +518,7 @@ class TestStop:
     def test_messages_in_any_place_get_a_result(
         self, broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch, nth: int
     ) -> None:
-        """The size is asked for while messages are taken, and when their memory is freed."""
+        """`size_bytes` is called when messages are taken, and when their memory is freed."""
         size_bytes: Any = TopicMessages.size_bytes
         count = itertools.count(1)
 
