@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 class Clock:
     """The system's time. Tests use a subclass."""
 
-    # Without a function of Python's own, since each request calls it about twenty times.
+    # Without a Python function of its own: reading one partition calls it about twenty times.
     now_s = staticmethod(time.monotonic)
-    """Return monotonic seconds; only differences are meaningful."""
+    """Returns monotonic seconds; only differences are meaningful."""
 
     def wall_ms(self) -> int:
         """Return milliseconds since 1970-01-01 UTC: a Kafka timestamp."""

@@ -409,8 +409,8 @@ class AssignedPartitions:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
         Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`; returns None if
-        the partition is dropped meanwhile, or `keeps_claims`, which is called all the time, returns False. Called in
-        the thread that reads the partition.
+        the partition is dropped meanwhile, or `keeps_claims` returns False, which is called every 50 ms. Called in the
+        thread that reads the partition.
         """
         key = self._check_reset(loss)
         if isinstance(loss, LogTruncated):

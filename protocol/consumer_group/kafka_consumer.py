@@ -406,7 +406,8 @@ class KafkaConsumer:
 
     def _rewind(self, batches: Batches) -> None:
         """Seek back to records that `poll` does not return: their offsets must not be committed."""
-        for key, (first, epochs) in {key: (batch, epochs) for key, batch, epochs in reversed(batches)}.items():
+        first_of_each = {key: (batch, epochs) for key, batch, epochs in reversed(batches)}
+        for key, (first, epochs) in first_of_each.items():
             offset = first.column("offset")[0].as_py()
             self._partitions.rewind(key, offset, epochs.before_offset(offset))
 

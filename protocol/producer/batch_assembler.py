@@ -47,8 +47,8 @@ class BatchAssembler:
     """Accepts rows and messages of one producer.
 
     `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`; `stop_sender` stops it with an
-    error for all rows. `on_failure` is called with
-    errors of rows and messages before they are handed over, `on_result` with the results of rows.
+    error for all rows. `on_failure` is called with errors of rows and messages before they are handed over, `on_result`
+    with the results of rows.
     """
 
     def __init__(
@@ -351,21 +351,27 @@ class BatchAssembler:
             messages = self._taken[0]
             try:
                 self._append_messages(messages)
-            except KafkaError as error:
-                self._on_failure(error)
-                _fail_futures(messages, error)
-            except BaseException as error:  # such as Ctrl-C in a partitioner; the first ones may be sent already
-                cause = UsageError(f"{messages.topic}: interrupted, and may be written: {error!r}")
+            except BaseException as error:
+                if self._rows_move or not isinstance(error, Exception):  # such as Ctrl-C in a partitioner
+                    self._fail_taken(error)
+                    raise
+                cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
                 self._on_failure(cause)
-                for each in self._taken:
-                    also = UsageError(f"{each.topic}: not sent because of {error!r}")
-                    self._fail_messages(each, cause if each is messages else also)
-                self._taken = []
-                self._messages_move = False  # none is left
-                raise
+                _fail_futures(messages, cause)
             del self._taken[0]
             self._memory.free(messages.size_bytes)
         self._messages_move = False
+
+    def _fail_taken(self, error: BaseException) -> None:
+        """Fail the messages that are on their way; some of the first topic may be sent already."""
+        first, *others = self._taken
+        cause = UsageError(f"{first.topic}: interrupted, and may be written: {error!r}")
+        self._on_failure(cause)
+        self._fail_messages(first, cause)
+        for each in others:
+            self._fail_messages(each, UsageError(f"{each.topic}: not sent because of {error!r}"))
+        self._taken = []
+        self._messages_move = False  # none is left
 
     def _append_messages(self, messages: TopicMessages) -> None:
         rows = record_columns(messages.columns(), self._clock.wall_ms())

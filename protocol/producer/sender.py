@@ -349,7 +349,8 @@ class Sender:
 
     def _take_replies(self, wait_s: float = 0.0, self_pipe: SelfPipe | None = None) -> None:
         """Handle arrived replies, waiting at most `wait_s`. An overdue reply counts as arrived."""
-        deadline = self._deadline() if wait_s else None
+        timeout_ms = self._client.config.default_api_timeout_ms
+        deadline = Deadline.after_ms(timeout_ms, self._clock) if wait_s else None
         while not self._clock.stopped and (waiting := [each for each in self._brokers.values() if each.in_flight]):
             oldest = [reply for broker in waiting if (reply := broker.oldest_reply) is not None]
             come = {id(reply) for reply in ready(oldest, wait_s, deadline, self_pipe)}
