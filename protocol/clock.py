@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 class Clock:
     """The system's time. Tests use a subclass."""
 
-    # Without a Python function of its own: reading one partition calls it about twenty times.
+    # The C function: reading one partition calls it about twenty times.
     now_s = staticmethod(time.monotonic)
     """Returns monotonic seconds; only differences are meaningful."""
 
