@@ -409,8 +409,8 @@ class AssignedPartitions:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
         Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`; returns None if
-        the partition is dropped meanwhile, or `keeps_claims` returns False, which is called every 50 ms. Called in the
-        thread that reads the partition.
+        the partition is dropped meanwhile, or if `keeps_claims`, which is called in between, returns False. Called in
+        the thread that reads the partition.
         """
         key = self._check_reset(loss)
         if isinstance(loss, LogTruncated):
@@ -425,7 +425,7 @@ class AssignedPartitions:
     def _await_reset_offset(self, key: TopicPartition, keeps_claims: Callable[[], bool]) -> int | None:
         start, deadline = self._new_start(), self._client.deadline()
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
-        while True:
+        while keeps_claims():  # also if each lookup fails at once
             timeout_ms = min(self._listing_timeout_ms(start.backoff.tries), deadline.remaining_ms())
             lookup = ListingLookup(self._client, self._config, times, timeout_ms)
             lookup.start()
@@ -441,6 +441,7 @@ class AssignedPartitions:
             if deadline.passed or not isinstance(error, DeadlineExceeded):
                 raise error
             self._client.clock.sleep_s(min(start.backoff.next_s(), deadline.remaining_s()))
+        return None
 
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":

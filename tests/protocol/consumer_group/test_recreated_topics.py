@@ -568,14 +568,16 @@ def test_transaction_waits_until_the_coordinator_knows_the_new_topic() -> None:
         assert fake.committed_offsets("etl") == {("orders", 0): 5}
 
 
-@pytest.mark.parametrize("wait_s", [0, 3])
+@pytest.mark.parametrize("wait_s", [0, 4])
 def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreated_topic(wait_s: float) -> None:
     with FakeKafka(2) as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
         given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
         group, handler = (
-            ConsumerGroup({**given, "max.poll.interval.ms": 1_500, "heartbeat.interval.ms": 200}),
+            ConsumerGroup(
+                {**given, "max.poll.interval.ms": 3_000, "retry.backoff.max.ms": 200, "heartbeat.interval.ms": 200}
+            ),
             ReadAll(),
         )
         running = threading.Thread(target=group.consume, args=(["orders"], handler))
