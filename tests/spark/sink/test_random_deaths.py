@@ -60,6 +60,8 @@ def mortal(rng: random.Random) -> Iterator[None]:
         yield
 
 
+# A death may come in a thread of the producer's, and its exception then ends this thread.
+@pytest.mark.filterwarnings(r"ignore:(?s).*\bDied\b:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.timeout(60 + 20 * BATCHES)
 @variants("version", [2, 1], 1)  # the other tests of killed processes run with version 2
 def test_random_process_deaths_leave_every_batch_complete_and_once(
