@@ -8,6 +8,7 @@ one of three processes (`xdist_scheduling.py`), each with a separate Spark and K
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,6 +68,10 @@ _RACKS = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in (1, 2
 if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
     every = local_kafka.PORTS
     local_kafka.PORTS = range(every.start + int(worker) % 3, every.stop, 3)
+
+# A shell's background job ignores Ctrl-C, and so would all processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TopicFactory = Callable[..., str]
 
