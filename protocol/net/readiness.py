@@ -79,8 +79,10 @@ class SelfPipe:
     def wake(self) -> None:
         """Wake the polling thread. Callable from any thread."""
         # If the pipe is full, the thread will wake anyway; if it is closed, no thread waits.
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 - needs no memory: a thread must be stopped also without
             self._writer.send(b"\0")
+        except OSError:
+            pass
 
     def drain(self) -> None:
         """Remove all wake-ups. Only in the polling thread."""

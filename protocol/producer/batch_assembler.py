@@ -11,8 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import InvalidStateError
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,24 +30,33 @@ from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatc
 from protocol.producer.messages import MessageBuffer, TopicMessages, already_sending
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
-from protocol.producer.results import BatchResult, OnResult, SentColumns, complete_rows, reports_failures
+from protocol.producer.results import (
+    BatchResult,
+    OnResult,
+    SentColumns,
+    UnfinishedCalls,
+    complete_rows,
+    fail_futures,
+    reports_failures,
+)
+from protocol.producer.sender import Sender
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from protocol.records.encode import Lengths, record_sizes
 from protocol.records.record_columns import record_columns
 
 log = logging.getLogger(__name__)
 
-HandOver = Callable[[list[ProducerBatch]], None]
-
 _FOREVER_S = threading.TIMEOUT_MAX
+
+_Prepared = tuple[pa.RecordBatch, npt.NDArray[np.int32], Lengths, float, SentColumns]
+"""Rows, partitions, sizes, time since which the rows wait, and their results."""
 
 
 class BatchAssembler:
     """Accepts rows and messages of one producer.
 
-    `hand_over` passes record batches to the sender, whose thread calls `hand_over_due`; `stop_sender` stops it with an
-    error for all rows. `on_failure` is called with errors of rows and messages before they are handed over, `on_result`
-    with the results of rows.
+    The thread of the sender calls `hand_over_due`, and `close` at its end. `on_failure` is called with errors of rows
+    and messages before they are handed over, `on_result` with the results of rows.
     """
 
     def __init__(
@@ -59,45 +67,42 @@ class BatchAssembler:
         choice: PartitionChoice,
         encode: Encode,
         incomplete: IncompleteBatches,
-        hand_over: HandOver,
-        stop_sender: Callable[[UsageError], None],
+        sender: Sender,
         on_failure: Callable[[KafkaError], None] = lambda error: None,
         on_result: OnResult | None = None,
     ) -> None:
         self._memory = incomplete.memory
+        self._unfinished = UnfinishedCalls()
         # At most half of the memory, or callers would wait for memory held by unsent messages.
         self.messages = MessageBuffer(
-            min(config.batch_size_bytes, config.buffer_memory_bytes // 2), config.batch_num_messages, self._memory
+            min(config.batch_size_bytes, config.buffer_memory_bytes // 2),
+            config.batch_num_messages,
+            self._memory,
+            self._unfinished,
         )
         self._config = config
         self._clock = clock
         self._sensors = sensors
         self.choice = choice
         self._incomplete = incomplete
-        self._hand_over_batches = hand_over
-        self._stop_sender = stop_sender
+        self._sender = sender
         self._on_failure = on_failure
         self._on_result = on_result
-        self._accumulator = self._new_accumulator()
+        self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
         self.encode = encode
         self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = threading.RLock()
         self._inside = False
-        # True while rows, or messages, are on their way from one place to the next.
-        self._rows_move = self._messages_move = False
-        # Messages on their way.
-        self._taken: list[TopicMessages] = []
-        # Calls that have rows without a result.
-        self._calls: dict[SentColumns, None] = {}
+        # True while rows are on their way from one place to the next: an error would lose them.
+        self._moving = False
+        # True if the sender's thread could not hand over what was due.
+        self._missed = False
         # Made before memory is short.
         self._stopped = UsageError("this producer cannot continue, make a new one")
         # Of the thread that is inside.
         self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
-
-    def _new_accumulator(self) -> Accumulator:
-        return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages, self._memory)
 
     # -- input --------------------------------------------------------------------------------
 
@@ -129,8 +134,10 @@ class BatchAssembler:
                 sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
-            self._append(topic, rows, partitions[kept], sizes, now_s, sent)
-            self._hand_over(partial(self._due, now_s), wait=False)
+            raised = self._append(topic, rows, partitions[kept], sizes, now_s, sent, wait=True)
+            self._hand_over(partial(self._due, now_s))
+        if raised is not None:
+            raise raised
         self._incomplete.wake()
         self._incomplete.failed(list(refused.values())[:1])
         return sent
@@ -189,7 +196,9 @@ class BatchAssembler:
             if not free:
                 return False
             self._append_waiting_messages()
-            self._hand_over(self._accumulator.drain, wait=False)
+            raised = self._hand_over(self._accumulator.drain)
+        if raised is not None and self._close_error is None:
+            raise raised
         self._incomplete.wake()
         return True
 
@@ -201,50 +210,51 @@ class BatchAssembler:
         float or None
             The clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
         """
+        self._missed = True  # before: the other thread looks at it after it has released the lock
         with self._exclusive(0) as free:
             if not free:
                 return None
+            self._missed = False
             held_bytes, now_s = self._memory.held_bytes, self._clock.now_s()
-            try:
-                if self._messages_are_due(now_s):
-                    self._append_waiting_messages()
-                self._hand_over(partial(self._due, now_s), wait=False)
-            except Exception as error:  # such as MemoryError; unless moving, only these rows have failed
-                if self._rows_move or self._messages_move:
-                    self._stop(error)
+            if self._messages_are_due(now_s):
+                self._append_waiting_messages()
+            self._hand_over(partial(self._due, now_s))
             waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
         if self._memory.held_bytes < held_bytes:  # compressed, or refused
             self._incomplete.wake()
         return min(waiting_s) + self._linger_s if waiting_s else None
 
     def close(self, error: KafkaError) -> None:
-        """Fail all waiting rows and messages, and refuse further ones.
+        """Fail all rows and messages without a result, and refuse further ones. May be repeated.
 
-        `flush` raises the error if some rows have no result object that can report it.
+        Without the lock, whose owner may wait for memory. `flush` raises the error if some rows have no result object
+        that can report it.
         """
-        self._close_error = error
+        self._close_error = self._close_error or error
         self.messages.close(error)
-        if self.discard(error) or not self._incomplete.empty:
-            self._incomplete.failed([error])
+        if self._unfinished:
+            self._on_failure(error)  # first, or a transaction could be committed without these rows
+            if self._unfinished.unreported:
+                self._incomplete.failed([error])
+            self._unfinished.fail(error)
         self._incomplete.abandon()
 
-    def discard(self, error: KafkaError, deadline: Deadline | None = None) -> bool:
-        """Fail all waiting rows and messages; return True if some rows have no result object that reports `error`.
+    def discard(self, error: KafkaError, deadline: Deadline) -> None:
+        """Fail all rows and messages without a result. No batch is in flight.
 
         Raises `DeadlineExceeded` if another thread still hands over its columns at the deadline.
         """
-        with self._exclusive(_FOREVER_S if deadline is None else deadline.remaining_s()) as free:
+        with self._exclusive(deadline.remaining_s()) as free:
             if not free:
                 raise DeadlineExceeded("another thread is still sending its columns")
-            for messages in [*self._taken, *self.messages.take()]:
-                self._fail_messages(messages, error)
-            self._taken = []
-            unreported = self._fail_rows(self._accumulator.drain(), error)
-            if error is self._close_error:
-                for call in list(self._calls):
-                    call.fail_rest(error)
-        self._incomplete.wake()  # their memory is free
-        return unreported
+            self._moving = True
+            for messages in self.messages.take():
+                self._memory.free(messages.size_bytes)
+            for rows_of_batches in self._accumulator.drain():
+                self._memory.free(rows_of_batches.held_bytes)
+            self._unfinished.fail(error)
+            self._moving = False
+        self._incomplete.wake()
 
     # -- one thread at a time -----------------------------------------------------------------
 
@@ -267,22 +277,25 @@ class BatchAssembler:
                 try:
                     yield True
                 except BaseException as error:
-                    if self._rows_move or self._messages_move:
+                    if self._moving:
                         self._stop(error)
                     raise
                 finally:
-                    self._inside = self._rows_move = self._messages_move = False
+                    self._inside = self._moving = False
             finally:
                 self._lock.release()
+                if self._missed:
+                    self._sender.wake()
 
     def _stop(self, error: BaseException) -> None:
-        """Stop the producer after an error while rows moved, such as MemoryError: some may be in no place any more."""
-        cause = self._close_error = self._stopped  # first: the next step may raise MemoryError again
-        self._stop_sender(cause)
+        """Stop the producer after an error while rows moved, such as MemoryError; the sender's thread fails all rows.
+
+        The first steps need no memory.
+        """
+        cause = self._close_error = self._stopped
+        self._sender.stop(cause)
         self.messages.close(cause)
-        self._on_failure(cause)
         self._incomplete.failed([cause])
-        self._accumulator = self._new_accumulator()  # the old one may be inconsistent; `close` fails its rows
         cause.message = f"{cause.message}: {error!r} while rows were put into batches"
         log.error("%s", cause, exc_info=error)
 
@@ -345,35 +358,34 @@ class BatchAssembler:
     def _append_waiting_messages(self) -> None:
         if self._close_error is not None:
             return  # `close` fails them
-        self._messages_move = True
-        self._taken = self.messages.take()
-        while self._taken:
-            messages = self._taken[0]
+        self._moving = True
+        taken = self.messages.take()
+        for number, messages in enumerate(taken):
             try:
-                self._append_messages(messages)
-            except BaseException as error:
-                if self._rows_move or not isinstance(error, Exception):  # such as Ctrl-C in a partitioner
-                    self._fail_taken(error)
-                    raise
+                prepared = self._prepare(messages)
+            except Exception as error:
                 cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
-                self._on_failure(cause)
-                _fail_futures(messages, cause)
-            del self._taken[0]
+                self._fail_messages([messages], cause)
+            except BaseException as error:  # such as Ctrl-C in a partitioner
+                self._fail_messages(taken[number:], UsageError(f"not sent because of {error!r}"))
+                self._moving = False
+                raise
+            else:
+                if prepared is not None:
+                    self._append(messages.topic, *prepared)
+                self._unfinished.end(messages)
+                self._memory.free(messages.size_bytes)
+        self._moving = False
+
+    def _fail_messages(self, taken: Sequence[TopicMessages], error: KafkaError) -> None:
+        self._on_failure(error)
+        for messages in taken:
+            messages.fail_rest(error)
+            self._unfinished.end(messages)
             self._memory.free(messages.size_bytes)
-        self._messages_move = False
 
-    def _fail_taken(self, error: BaseException) -> None:
-        """Fail the messages that are on their way; some of the first topic may be sent already."""
-        first, *others = self._taken
-        cause = UsageError(f"{first.topic}: interrupted, and may be written: {error!r}")
-        self._on_failure(cause)
-        self._fail_messages(first, cause)
-        for each in others:
-            self._fail_messages(each, UsageError(f"{each.topic}: not sent because of {error!r}"))
-        self._taken = []
-        self._messages_move = False  # none is left
-
-    def _append_messages(self, messages: TopicMessages) -> None:
+    def _prepare(self, messages: TopicMessages) -> _Prepared | None:
+        """Convert messages to the arguments of `_append`, and fail those that cannot be sent."""
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
@@ -383,17 +395,17 @@ class BatchAssembler:
         refused |= too_large_errors(messages.topic, sizes, self._config.max_request_size_bytes, with_row_number=False)
         for row, error in refused.items():
             self._on_failure(error)
-            futures[row].set_exception(error)
+            fail_futures([futures[row]], error)
         if refused:
             kept = np.delete(np.arange(rows.num_rows), list(refused))
             futures = [futures[row] for row in kept.tolist()]
             rows, sizes, _ = _select_rows(kept, rows, sizes, None)
             chosen = chosen[kept]
         if not futures:
-            return
+            return None
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._record_sizes(sizes)
-        self._append(messages.topic, rows, chosen, sizes, messages.oldest_s, sent, wait=False)
+        return rows, chosen, sizes, messages.oldest_s, sent
 
     def _append(
         self,
@@ -404,23 +416,37 @@ class BatchAssembler:
         since_s: float,
         sent: SentColumns,
         *,
-        wait: bool = True,
-    ) -> None:
+        wait: bool = False,
+    ) -> BaseException | None:
+        """Put rows into the accumulator, and hand over the batches that they fill, as `_hand_over`."""
         if not sent.done:
-            sent.on_done = self._calls.pop
-            self._calls[sent] = None
-        self._hand_over(partial(self._accumulator.append, topic, rows, partitions, sizes, since_s, sent), wait=wait)
+            sent.on_done = self._unfinished.end
+            self._unfinished.begin(sent)
+        if self._close_error is not None:  # looked at after `begin`, as `close` does the reverse
+            sent.fail_rest(self._close_error)
+        return self._hand_over(
+            partial(self._accumulator.append, topic, rows, partitions, sizes, since_s, sent), wait=wait
+        )
 
-    def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = True) -> None:
+    def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = False) -> BaseException | None:
         """Encode the record batches that `move` takes out of the accumulator, and pass them to the sender.
 
         `wait` allows waiting for memory between them.
+
+        Returns
+        -------
+        BaseException or None
+            The error of the encoding, MemoryError for example, or of the wait, such as Ctrl-C. The rows have failed
+            with it, perhaps those of earlier calls as well.
         """
-        self._rows_move = True
-        max_bytes, left = self._config.buffer_memory_bytes, deque(move())
-        while left:
+        if (closed := self._closed()) is not None:  # after an error, the accumulator may be inconsistent
+            return closed
+        before, self._moving = self._moving, True
+        max_bytes, left, raised = self._config.buffer_memory_bytes, deque(move()), None
+        while left and raised is None:
             rows_of_batches, slices = left[0], left[0].batch_slices
             try:
+                self.raise_if_closed()
                 records = self.encode(rows_of_batches.rows(), [batch.count for batch in slices], rows_of_batches.order)
                 now_s = self._clock.now_s()
                 batches = [
@@ -439,41 +465,42 @@ class BatchAssembler:
                 if wait and not self._holds_at_most(free_bytes):
                     with self._interrupts.allowed():
                         self._wait_for_room(partial(self._holds_at_most, free_bytes), _FOREVER_S, despite_failures=True)
-            except BaseException as error:  # MemoryError or Ctrl-C, for example; rows of earlier calls are affected
-                cause = UsageError(f"rows of {slices[0].topic} were not sent because of another error: {error!r}")
-                unreported = self._fail_rows(left, cause)
-                self._on_failure(cause)
-                self._incomplete.failed([cause] if unreported else [])
-                self._rows_move = False  # none is left
-                raise
-            left.popleft()  # frees its columns
-            self._incomplete.begin(batches, rows_of_batches.held_bytes)
-            self._hand_over_batches(batches)
-        self._rows_move = False
+            except BaseException as error:
+                raised = error
+            else:
+                left.popleft()  # frees its columns
+                self._incomplete.begin(batches, rows_of_batches.held_bytes)
+                self._sender.put(batches)
+        if raised is not None:
+            self._fail_rows(left, raised)
+        self._moving = before
+        return raised
 
-    def _holds_at_most(self, size_bytes: int) -> bool:
-        return self._memory.held_bytes <= size_bytes or self._incomplete.empty
-
-    def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> bool:
-        """Fail rows and free their memory; return True if only `flush` can report the error of some of them."""
-        unreported = False
+    def _fail_rows(self, ready: Iterable[ReadyBatches], cause: BaseException) -> None:
+        topic = next(iter(ready)).batch_slices[0].topic
+        error = UsageError(f"rows of {topic} were not sent because of another error: {cause!r}")
+        self._on_failure(error)
         for rows_of_batches in ready:
             for batch in rows_of_batches.batch_slices:
                 complete_rows(batch.sent, batch.partition, BatchResult(error=error))
-                unreported |= not reports_failures(batch.sent)
+                if not reports_failures(batch.sent):
+                    self._incomplete.failed([error])
             self._memory.free(rows_of_batches.held_bytes)
-        return unreported
 
-    def _fail_messages(self, messages: TopicMessages, error: KafkaError) -> None:
-        _fail_futures(messages, error)
-        self._memory.free(messages.size_bytes)
+    def _holds_at_most(self, size_bytes: int) -> bool:
+        return self._memory.held_bytes <= size_bytes or self._incomplete.empty or self._close_error is not None
 
     def raise_if_closed(self) -> None:
         """Raise the error of `close`, or the one that has stopped the producer."""
-        if self._close_error is not None:
-            raise UsageError(
-                str(self._close_error)
-            ) from self._close_error  # a new error, since raising adds a traceback
+        if (closed := self._closed()) is not None:
+            raise closed
+
+    def _closed(self) -> UsageError | None:
+        if self._close_error is None:
+            return None
+        closed = UsageError(str(self._close_error))  # a new one, since raising adds a traceback
+        closed.__cause__ = self._close_error
+        return closed
 
 
 def _select_rows(
@@ -482,9 +509,3 @@ def _select_rows(
     """Select rows by number."""
     indexes = to_arrow(row_numbers)
     return rows.take(indexes), sizes[row_numbers], None if given is None else given.take(indexes)
-
-
-def _fail_futures(messages: TopicMessages, error: KafkaError) -> None:
-    for future in messages.futures:
-        with suppress(InvalidStateError):  # completed earlier
-            future.set_exception(error)

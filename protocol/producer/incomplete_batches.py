@@ -133,6 +133,7 @@ class IncompleteBatches:
         self._acknowledged: dict[TopicPartition, ProducedRange] = {}
         self._failures: list[KafkaError] = []
         self._batches: dict[ProducerBatch, None] = {}
+        self._abandoned = False
         self._completed_at_s = float("-inf")
         self._changed = Condition()
 
@@ -147,8 +148,11 @@ class IncompleteBatches:
         return self._changed.waiting
 
     def begin(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
-        """Add batches; their memory replaces `freed_bytes`, held by their rows before."""
+        """Add batches; their memory replaces `freed_bytes`, held by their rows before. Not after `abandon`."""
         with self._changed:
+            if self._abandoned:
+                self.memory.free(freed_bytes)
+                return
             self._batches.update(dict.fromkeys(batches))
             self.memory.hold(sum(each.size_bytes for each in batches) - freed_bytes)
 
@@ -175,8 +179,9 @@ class IncompleteBatches:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Forget all batches after the sender has ended; their rows have a result."""
+        """Forget all batches, and accept no others: the sender has ended, and their rows have a result."""
         with self._changed:
+            self._abandoned = True
             for batch in self._batches:
                 self.memory.free(batch.size_bytes)
             self._batches.clear()

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.incomplete_batches import BufferMemory
-from protocol.producer.results import MessageFuture, RecordMetadata
+from protocol.producer.results import MessageFuture, RecordMetadata, UnfinishedCalls, fail_futures
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -77,7 +77,7 @@ def _header(header: object) -> tuple[str, bytes | None]:
 class TopicMessages:
     """Messages of one topic, each with its future.
 
-    One list of pairs: Ctrl-C between two lists would give a message the future of another one.
+    One list of pairs: Ctrl-C between two lists would give a message the future of another one. A `Call`.
     """
 
     topic: str
@@ -93,6 +93,15 @@ class TopicMessages:
     def futures(self) -> list[Future[RecordMetadata]]:
         """Return the futures, in order."""
         return [future for _, future in self.pairs]
+
+    @property
+    def reports_failures(self) -> bool:
+        """True: futures report them."""
+        return True
+
+    def fail_rest(self, error: KafkaError) -> None:
+        """Fail the messages without a result."""
+        fail_futures(self.futures, error)
 
     def columns(self) -> pa.RecordBatch:
         """Return the columns for `send_columns`."""
@@ -123,8 +132,9 @@ def already_sending() -> UsageError:
 class MessageBuffer:
     """Collects messages by topic, in order. `full` at `full_bytes` or `full_count`."""
 
-    def __init__(self, full_bytes: int, full_count: int, memory: BufferMemory | None = None) -> None:
-        self._memory = memory or BufferMemory()
+    def __init__(self, full_bytes: int, full_count: int, memory: BufferMemory, unfinished: UnfinishedCalls) -> None:
+        self._memory = memory
+        self._unfinished = unfinished
         self._full_bytes = full_bytes
         self._full_count = full_count
         self._count = 0
@@ -173,6 +183,7 @@ class MessageBuffer:
             messages = self._topics.get(topic)
             if messages is None:
                 messages = self._topics[topic] = TopicMessages(topic, now_s)
+            self._unfinished.begin(messages)
             messages.pairs.append((message, future))
             self._memory.messages_bytes += message.size_bytes
             self._count += 1

@@ -120,8 +120,7 @@ class Producer:
             choice,
             encode_together,
             self._incomplete,
-            self._sender.put,
-            self._sender.stop,
+            self._sender,
             self._session.failed,
             None if self._interceptors is None else self._interceptors.rows_done,
         )
@@ -130,9 +129,9 @@ class Producer:
         self._add_gauges()
         with DeferredInterrupts():
             self._sender.start(self._assembler.hand_over_due, self._assembler.close)
-            # The threads hold no reference to this object, so it can be collected; then they end. Code that runs at the
-            # end of the program may still flush.
-            weakref.finalize(self, _stop, self._sender, self._compressors).atexit = False
+            # The threads hold no reference to this object, so it can be collected; then they end. Any thread may
+            # collect it, within any lock: nothing here takes one. Code at the end of the program may still flush.
+            weakref.finalize(self, self._sender.stop).atexit = False
 
     def __enter__(self) -> Producer:
         return self
@@ -394,7 +393,7 @@ class Producer:
                     with interrupts.allowed():
                         self._flush(deadline, despite_failures=True)
                 finally:
-                    self._abort(deadline)
+                    self._abort(deadline, interrupts)
 
     def abort(self) -> None:
         """Stop, and drop unacknowledged rows; those in flight may still be written.
@@ -402,18 +401,24 @@ class Producer:
         The sender's thread has ended and its connections are closed on return, unless a connection attempt hangs. The
         compression threads end on their own. Raises `UsageError` within `send` or `send_columns`, as `flush` does.
         """
-        self._abort(self._client.deadline(_STOP_MS))
+        with DeferredInterrupts() as interrupts:
+            self._abort(self._client.deadline(_STOP_MS), interrupts)
 
-    def _abort(self, deadline: Deadline) -> None:
+    def _abort(self, deadline: Deadline, interrupts: DeferredInterrupts) -> None:
         """Stop; wait for the sender's thread until the deadline, at least for a second and at most for `_STOP_MS`."""
         self._assembler.refuse_within_send()  # the sender's thread would wait for this one
-        with DeferredInterrupts():
-            self._closed = True
-            _stop(self._sender, self._compressors)
-            self._sender.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
-            if self._interceptors is not None and self._sender.in_this_process:
+        self._closed = True
+        if not self._sender.in_this_process:  # a forked child must not touch locks, which may be held forever there
+            return
+        self._sender.stop()
+        try:
+            with interrupts.allowed():
+                self._sender.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
+        finally:
+            self._compressors.shutdown(wait=False)
+            if self._interceptors is not None:
                 self._interceptors.close()
-            if self._owns_client and self._sender.in_this_process:
+            if self._owns_client:
                 self._client.close()
 
     def reset_sequences(self, deadline: Deadline) -> None:
@@ -498,13 +503,6 @@ def _map_by(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence
         return threads.map(call, items)
     except RuntimeError:
         return map(call, items)
-
-
-def _stop(sender: Sender, compressors: ThreadPoolExecutor) -> None:
-    """Stop without waiting. A forked child must not touch the threads' locks, which may be held forever there."""
-    if sender.in_this_process:
-        sender.stop()
-        compressors.shutdown(wait=False)
 
 
 def _not_in_time(late: Sequence[ProducerBatch]) -> DeadlineExceeded:

@@ -7,12 +7,12 @@ requests a result, only a few numbers per record batch are kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +134,7 @@ class SentColumns:
         self._on_reported = on_reported
         self._rows = _Rows(partitions)
         self._timestamps_ms = timestamps_ms
-        self.on_done: Callable[[SentColumns, None], object] = lambda call, default: None
+        self.on_done: Callable[[SentColumns], None] = lambda call: None
         """Called when every row has a result."""
         self._left = len(partitions)
         self._completed: list[tuple[int, int, int, BatchResult]] = []
@@ -148,7 +148,12 @@ class SentColumns:
         return self._futures is not None
 
     def complete(self, partition: int, first: int, count: int, result: BatchResult) -> None:
-        """Accept the result of `count` rows: of the rows of this call for `partition`, those from index `first` on."""
+        """Accept the result of `count` rows: of the rows of this call for `partition`, those from index `first` on.
+
+        Without effect after `fail_rest`.
+        """
+        if self._done.is_set():
+            return
         if self._futures is not None:
             self._complete_futures(self._futures, partition, first, count, result)
         else:
@@ -157,23 +162,33 @@ class SentColumns:
             self._completed.append((partition, first, count, result))
         self._left -= count
         if not self._left:
-            self._done.set()
-            self.on_done(self, None)
+            self._end()
 
     def fail_rest(self, error: KafkaError) -> None:
-        """Fail the rows without a result, when no other thread can give them one."""
-        if self._futures is not None:
-            for future in self._futures:
-                with suppress(InvalidStateError):
-                    future.set_exception(error)
-            self.on_done(self, None)
+        """Fail the rows without a result. May be repeated if it is interrupted, by MemoryError for example."""
+        if self._done.is_set():
             return
-        completed = np.zeros(len(self._timestamps_ms), bool)
+        if self._futures is not None:
+            fail_futures(self._futures, error)
+        else:
+            self._fail_rows(BatchResult(error=error))
+        self._end()
+
+    def _fail_rows(self, result: BatchResult) -> None:
+        left = np.ones(len(self._timestamps_ms), bool)
         for partition, first, count, _ in self._completed:
-            completed[self._rows.of(partition)[first : first + count]] = True
-        for partition in np.unique(self._rows.partitions[~completed]).tolist():
-            for nth in np.flatnonzero(~completed[self._rows.of(partition)]).tolist():
-                self.complete(partition, nth, 1, BatchResult(error=error))
+            left[self._rows.of(partition)[first : first + count]] = False
+        for partition in np.unique(self._rows.partitions[left]).tolist():
+            rows = np.flatnonzero(left[self._rows.of(partition)])
+            for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+                if self._on_result is not None:
+                    self._on_result(self.topic, partition, len(run), result)
+                self._completed.append((partition, int(run[0]), len(run), result))
+
+    def _end(self) -> None:
+        self._left = 0
+        self._done.set()
+        self.on_done(self)
 
     @property
     def done(self) -> bool:
@@ -260,6 +275,57 @@ class SentColumns:
                 futures[row].set_result(RecordMetadata(self.topic, partition, offset, time_ms))
             except InvalidStateError:  # Ctrl-C has failed it in the caller's thread
                 continue
+
+
+def fail_futures(futures: Iterable[Future[RecordMetadata]], error: KafkaError) -> None:
+    """Fail those that have no result."""
+    for future in futures:
+        with suppress(InvalidStateError):
+            future.set_exception(error)
+
+
+class Call(Protocol):
+    """Accepted rows or messages, which get their results together or one by one."""
+
+    @property
+    def reports_failures(self) -> bool:
+        """True if the user gets failures without `flush`."""
+
+    def fail_rest(self, error: KafkaError) -> None:
+        """Fail all that have no result. May be repeated."""
+
+
+class UnfinishedCalls:
+    """All calls of a producer that have rows or messages without a result, wherever these are. Thread-safe.
+
+    A call begins before its rows can get lost, so whoever stops the producer can give each row a result. Dictionaries
+    change in one step, without a lock that a signal handler would wait for.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Call, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def begin(self, call: Call) -> None:
+        """Add a call, once."""
+        self._calls[call] = None
+
+    def end(self, call: Call) -> None:
+        """Remove a call that has all results."""
+        self._calls.pop(call, None)
+
+    @property
+    def unreported(self) -> bool:
+        """True if only `flush` can report the failure of some rows."""
+        return any(not call.reports_failures for call in list(self._calls))
+
+    def fail(self, error: KafkaError) -> None:
+        """Fail all rows without a result. May be repeated if it is interrupted."""
+        for call in list(self._calls):
+            call.fail_rest(error)
+            self.end(call)
 
 
 class SentRows(NamedTuple):

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -27,7 +28,6 @@ from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.partition_producer import Encode, PartitionProducer
-from protocol.producer.results import BatchResult
 from protocol.producer.retry_backoff import BackoffFunction, FunctionBackoff
 from protocol.producer.topics import Leaders
 
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 # Interval of the checks for unresponsive brokers while requests are in flight.
 _MAX_WAIT_S = 1.0
+
+# Tries to end the thread in order, and the pause between them.
+_TRIES, _PAUSE_S = 100, 0.05
 
 _numbers = itertools.count()
 
@@ -71,7 +74,6 @@ class Sender:
         self._requests_to_departed = 0
         self._expired_at_s: dict[str, float] = {}  # by topic, within the last back-off, in order of time
         self._inbox: deque[ProducerBatch] = deque()
-        self._inbox_lock = threading.Lock()
         self._end: KafkaError | None = None
         self._stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
         self._resets: deque[Event] = deque()  # without a lock, which a signal handler would wait for
@@ -90,14 +92,12 @@ class Sender:
         self.thread.start()
 
     def put(self, batches: Sequence[ProducerBatch]) -> None:
-        """Add record batches, in order within each partition. Thread-safe."""
-        with self._inbox_lock:
-            if (end := self._end) is None:
-                self._inbox.extend(batches)
-        if end is None:
-            self.wake()
-        else:
-            self._fail(batches, end)
+        """Add record batches, in order within each partition. Thread-safe.
+
+        Without effect after the end of the thread: `on_end` fails all rows.
+        """
+        self._inbox.extend(batches)
+        self.wake()
 
     def wake(self) -> None:
         """Wake the thread. Thread-safe."""
@@ -176,26 +176,37 @@ class Sender:
             text = "unacknowledged rows may be written or not"
             end = UsageError(f"this producer cannot continue: its sender has failed, {text}: {error!r}")
         finally:
-            self._finish(end or self._stop_error)
+            self._repeat(self._finish, end or self._stop_error)
 
     def _finish(self, end: KafkaError) -> None:
-        """Fail all remaining batches, so that no caller waits forever."""
-        with self._inbox_lock:
-            self._end = end
-        self._fail(list(self._inbox), end)
+        """Give every row a result, so that no caller waits forever. May be repeated."""
+        self._end = end
+        try:
+            self._drop_all(end)
+        finally:
+            self._on_end(end)  # fails what is left
+        for done in list(self._resets):
+            done.set()
+        self._client.hang_up(self._purpose)
+        self._self_pipe.close()
+        del self._hand_over_due, self._on_end  # a cycle of references, which would keep the rows in memory
+
+    def _repeat(self, step: Callable[[KafkaError], None], end: KafkaError) -> None:
+        """Repeat a step that must be done, after an error such as MemoryError."""
+        failure: BaseException | None = None
+        for _ in range(_TRIES):
+            try:
+                return step(end)
+            except BaseException as error:
+                failure = error
+                time.sleep(_PAUSE_S)
+        log.critical("%s: the sender cannot end: %r", self._purpose, failure, exc_info=failure)
+
+    def _drop_all(self, end: KafkaError) -> None:
+        self._take_in()
         for partition in self._partitions.values():
             partition.drop(end)
         self._tell(self._partitions.values())
-        for done in list(self._resets):
-            done.set()
-        self._on_end(end)
-        self._client.hang_up(self._purpose)
-        self._self_pipe.close()
-
-    def _fail(self, batches: Sequence[ProducerBatch], error: KafkaError) -> None:
-        for batch in batches:
-            batch.result = BatchResult(error=error)
-        self._complete(batches)
 
     def _complete(self, completed: Sequence[ProducerBatch]) -> None:
         if completed:
@@ -206,10 +217,8 @@ class Sender:
             self._incomplete.end(completed)
 
     def _take_in(self) -> None:
-        with self._inbox_lock:
-            batches = list(self._inbox)
-            self._inbox.clear()
-        for batch in batches:
+        while self._inbox:
+            batch = self._inbox.popleft()
             self._partition((batch.topic, batch.partition)).append(batch)
 
     def _partition(self, key: TopicPartition) -> PartitionProducer:

@@ -383,4 +383,4 @@ class TransactionalProducer(Producer):
                     with interrupts.allowed():
                         self._abort_transaction(deadline, closing=True)
             finally:
-                self._abort(deadline)
+                self._abort(deadline, interrupts)

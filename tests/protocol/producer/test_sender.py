@@ -249,6 +249,7 @@ class TestMemory:
             sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
 
             def stand_still() -> None:
+                monkeypatch.undo()  # the sender's thread hands over the message
                 wait_until(lambda: incomplete_of(producer).empty)
                 sending.start()
                 wait_until(lambda: bool(written))
@@ -256,9 +257,8 @@ class TestMemory:
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
             producer.send_columns(TOPIC, numbered(0, 22), np.zeros(22, np.int32))
-            after_each_call(monkeypatch, assembler_of(producer), "_hand_over_batches", stand_still)
+            after_each_call(monkeypatch, sender_of(producer), "put", stand_still)
             producer.flush()
-            monkeypatch.undo()
             sending.join()
             assert len(written) == 1
 

@@ -1,0 +1,245 @@
+"""Unexpected errors in a producer, such as MemoryError: each row gets a result, and no caller waits forever."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import KafkaError, UsageError
+from protocol.producer.accumulator import Accumulator
+from protocol.producer.batch_assembler import BatchAssembler
+from protocol.producer.incomplete_batches import IncompleteBatches
+from protocol.producer.messages import TopicMessages
+from protocol.producer.partition_producer import PartitionProducer
+from protocol.producer.results import BatchResult, RecordMetadata, SentColumns
+from protocol.producer.sender import Sender
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.transaction.states import TransactionState
+from protocol.wire.messages.m00_produce import PRODUCE
+from tests.protocol.producer.producing import numbered, producer_of
+from tests.support.internals import assembler_of, sender_of
+from tests.support.wait_until import wait_until
+
+TOPIC = "t"
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 2)
+        yield kafka
+
+
+def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, times: int = 1) -> None:
+    """Let a method raise MemoryError at its first calls."""
+    call, left = getattr(owner, name), times
+
+    def method(*given: Any, **named: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            raise MemoryError("as if")
+        return call(*given, **named)
+
+    monkeypatch.setattr(owner, name, method)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(IncompleteBatches, "end"), (SentColumns, "complete"), (PartitionProducer, "take_completed")]
+)
+def test_failed_sender_ends_a_call_that_waits_for_memory(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """The call holds the lock that the end of the sender would wait for."""
+    small = {"batch.size": 2_000, "buffer.memory": 10_000, "linger.ms": 5}
+    with suppress(UsageError), producer_of(broker.bootstrap_servers, small) as producer:
+        outcomes: list[object] = []
+
+        def send() -> None:
+            try:
+                sent = producer.send_columns(TOPIC, numbered(0, 400), np.arange(400, dtype=np.int32) % 2)
+                outcomes.extend(sent.errors().values())
+            except UsageError as error:
+                outcomes.append(error)
+
+        go_on = threading.Event()
+        broker.before[PRODUCE] = lambda body: go_on.wait(WAIT_S)
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        wait_until(lambda: producer.held_bytes > 5_000 and broker.request_bodies(PRODUCE))
+        raise_once(monkeypatch, owner, name)
+        go_on.set()
+        sending.join(WAIT_S)
+        assert not sending.is_alive()
+        assert "its sender has failed" in str(outcomes[-1])
+        with pytest.raises(UsageError, match="its sender has failed"):
+            producer.flush()
+
+
+@pytest.mark.parametrize("call", ["flush", "send_and_wait"])
+def test_message_of_another_thread_is_sent_although_a_flush_fails(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The sender's thread cannot hand the message over while the flush holds the lock."""
+    attempts, others = list[object](), list[Future[RecordMetadata]]()
+    hand_over_due = BatchAssembler.hand_over_due
+
+    def counted(assembler: BatchAssembler) -> float | None:
+        due_s = hand_over_due(assembler)
+        attempts.append(due_s)
+        return due_s
+
+    monkeypatch.setattr(BatchAssembler, "hand_over_due", counted)
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 200}) as producer:
+        assembler = assembler_of(producer)
+        encode = assembler.encode
+        for partition in (0, 1):
+            producer.send_and_wait(TOPIC, b"known", partition=partition)
+
+        def fail(*_: object) -> None:
+            monkeypatch.setattr(assembler, "encode", encode)
+            before = len(attempts)
+            thread = threading.Thread(target=lambda: others.append(producer.send(TOPIC, b"lingers", partition=1)))
+            thread.start()
+            wait_until(lambda: len(attempts) > before)
+            thread.join(WAIT_S)
+            raise MemoryError("as if")
+
+        monkeypatch.setattr(assembler, "encode", fail)
+        if call == "flush":
+            producer.send(TOPIC, b"fails", partition=0)
+        with pytest.raises(MemoryError):
+            producer.flush() if call == "flush" else producer.send_and_wait(TOPIC, b"fails", partition=0)
+        assert others[0].result(WAIT_S).offset == 1
+
+
+def test_producer_collected_in_its_own_thread_ends(broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run while that thread holds the lock of the compression threads."""
+    item = concurrent.futures.thread._WorkItem  # type: ignore[attr-defined]
+    armed = threading.Event()
+    create = item.__init__
+
+    def collect(*given: Any) -> None:
+        if armed.is_set():
+            armed.clear()
+            gc.collect()
+        create(*given)
+
+    monkeypatch.setattr(item, "__init__", collect)
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 100, "compression.type": "lz4"})
+    futures = [producer.send(TOPIC, b"value", partition=each) for each in (0, 1)]
+    thread, alive, cycle = sender_of(producer).thread, weakref.ref(producer), [producer]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    gc.disable()
+    try:
+        armed.set()
+        del producer, cycle
+        thread.join(WAIT_S)
+    finally:
+        gc.enable()
+    assert alive() is None
+    assert not thread.is_alive()
+    assert all(each.done() for each in futures)
+
+
+class TestTransaction:
+    @pytest.fixture
+    def producer(self, broker: FakeKafka) -> Iterator[TransactionalProducer]:
+        given = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "transactional.id": "etl"}
+        producer = TransactionalProducer(given)
+        producer.init_transactions()
+        producer.begin_transaction()
+        yield producer
+        producer.abort()
+
+    @pytest.mark.parametrize(
+        ("owner", "name"), [(Accumulator, "drain"), (TopicMessages, "fail_rest"), (SentColumns, "fail_rest")]
+    )
+    def test_interrupted_abort_gives_each_row_a_result(
+        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+    ) -> None:
+        sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        futures = [producer.send(TOPIC, b"value", partition=each) for each in (0, 1)]
+        raise_once(monkeypatch, owner, name)
+        with pytest.raises(MemoryError):
+            producer.abort_transaction()
+        assert len(sent.errors(20_000)) == 3
+        assert all(isinstance(each.exception(WAIT_S), UsageError) for each in futures)
+        with pytest.raises(KafkaError, match="cannot continue"):
+            producer.abort_transaction()
+
+    def test_transaction_fails_before_its_rows(
+        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise another thread could commit it meanwhile, without them."""
+        states: list[TransactionState] = []
+        future = producer.send(TOPIC, b"value", partition=0)
+        future.add_done_callback(lambda _: states.append(producer.transaction_state))
+        raise_once(monkeypatch, Sender, "_take_in")
+        with pytest.raises(KafkaError):
+            producer.commit_transaction()
+        assert isinstance(future.exception(WAIT_S), KafkaError)
+        assert states == [TransactionState.ABORTABLE_ERROR]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(PartitionProducer, "drop"), (IncompleteBatches, "abandon"), (SentColumns, "fail_rest")]
+)
+def test_sender_ends_in_spite_of_errors(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
+    sent = [producer.send_columns(TOPIC, numbered(each, 3), np.zeros(3, np.int32)) for each in range(2)]
+    future = producer.send(TOPIC, b"value", partition=1)
+    raise_once(monkeypatch, owner, name, times=3)
+    producer.abort()
+    assert [len(each.errors(20_000)) for each in sent] == [3, 3]
+    assert isinstance(future.exception(WAIT_S), UsageError)
+
+
+class TestFailRest:
+    """Of the rows 0 to 3, for the partitions 0, 1, 0, 0."""
+
+    @pytest.fixture
+    def counted(self) -> list[tuple[int, int]]:
+        return []
+
+    @pytest.fixture
+    def sent(self, counted: list[tuple[int, int]]) -> SentColumns:
+        def on_result(topic: str, partition: int, count: int, result: BatchResult) -> None:
+            counted.append((partition, count))
+            if len(counted) == 2:
+                raise MemoryError("as if")
+
+        return SentColumns(TOPIC, np.array([0, 1, 0, 0], np.int32), np.zeros(4, np.int64), on_result=on_result)
+
+    def test_keeps_results_and_may_be_repeated(self, sent: SentColumns, counted: list[tuple[int, int]]) -> None:
+        error = UsageError("as if")
+        sent.complete(0, 1, 1, BatchResult(base_offset=7))
+        with pytest.raises(MemoryError):
+            sent.fail_rest(error)
+        assert not sent.done
+        sent.fail_rest(error)
+        sent.fail_rest(UsageError("too late"))
+        assert sent.errors(0) == {0: error, 1: error, 3: error}
+        assert sent.columns()["offset"].to_pylist() == [-1, -1, 7, -1]
+        assert counted == [(0, 1), (0, 1), (0, 1), (0, 1), (1, 1)]
+
+    def test_later_results_have_no_effect(self, sent: SentColumns) -> None:
+        with suppress(MemoryError):
+            sent.fail_rest(UsageError("as if"))
+        sent.fail_rest(UsageError("as if"))
+        sent.complete(0, 0, 3, BatchResult(base_offset=7))
+        assert sorted(sent.errors(0)) == [0, 1, 2, 3]
+        assert sent.columns()["offset"].to_pylist() == [-1] * 4
