@@ -298,8 +298,8 @@ class Call(Protocol):
 class UnfinishedCalls:
     """All calls of a producer that have rows or messages without a result, wherever these are. Thread-safe.
 
-    A call begins before its rows can get lost, so whoever stops the producer can give each row a result. Dictionaries
-    change in one step, without a lock that a signal handler would wait for.
+    A call begins before its rows can get lost, so the end of the producer can give each row a result. A dictionary
+    changes in one step, without a lock that a signal handler would wait for.
     """
 
     def __init__(self) -> None:

@@ -19,12 +19,15 @@ from protocol.processing.worker_pool import WorkerPool
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.support.interrupts import interrupted_at
+from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
+
+pytestmark = pytest.mark.soak
 
 RECORDS = 8
 _CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts")
 # Interrupt at every `_STEP`-th place.
-_STEP = 4
+_STEP = 1 if SOAK else 7
 
 
 @pytest.fixture

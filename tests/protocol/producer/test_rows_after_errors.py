@@ -209,7 +209,7 @@ def test_sender_ends_in_spite_of_errors(
 
 
 class TestFailRest:
-    """Of the rows 0 to 3, for the partitions 0, 1, 0, 0."""
+    """The rows 0 to 3 have the partitions 0, 1, 0 and 0."""
 
     @pytest.fixture
     def counted(self) -> list[tuple[int, int]]:

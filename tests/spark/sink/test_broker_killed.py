@@ -22,6 +22,9 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.kafka_proxy import Fate, KafkaProxy
 from tests.support.read_back import read_back
+from tests.support.soak import SOAK
+
+pytestmark = pytest.mark.soak
 
 ROWS = 100_000
 PARTITIONS = 6
@@ -53,6 +56,7 @@ def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(not SOAK, reason="takes half a minute; the producer's own tests kill and restart brokers under load")
 def test_rows_are_written_once_in_order_while_broker_restarts(
     slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory, restarted: Path
 ) -> None:
