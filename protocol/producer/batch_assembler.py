@@ -283,9 +283,7 @@ class BatchAssembler:
                 finally:
                     self._inside = self._moving = False
             finally:
-                self._lock.release()
-                if self._missed:
-                    self._sender.wake()
+                self._release()
 
     def _stop(self, error: BaseException) -> None:
         """Stop the producer after an error while rows moved, such as MemoryError; the sender's thread fails all rows.
@@ -318,8 +316,13 @@ class BatchAssembler:
                 return self._lock.acquire(timeout=timeout_s)
         except BaseException:
             if not owned and lock._is_owned():  # interrupted after the wait
-                self._lock.release()
+                self._release()
             raise
+
+    def _release(self) -> None:
+        self._lock.release()
+        if self._missed:
+            self._sender.wake()
 
     @property
     def _linger_s(self) -> float:

@@ -56,7 +56,9 @@ def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not SOAK, reason="takes half a minute; the producer's own tests kill and restart brokers under load")
+@pytest.mark.skipif(
+    not SOAK, reason="takes half a minute; the producer's own tests kill and restart brokers under load"
+)
 def test_rows_are_written_once_in_order_while_broker_restarts(
     slow_rows: DataFrame, kafka: LocalKafka, topic: TopicFactory, restarted: Path
 ) -> None:
