@@ -88,7 +88,7 @@ class BatchAssembler:
         self._sender = sender
         self._on_failure = on_failure
         self._on_result = on_result
-        self._accumulator = Accumulator(config.batch_size_bytes, config.batch_num_messages, self._memory)
+        self._accumulator = self._new_accumulator()
         self.encode = encode
         self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
@@ -103,6 +103,11 @@ class BatchAssembler:
         # Of the thread that is inside.
         self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
+        # While a transaction is aborted.
+        self._refusal: KafkaError | None = None
+
+    def _new_accumulator(self) -> Accumulator:
+        return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages, self._memory)
 
     # -- input --------------------------------------------------------------------------------
 
@@ -197,7 +202,7 @@ class BatchAssembler:
                 return False
             self._append_waiting_messages()
             raised = self._hand_over(self._accumulator.drain)
-        if raised is not None and self._close_error is None:
+        if raised is not None:
             raise raised
         self._incomplete.wake()
         return True
@@ -230,14 +235,33 @@ class BatchAssembler:
         Without the lock, whose owner may wait for memory. `flush` raises the error if some rows have no result object
         that can report it.
         """
-        self._close_error = self._close_error or error
-        self.messages.close(error)
         if self._unfinished:
             self._on_failure(error)  # first, or a transaction could be committed without these rows
             if self._unfinished.unreported:
                 self._incomplete.failed([error])
-            self._unfinished.fail(error)
+        self._close_error = self._close_error or error  # later calls fail with it
+        self.messages.close(error)
+        self._unfinished.fail(error)
         self._incomplete.abandon()
+        self.free_memory()
+
+    def free_memory(self) -> None:
+        """Free the memory of a closed producer's rows, unless another thread is inside."""
+        with self._exclusive(0) as free:
+            if free and self._close_error is not None:
+                self._accumulator = self._new_accumulator()
+                self.messages.take()
+                self._memory.reset()
+
+    @contextmanager
+    def refusing(self, error: KafkaError) -> Iterator[KafkaError]:
+        """Let calls that are handing over their columns fail with this error in the block."""
+        self._refusal = error
+        self._incomplete.wake()
+        try:
+            yield error
+        finally:
+            self._refusal = None
 
     def discard(self, error: KafkaError, deadline: Deadline) -> None:
         """Fail all rows and messages without a result. No batch is in flight.
@@ -440,16 +464,19 @@ class BatchAssembler:
         -------
         BaseException or None
             The error of the encoding, MemoryError for example, or of the wait, such as Ctrl-C. The rows have failed
-            with it, perhaps those of earlier calls as well.
+            with it, perhaps those of earlier calls as well. None if they have failed because the producer is closed, or
+            its transaction is aborted: their results say so.
         """
-        if (closed := self._closed()) is not None:  # after an error, the accumulator may be inconsistent
-            return closed
+        if self._close_error is not None:  # `close` fails all rows; the accumulator may be inconsistent
+            return None
         before, self._moving = self._moving, True
         max_bytes, left, raised = self._config.buffer_memory_bytes, deque(move()), None
         while left and raised is None:
             rows_of_batches, slices = left[0], left[0].batch_slices
+            if (refusal := self._close_error or (self._refusal if wait else None)) is not None:
+                self._fail_rows(left, refusal)
+                break
             try:
-                self.raise_if_closed()
                 records = self.encode(rows_of_batches.rows(), [batch.count for batch in slices], rows_of_batches.order)
                 now_s = self._clock.now_s()
                 batches = [
@@ -475,13 +502,12 @@ class BatchAssembler:
                 self._incomplete.begin(batches, rows_of_batches.held_bytes)
                 self._sender.put(batches)
         if raised is not None:
-            self._fail_rows(left, raised)
+            topic = left[0].batch_slices[0].topic
+            self._fail_rows(left, UsageError(f"rows of {topic} were not sent because of another error: {raised!r}"))
         self._moving = before
         return raised
 
-    def _fail_rows(self, ready: Iterable[ReadyBatches], cause: BaseException) -> None:
-        topic = next(iter(ready)).batch_slices[0].topic
-        error = UsageError(f"rows of {topic} were not sent because of another error: {cause!r}")
+    def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> None:
         self._on_failure(error)
         for rows_of_batches in ready:
             for batch in rows_of_batches.batch_slices:
@@ -491,19 +517,13 @@ class BatchAssembler:
             self._memory.free(rows_of_batches.held_bytes)
 
     def _holds_at_most(self, size_bytes: int) -> bool:
-        return self._memory.held_bytes <= size_bytes or self._incomplete.empty or self._close_error is not None
+        has_room = self._memory.held_bytes <= size_bytes or self._incomplete.empty
+        return has_room or self._close_error is not None or self._refusal is not None
 
     def raise_if_closed(self) -> None:
         """Raise the error of `close`, or the one that has stopped the producer."""
-        if (closed := self._closed()) is not None:
-            raise closed
-
-    def _closed(self) -> UsageError | None:
-        if self._close_error is None:
-            return None
-        closed = UsageError(str(self._close_error))  # a new one, since raising adds a traceback
-        closed.__cause__ = self._close_error
-        return closed
+        if (error := self._close_error) is not None:
+            raise UsageError(str(error)) from error  # a new one, since raising adds a traceback
 
 
 def _select_rows(

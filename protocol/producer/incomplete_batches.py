@@ -98,6 +98,11 @@ class BufferMemory:
         """Subtract bytes that were held."""
         self.hold(-size_bytes)
 
+    def reset(self) -> None:
+        """Free all bytes."""
+        with self._lock:
+            self.messages_bytes = self._held_bytes = 0
+
     @property
     def held_bytes(self) -> int:
         """Return all bytes held."""

@@ -416,8 +416,8 @@ class PartitionProducer:
     def _lost_by_broker(self, error: KafkaError) -> KafkaError:
         return type(error)(
             f"{error}. The broker has lost records that it acknowledged before: its log was truncated (unclean leader "
-            f"election). This producer had {self.acknowledged.count} records acknowledged there, up to "
-            f"offset {self.acknowledged.last_offset}; write the missing ones again",
+            f"election), or the topic was deleted and created again. This producer had {self.acknowledged.count} "
+            f"records acknowledged there, up to offset {self.acknowledged.last_offset}; write the missing ones again",
             **error.context,
         )
 

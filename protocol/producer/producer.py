@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 # Limit of the wait for the sender's thread when a producer is closed.
 _STOP_MS = 10_000
 _LEAST_STOP_MS = 1_000
+# After this time without a result, a caller compresses the record batch itself.
+_COMPRESSION_S = 2.0
 _MAX_COMPRESSORS = min(4, os.cpu_count() or 1)
 
 T = TypeVar("T")
@@ -109,8 +111,8 @@ class Producer:
         self._interceptors = Interceptors(given) if given else None
         self._incomplete = IncompleteBatches(format_error=self._client.format_error, clock=self._client.clock)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
-        self._compressors = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
-        encode_together = partial(encode, map_each=partial(_map_by, self._compressors))
+        self._compressors = _Compressors()
+        encode_together = partial(encode, map_each=self._compressors.map)
         self._sender = Sender(self._client, settings, self._session, self._incomplete, encode, retry_backoff)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
         self._assembler = BatchAssembler(
@@ -394,6 +396,7 @@ class Producer:
                         self._flush(deadline, despite_failures=True)
                 finally:
                     self._abort(deadline, interrupts)
+                self._incomplete.raise_failures()  # the sender may have failed after the flush
 
     def abort(self) -> None:
         """Stop, and drop unacknowledged rows; those in flight may still be written.
@@ -415,7 +418,8 @@ class Producer:
             with interrupts.allowed():
                 self._sender.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
         finally:
-            self._compressors.shutdown(wait=False)
+            self._assembler.free_memory()
+            self._compressors.stop()
             if self._interceptors is not None:
                 self._interceptors.close()
             if self._owns_client:
@@ -433,9 +437,10 @@ class Producer:
             Some batches are still in flight, or another thread is in `send_columns`. The call may be repeated.
         """
         self._require_alive()
-        # In this order: threads that wait for memory block `discard`.
-        self._sender.reset_sequences(deadline)
-        self._assembler.discard(UsageError("this was not sent: the transaction was aborted"), deadline)
+        # In this order: a thread that waits for memory blocks `discard` until the sender has dropped its batches.
+        with self._assembler.refusing(UsageError("this was not sent: the transaction was aborted")) as error:
+            self._sender.reset_sequences(deadline)
+            self._assembler.discard(error, deadline)
         self._incomplete.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
@@ -497,12 +502,33 @@ class Producer:
         self._require_alive()
 
 
-def _map_by(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T]) -> Iterable[R]:
-    """Call `map` in these threads, or in the caller's after the program's end or `abort` has stopped them."""
-    try:
-        return threads.map(call, items)
-    except RuntimeError:
-        return map(call, items)
+class _Compressors:
+    """Threads that compress record batches of one producer."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
+
+    def map(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Call in these threads, or in the caller's after the program's end or `stop`, or if they do not answer."""
+        threads, results = self._threads, list[R]()
+        try:
+            futures = [threads.submit(call, each) for each in items]
+        except RuntimeError:
+            return list(map(call, items))
+        wait_s = _COMPRESSION_S
+        for future, item in zip(futures, items, strict=True):
+            try:
+                results.append(future.result(wait_s))
+            except FutureTimeout:
+                results.append(call(item))
+                wait_s = 0.0
+        if not wait_s and threads is self._threads:  # MemoryError may have ended a thread, which counts as idle
+            self._threads = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
+        return results
+
+    def stop(self) -> None:
+        """Let the threads end. Does not wait."""
+        self._threads.shutdown(wait=False)
 
 
 def _not_in_time(late: Sequence[ProducerBatch]) -> DeadlineExceeded:

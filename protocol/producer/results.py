@@ -136,6 +136,8 @@ class SentColumns:
         self._timestamps_ms = timestamps_ms
         self.on_done: Callable[[SentColumns], None] = lambda call: None
         """Called when every row has a result."""
+        # Reentrant: an interceptor may do anything.
+        self._lock = threading.RLock()
         self._left = len(partitions)
         self._completed: list[tuple[int, int, int, BatchResult]] = []
         self._done = Event()
@@ -152,27 +154,28 @@ class SentColumns:
 
         Without effect after `fail_rest`.
         """
-        if self._done.is_set():
-            return
         if self._futures is not None:
             self._complete_futures(self._futures, partition, first, count, result)
-        else:
+            self._count(count)
+            return
+        with self._lock:
+            if self._done.is_set():
+                return
             if self._on_result is not None:
                 self._on_result(self.topic, partition, count, result)
             self._completed.append((partition, first, count, result))
-        self._left -= count
-        if not self._left:
-            self._end()
+            self._count(count)
 
     def fail_rest(self, error: KafkaError) -> None:
         """Fail the rows without a result. May be repeated if it is interrupted, by MemoryError for example."""
-        if self._done.is_set():
-            return
         if self._futures is not None:
             fail_futures(self._futures, error)
-        else:
-            self._fail_rows(BatchResult(error=error))
-        self._end()
+            self._end()
+            return
+        with self._lock:
+            if not self._done.is_set():
+                self._fail_rows(BatchResult(error=error))
+                self._end()
 
     def _fail_rows(self, result: BatchResult) -> None:
         left = np.ones(len(self._timestamps_ms), bool)
@@ -184,6 +187,11 @@ class SentColumns:
                 if self._on_result is not None:
                     self._on_result(self.topic, partition, len(run), result)
                 self._completed.append((partition, int(run[0]), len(run), result))
+
+    def _count(self, completed: int) -> None:
+        self._left -= completed
+        if not self._left:
+            self._end()
 
     def _end(self) -> None:
         self._left = 0

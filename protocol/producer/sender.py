@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # Interval of the checks for unresponsive brokers while requests are in flight.
 _MAX_WAIT_S = 1.0
 
-# Tries to end the thread in order, and the pause between them.
+# Tries to end in order, and the pause between them.
 _TRIES, _PAUSE_S = 100, 0.05
 
 _numbers = itertools.count()
@@ -76,6 +76,12 @@ class Sender:
         self._inbox: deque[ProducerBatch] = deque()
         self._end: KafkaError | None = None
         self._stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
+        # Made before memory is short.
+        self._failed = UsageError(
+            "this producer cannot continue: its sender has failed, unacknowledged rows may be written or not"
+        )
+        self._finished, self._tries_left = False, _TRIES
+        self._end_failure: BaseException | None = None
         self._resets: deque[Event] = deque()  # without a lock, which a signal handler would wait for
         self._self_pipe = SelfPipe()
         self._process_id = os.getpid()
@@ -116,6 +122,8 @@ class Sender:
             self.thread.join(deadline.remaining_s())
             if self.thread.is_alive():
                 log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
+            else:
+                self._finish_surely(self._stop_error)  # if the thread could not
 
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.
@@ -172,11 +180,11 @@ class Sender:
                     self._work()
                 self._wait(due_s, looked_at_s)
         except BaseException as error:
+            end = self._failed  # first: the next steps need memory
             log.exception("%s: the sender has failed", self._purpose)
-            text = "unacknowledged rows may be written or not"
-            end = UsageError(f"this producer cannot continue: its sender has failed, {text}: {error!r}")
+            end.message = f"{end.message}: {error!r}"
         finally:
-            self._repeat(self._finish, end or self._stop_error)
+            self._finish_surely(end or self._stop_error)
 
     def _finish(self, end: KafkaError) -> None:
         """Give every row a result, so that no caller waits forever. May be repeated."""
@@ -189,18 +197,23 @@ class Sender:
             done.set()
         self._client.hang_up(self._purpose)
         self._self_pipe.close()
+        self._finished = True
         del self._hand_over_due, self._on_end  # a cycle of references, which would keep the rows in memory
 
-    def _repeat(self, step: Callable[[KafkaError], None], end: KafkaError) -> None:
-        """Repeat a step that must be done, after an error such as MemoryError."""
-        failure: BaseException | None = None
-        for _ in range(_TRIES):
+    def _finish_surely(self, end: KafkaError) -> None:
+        """Repeat `_finish` after an error, such as MemoryError. The loop itself needs no memory."""
+        while not self._finished and self._tries_left:
+            self._tries_left -= 1
             try:
-                return step(end)
+                self._finish(end)
             except BaseException as error:
-                failure = error
-                time.sleep(_PAUSE_S)
-        log.critical("%s: the sender cannot end: %r", self._purpose, failure, exc_info=failure)
+                self._end_failure = error
+                try:  # noqa: SIM105 - `suppress` needs memory
+                    time.sleep(_PAUSE_S)
+                except BaseException:  # noqa: S110 - neither has logging any
+                    pass
+        if not self._finished:
+            log.critical("%s: the sender cannot end: %r", self._purpose, self._end_failure)
 
     def _drop_all(self, end: KafkaError) -> None:
         self._take_in()

@@ -78,7 +78,7 @@ def test_compressors_end_with_their_garbage_collected_producer(broker: FakeKafka
 
 def test_abort_in_a_child_ends_although_a_compressor_lock_was_held_at_fork(broker: FakeKafka) -> None:
     producer = producer_with_compressors(broker)
-    with producer._compressors._shutdown_lock:
+    with producer._compressors._threads._shutdown_lock:
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's handler would end the test, not the child

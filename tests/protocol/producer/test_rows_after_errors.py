@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.incomplete_batches import IncompleteBatches
 from protocol.producer.messages import TopicMessages
 from protocol.producer.partition_producer import PartitionProducer
-from protocol.producer.results import BatchResult, RecordMetadata, SentColumns
+from protocol.producer.results import BatchResult, RecordMetadata, SentColumns, UnfinishedCalls
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -124,6 +126,63 @@ def test_message_of_another_thread_is_sent_although_a_flush_fails(
         assert others[0].result(WAIT_S).offset == 1
 
 
+def test_close_reports_rows_that_failed_after_its_flush(broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the sender's thread has begun, and the rows have not failed yet."""
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
+    begun, go_on = threading.Event(), threading.Event()
+    fail, wait = UnfinishedCalls.fail, IncompleteBatches.wait
+
+    def slowly(calls: UnfinishedCalls, error: KafkaError) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        fail(calls, error)
+
+    def flushed(*given: Any, **named: Any) -> list[Any]:
+        late = wait(*given, **named)
+        go_on.set()
+        return late
+
+    monkeypatch.setattr(UnfinishedCalls, "fail", slowly)
+    monkeypatch.setattr(IncompleteBatches, "wait", flushed)
+    sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+    raise_once(monkeypatch, Sender, "_take_in")
+    sender_of(producer).wake()
+    assert begun.wait(WAIT_S)
+    with pytest.raises(UsageError, match="its sender has failed"):
+        producer.close()
+    assert len(sent.errors(20_000)) == 3
+    assert producer.held_bytes == 0
+
+
+@pytest.mark.parametrize("times", [1, 30])
+def test_thread_that_cannot_end_is_ended_by_close(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The thread may die, for example if its last steps have no memory."""
+    monkeypatch.setattr("protocol.producer.sender._PAUSE_S", 0.001)
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
+    sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    raise_once(monkeypatch, Sender, "_finish_surely", times=1)
+    raise_once(monkeypatch, Sender, "_finish", times=times)
+    producer.abort()
+    assert len(sent.errors(20_000)) == 3
+
+
+def test_dead_compression_thread_holds_nothing_up(broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = concurrent.futures.thread._WorkItem  # type: ignore[attr-defined]
+    monkeypatch.setattr("protocol.producer.producer._COMPRESSION_S", 0.05)
+    with producer_of(broker.bootstrap_servers, {"compression.type": "lz4", "batch.size": 2_000}) as producer:
+        with monkeypatch.context() as patch:
+            raise_once(patch, item, "run")
+            sent = producer.send_columns(TOPIC, numbered(0, 400), np.arange(400, dtype=np.int32) % 2)
+        later = producer.send_columns(TOPIC, numbered(400, 400), np.arange(400, dtype=np.int32) % 2)
+        producer.flush()
+        assert not sent.errors(0)
+        assert not later.errors(0)
+    assert len(broker.records(TOPIC)) == 800
+
+
 def test_producer_collected_in_its_own_thread_ends(broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may run while that thread holds the lock of the compression threads."""
     item = concurrent.futures.thread._WorkItem  # type: ignore[attr-defined]
@@ -178,6 +237,26 @@ class TestTransaction:
         assert all(isinstance(each.exception(WAIT_S), UsageError) for each in futures)
         with pytest.raises(KafkaError, match="cannot continue"):
             producer.abort_transaction()
+
+    def test_abort_ends_a_call_that_hands_over_more_than_fits(self, broker: FakeKafka) -> None:
+        """To partitions without a leader."""
+        given = {"bootstrap.servers": broker.bootstrap_servers, "buffer.memory": 20_000, "batch.size": 2_000}
+        producer = TransactionalProducer({**given, "transactional.id": "copy"})
+        producer.init_transactions()
+        producer.begin_transaction()
+        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
+        outcomes: list[SentColumns] = []
+        rows = np.arange(10_000, dtype=np.int32) % 2
+        sending = threading.Thread(
+            target=lambda: outcomes.append(producer.send_columns(TOPIC, numbered(0, 10_000), rows)), daemon=True
+        )
+        sending.start()
+        wait_until(lambda: producer.held_bytes > 10_000 and broker.request_bodies(PRODUCE))
+        producer.abort_transaction(WAIT_S * 1000)
+        sending.join(WAIT_S)
+        assert not sending.is_alive()
+        assert len(outcomes[0].errors(0)) == 10_000
+        producer.close()
 
     def test_transaction_fails_before_its_rows(
         self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
@@ -243,3 +322,23 @@ class TestFailRest:
         sent.complete(0, 0, 3, BatchResult(base_offset=7))
         assert sorted(sent.errors(0)) == [0, 1, 2, 3]
         assert sent.columns()["offset"].to_pylist() == [-1] * 4
+
+    def test_two_threads_give_each_row_one_result(self) -> None:
+        begun, go_on, counted = threading.Event(), threading.Event(), list[int]()
+
+        def on_result(topic: str, partition: int, count: int, result: BatchResult) -> None:
+            begun.set()
+            assert go_on.wait(WAIT_S)
+            counted.append(count)
+
+        sent = SentColumns(TOPIC, np.zeros(4, np.int32), np.zeros(4, np.int64), on_result=on_result)
+        writing = threading.Thread(target=lambda: sent.complete(0, 0, 3, BatchResult(base_offset=7)))
+        failing = threading.Thread(target=lambda: sent.fail_rest(UsageError("as if")))
+        writing.start()
+        assert begun.wait(WAIT_S)
+        failing.start()
+        go_on.set()
+        for each in (writing, failing):
+            each.join(WAIT_S)
+        assert counted == [3, 1]
+        assert list(sent.errors(0)) == [3]
