@@ -235,15 +235,20 @@ class BatchAssembler:
         Without the lock, whose owner may wait for memory. `flush` raises the error if some rows have no result object
         that can report it.
         """
-        if self._unfinished:
-            self._on_failure(error)  # first, or a transaction could be committed without these rows
-            if self._unfinished.unreported:
-                self._incomplete.failed([error])
-        self._close_error = self._close_error or error  # later calls fail with it
+        self._report_unfinished(error)  # first: others look at `_close_error`
+        self._close_error = self._close_error or error
         self.messages.close(error)
+        self._report_unfinished(error)  # calls that have begun meanwhile; later ones look at `_close_error`
         self._unfinished.fail(error)
         self._incomplete.abandon()
         self.free_memory()
+
+    def _report_unfinished(self, error: KafkaError) -> None:
+        """Let `flush` raise the error, and let a transaction fail before its rows."""
+        if self._unfinished:
+            self._on_failure(error)
+        if self._unfinished.unreported:
+            self._incomplete.failed([error])
 
     def free_memory(self) -> None:
         """Free the memory of a closed producer's rows, unless another thread is inside."""
