@@ -250,9 +250,9 @@ class BatchAssembler:
         if self._unfinished.unreported:
             self._incomplete.failed([error])
 
-    def free_memory(self) -> None:
-        """Free the memory of a closed producer's rows, unless another thread is inside."""
-        with self._exclusive(0) as free:
+    def free_memory(self, timeout_s: float = 0.0) -> None:
+        """Free the memory of a closed producer's rows, unless another thread is still inside after the timeout."""
+        with self._exclusive(timeout_s) as free:
             if free and self._close_error is not None:
                 self._accumulator = self._new_accumulator()
                 self.messages.take()

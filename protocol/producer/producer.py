@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -418,12 +419,12 @@ class Producer:
             with interrupts.allowed():
                 self._sender.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
         finally:
-            self._assembler.free_memory()
             self._compressors.stop()
             if self._interceptors is not None:
                 self._interceptors.close()
             if self._owns_client:
                 self._client.close()
+            self._assembler.free_memory(_LEAST_STOP_MS / 1000)
 
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.
@@ -502,6 +503,31 @@ class Producer:
         self._require_alive()
 
 
+class _Compression(Generic[T, R]):
+    """The compression of one record batch; without a future, whose condition MemoryError may leave locked.
+
+    Attributes
+    ----------
+    done : Lock
+        Free when `result` or `error` is set.
+    """
+
+    def __init__(self, call: Callable[[T], R], item: T) -> None:
+        self._call, self._item = call, item
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.error: BaseException | None = None
+        self.result: R
+
+    def run(self) -> None:
+        """Compress, in any thread."""
+        try:
+            self.result = self._call(self._item)
+        except BaseException as error:
+            self.error = error
+        self.done.release()
+
+
 class _Compressors:
     """Threads that compress record batches of one producer."""
 
@@ -511,17 +537,21 @@ class _Compressors:
     def map(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call in these threads, or in the caller's after the program's end or `stop`, or if they do not answer."""
         threads, results = self._threads, list[R]()
+        compressions = [_Compression(call, each) for each in items]
         try:
-            futures = [threads.submit(call, each) for each in items]
+            for each in compressions:
+                threads.submit(each.run)
         except RuntimeError:
             return list(map(call, items))
         wait_s = _COMPRESSION_S
-        for future, item in zip(futures, items, strict=True):
-            try:
-                results.append(future.result(wait_s))
-            except FutureTimeout:
-                results.append(call(item))
+        for each, item in zip(compressions, items, strict=True):
+            if not each.done.acquire(timeout=wait_s):
                 wait_s = 0.0
+                results.append(call(item))
+            elif each.error is not None:
+                raise each.error
+            else:
+                results.append(each.result)
         if not wait_s and threads is self._threads:  # MemoryError may have ended a thread, which counts as idle
             self._threads = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
         return results
