@@ -442,6 +442,8 @@ class Producer:
         with self._assembler.refusing(UsageError("this was not sent: the transaction was aborted")) as error:
             self._sender.reset_sequences(deadline)
             self._assembler.discard(error, deadline)
+            # Again: its thread may have taken rows over before `discard`. The next transaction would include them.
+            self._sender.reset_sequences(deadline)
         self._incomplete.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
