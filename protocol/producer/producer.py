@@ -8,14 +8,12 @@ broker, and handles replies, retries and deadlines.
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,6 +27,7 @@ from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
 from protocol.metrics.sensor import timed
 from protocol.producer.batch_assembler import BatchAssembler
+from protocol.producer.compressors import Compressors
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.interceptors import Interceptors, ProducerInterceptor
@@ -46,12 +45,6 @@ log = logging.getLogger(__name__)
 # Limit of the wait for the sender's thread when a producer is closed.
 _STOP_MS = 10_000
 _LEAST_STOP_MS = 1_000
-# After this time without a result, a caller compresses the record batch itself.
-_COMPRESSION_S = 2.0
-_MAX_COMPRESSORS = min(4, os.cpu_count() or 1)
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Producer:
@@ -112,7 +105,7 @@ class Producer:
         self._interceptors = Interceptors(given) if given else None
         self._incomplete = IncompleteBatches(format_error=self._client.format_error, clock=self._client.clock)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
-        self._compressors = _Compressors()
+        self._compressors = Compressors()
         encode_together = partial(encode, map_each=self._compressors.map)
         self._sender = Sender(self._client, settings, self._session, self._incomplete, encode, retry_backoff)
         choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
@@ -216,8 +209,8 @@ class Producer:
         Returns
         -------
         concurrent.futures.Future of RecordMetadata
-            Only this future reports a failure. Its callbacks run in the producer's thread: they may `send`, but must
-            not wait or take long.
+            Only this future reports a failure. Its callbacks run in the producer's thread, or in that of a call that
+            fails the message, such as `flush` or `abort_transaction`: they may `send`, but must not wait or take long.
 
         Raises
         ------
@@ -442,7 +435,7 @@ class Producer:
         with self._assembler.refusing(UsageError("this was not sent: the transaction was aborted")) as error:
             self._sender.reset_sequences(deadline)
             self._assembler.discard(error, deadline)
-            # Again: its thread may have taken rows over before `discard`. The next transaction would include them.
+            # Again: in between, the sender may have taken over rows, which the next transaction would include.
             self._sender.reset_sequences(deadline)
         self._incomplete.take_failures()
 
@@ -503,64 +496,6 @@ class Producer:
         if self._sender.in_this_process:
             self._incomplete.raise_failures()
         self._require_alive()
-
-
-class _Compression(Generic[T, R]):
-    """The compression of one record batch; without a future, whose condition MemoryError may leave locked.
-
-    Attributes
-    ----------
-    done : Lock
-        Free when `result` or `error` is set.
-    """
-
-    def __init__(self, call: Callable[[T], R], item: T) -> None:
-        self._call, self._item = call, item
-        self.done = threading.Lock()
-        self.done.acquire()
-        self.error: BaseException | None = None
-        self.result: R
-
-    def run(self) -> None:
-        """Compress, in any thread."""
-        try:
-            self.result = self._call(self._item)
-        except BaseException as error:
-            self.error = error
-        self.done.release()
-
-
-class _Compressors:
-    """Threads that compress record batches of one producer."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
-
-    def map(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Call in these threads, or in the caller's after the program's end or `stop`, or if they do not answer."""
-        threads, results = self._threads, list[R]()
-        compressions = [_Compression(call, each) for each in items]
-        try:
-            for each in compressions:
-                threads.submit(each.run)
-        except RuntimeError:
-            return list(map(call, items))
-        wait_s = _COMPRESSION_S
-        for each, item in zip(compressions, items, strict=True):
-            if not each.done.acquire(timeout=wait_s):
-                wait_s = 0.0
-                results.append(call(item))
-            elif each.error is not None:
-                raise each.error
-            else:
-                results.append(each.result)
-        if not wait_s and threads is self._threads:  # MemoryError may have ended a thread, which counts as idle
-            self._threads = ThreadPoolExecutor(_MAX_COMPRESSORS, "produce-compress")
-        return results
-
-    def stop(self) -> None:
-        """Let the threads end. Does not wait."""
-        self._threads.shutdown(wait=False)
 
 
 def _not_in_time(late: Sequence[ProducerBatch]) -> DeadlineExceeded:
