@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.clock import Deadline
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.batch_assembler import BatchAssembler
@@ -171,7 +172,7 @@ def test_thread_that_cannot_end_is_ended_by_close(
 
 def test_dead_compression_thread_holds_nothing_up(broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     item = concurrent.futures.thread._WorkItem  # type: ignore[attr-defined]
-    monkeypatch.setattr("protocol.producer.producer._COMPRESSION_S", 0.05)
+    monkeypatch.setattr("protocol.producer.compressors._COMPRESSION_S", 0.05)
     with producer_of(broker.bootstrap_servers, {"compression.type": "lz4", "batch.size": 2_000}) as producer:
         with monkeypatch.context() as patch:
             raise_once(patch, item, "run")
@@ -270,6 +271,27 @@ class TestTransaction:
             producer.commit_transaction()
         assert isinstance(future.exception(WAIT_S), KafkaError)
         assert states == [TransactionState.ABORTABLE_ERROR]
+
+
+def test_rows_handed_over_during_a_reset_are_dropped(broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next transaction would include rows of an aborted one."""
+    discard = BatchAssembler.discard
+
+    def late(assembler: BatchAssembler, error: KafkaError, deadline: Deadline) -> None:
+        monkeypatch.undo()
+        assert assembler.drain(deadline)
+        wait_until(lambda: sender_of(producer).busy)
+        discard(assembler, error, deadline)
+
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
+        future = producer.send(TOPIC, b"aborted", partition=0)
+        broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
+        monkeypatch.setattr(BatchAssembler, "discard", late)
+        producer.reset_sequences(Deadline.after_ms(WAIT_S * 1000))
+        assert "the transaction was aborted" in str(future.exception(0))
+        broker.faults.clear()
+        producer.send_and_wait(TOPIC, b"next", partition=0)
+    assert [each.value for each in broker.records(TOPIC)] == [b"next"]
 
 
 @pytest.mark.parametrize(
