@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_PARTITION
 from protocol.metrics.client_sensors import ClientSensors
-from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large_errors
+from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches, too_large_errors
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import MessageBuffer, TopicMessages, already_sending
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
@@ -33,11 +34,10 @@ from protocol.producer.partition_producer import Encode
 from protocol.producer.results import (
     BatchResult,
     OnResult,
+    RecordMetadata,
     SentColumns,
+    SentRows,
     UnfinishedCalls,
-    complete_rows,
-    fail_futures,
-    reports_failures,
 )
 from protocol.producer.sender import Sender
 from protocol.records.arrow_numpy import to_arrow, to_numpy
@@ -103,8 +103,8 @@ class BatchAssembler:
         # Of the thread that is inside.
         self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
-        # While a transaction is aborted.
-        self._refusal: KafkaError | None = None
+        # While a transaction is aborted, perhaps by several threads.
+        self._refusals: list[KafkaError] = []
 
     def _new_accumulator(self) -> Accumulator:
         return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages, self._memory)
@@ -134,17 +134,22 @@ class BatchAssembler:
             sent = SentColumns(
                 topic, partitions, timestamps_ms, self._incomplete.mark_reported, on_result=self._on_result
             )
-            for nth, error in enumerate(refused.values()):
+            self._begin(sent)
+            for error in refused.values():
                 self._on_failure(error)
-                sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
+            self._incomplete.failed(list(refused.values())[:1])
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
-            raised = self._append(topic, rows, partitions[kept], sizes, now_s, sent, wait=True)
+            append = partial(self._accumulator.append, topic, rows, partitions[kept], sizes, now_s, sent)
+            raised = self._hand_over(append, wait=True)
             self._hand_over(partial(self._due, now_s))
+        for nth, error in enumerate(refused.values()):
+            sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
+        if self._close_error is not None:  # looked at after `_begin`, as `close` does the reverse
+            sent.fail_rest(self._close_error)
         if raised is not None:
             raise raised
         self._incomplete.wake()
-        self._incomplete.failed(list(refused.values())[:1])
         return sent
 
     def check_partition(
@@ -261,15 +266,15 @@ class BatchAssembler:
     @contextmanager
     def refusing(self, error: KafkaError) -> Iterator[KafkaError]:
         """Let calls that are handing over their columns fail with this error in the block."""
-        self._refusal = error
+        self._refusals.append(error)
         self._incomplete.wake()
         try:
             yield error
         finally:
-            self._refusal = None
+            self._refusals.remove(error)
 
     def discard(self, error: KafkaError, deadline: Deadline) -> None:
-        """Fail all rows and messages without a result. No batch is in flight.
+        """Pass all rows and messages to the sender as failed. No batch is in flight.
 
         Raises `DeadlineExceeded` if another thread still hands over its columns at the deadline.
         """
@@ -277,13 +282,9 @@ class BatchAssembler:
             if not free:
                 raise DeadlineExceeded("another thread is still sending its columns")
             self._moving = True
-            for messages in self.messages.take():
-                self._memory.free(messages.size_bytes)
-            for rows_of_batches in self._accumulator.drain():
-                self._memory.free(rows_of_batches.held_bytes)
-            self._unfinished.fail(error)
+            self._fail_messages(self.messages.take(), error)
+            self._fail_rows(self._accumulator.drain(), error)
             self._moving = False
-        self._incomplete.wake()
 
     # -- one thread at a time -----------------------------------------------------------------
 
@@ -397,27 +398,27 @@ class BatchAssembler:
                 prepared = self._prepare(messages)
             except Exception as error:
                 cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
+                self._on_failure(cause)
                 self._fail_messages([messages], cause)
             except BaseException as error:  # such as Ctrl-C in a partitioner
-                self._fail_messages(taken[number:], UsageError(f"not sent because of {error!r}"))
+                self._on_failure(cause := UsageError(f"not sent because of {error!r}"))
+                self._fail_messages(taken[number:], cause)
                 self._moving = False
                 raise
             else:
                 if prepared is not None:
-                    self._append(messages.topic, *prepared)
+                    self._begin(prepared[-1])
+                    self._hand_over(partial(self._accumulator.append, messages.topic, *prepared))
                 self._unfinished.end(messages)
                 self._memory.free(messages.size_bytes)
         self._moving = False
 
-    def _fail_messages(self, taken: Sequence[TopicMessages], error: KafkaError) -> None:
-        self._on_failure(error)
-        for messages in taken:
-            messages.fail_rest(error)
-            self._unfinished.end(messages)
-            self._memory.free(messages.size_bytes)
+    def _begin(self, sent: SentColumns) -> None:
+        sent.on_done = self._unfinished.end
+        self._unfinished.begin(sent)
 
     def _prepare(self, messages: TopicMessages) -> _Prepared | None:
-        """Convert messages to the arguments of `_append`, and fail those that cannot be sent."""
+        """Convert messages to the arguments of `Accumulator.append`, and fail those that cannot be sent."""
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
@@ -425,10 +426,8 @@ class BatchAssembler:
         with self._user_code():
             chosen, refused = self.choice.choose_each(metadata, rows, sizes, messages.partitions())
         refused |= too_large_errors(messages.topic, sizes, self._config.max_request_size_bytes, with_row_number=False)
-        for row, error in refused.items():
-            self._on_failure(error)
-            fail_futures([futures[row]], error)
         if refused:
+            self._fail_each(messages.topic, [futures[row] for row in refused], list(refused.values()))
             kept = np.delete(np.arange(rows.num_rows), list(refused))
             futures = [futures[row] for row in kept.tolist()]
             rows, sizes, _ = _select_rows(kept, rows, sizes, None)
@@ -438,27 +437,6 @@ class BatchAssembler:
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._record_sizes(sizes)
         return rows, chosen, sizes, messages.oldest_s, sent
-
-    def _append(
-        self,
-        topic: str,
-        rows: pa.RecordBatch,
-        partitions: npt.NDArray[np.int32],
-        sizes: Lengths,
-        since_s: float,
-        sent: SentColumns,
-        *,
-        wait: bool = False,
-    ) -> BaseException | None:
-        """Put rows into the accumulator, and hand over the batches that they fill, as `_hand_over`."""
-        if not sent.done:
-            sent.on_done = self._unfinished.end
-            self._unfinished.begin(sent)
-        if self._close_error is not None:  # looked at after `begin`, as `close` does the reverse
-            sent.fail_rest(self._close_error)
-        return self._hand_over(
-            partial(self._accumulator.append, topic, rows, partitions, sizes, since_s, sent), wait=wait
-        )
 
     def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = False) -> BaseException | None:
         """Encode the record batches that `move` takes out of the accumulator, and pass them to the sender.
@@ -478,7 +456,8 @@ class BatchAssembler:
         max_bytes, left, raised = self._config.buffer_memory_bytes, deque(move()), None
         while left and raised is None:
             rows_of_batches, slices = left[0], left[0].batch_slices
-            if (refusal := self._close_error or (self._refusal if wait else None)) is not None:
+            if (refusal := self._refusal(wait)) is not None:
+                self._on_failure(refusal)
                 self._fail_rows(left, refusal)
                 break
             try:
@@ -508,22 +487,55 @@ class BatchAssembler:
                 self._sender.put(batches)
         if raised is not None:
             topic = left[0].batch_slices[0].topic
-            self._fail_rows(left, UsageError(f"rows of {topic} were not sent because of another error: {raised!r}"))
+            cause = UsageError(f"rows of {topic} were not sent because of another error: {raised!r}")
+            self._on_failure(cause)
+            self._fail_rows(left, cause)
         self._moving = before
         return raised
 
+    # -- failures ---------------------------------------------------------------------------
+
     def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> None:
-        self._on_failure(error)
         for rows_of_batches in ready:
-            for batch in rows_of_batches.batch_slices:
-                complete_rows(batch.sent, batch.partition, BatchResult(error=error))
-                if not reports_failures(batch.sent):
-                    self._incomplete.failed([error])
-            self._memory.free(rows_of_batches.held_bytes)
+            self._fail(rows_of_batches.batch_slices, error, rows_of_batches.held_bytes)
+
+    def _fail_messages(self, taken: Sequence[TopicMessages], error: KafkaError) -> None:
+        for messages in taken:
+            futures = messages.futures
+            rows = SentRows(self._unplaced(messages.topic, futures), 0, len(futures))
+            self._fail([BatchSlice(messages.topic, NO_PARTITION, len(futures), 0, (rows,))], error, messages.size_bytes)
+            self._unfinished.end(messages)
+
+    def _fail_each(self, topic: str, futures: Sequence[Future[RecordMetadata]], errors: Sequence[KafkaError]) -> None:
+        """Fail messages, each with its own error."""
+        sent = self._unplaced(topic, futures)
+        for nth, error in enumerate(errors):
+            self._on_failure(error)
+            self._fail([BatchSlice(topic, NO_PARTITION, 1, 0, (SentRows(sent, nth, 1),))], error)
+
+    def _unplaced(self, topic: str, futures: Sequence[Future[RecordMetadata]]) -> SentColumns:
+        count = len(futures)
+        sent = SentColumns(topic, np.full(count, NO_PARTITION, np.int32), np.zeros(count, np.int64), futures=futures)
+        self._begin(sent)
+        return sent
+
+    def _fail(self, slices: Sequence[BatchSlice], error: KafkaError, held_bytes: int = 0) -> None:
+        """Let the sender's thread fail rows: callbacks of users must not run within the lock."""
+        now_s, result = self._clock.now_s(), BatchResult(error=error)
+        batches = [
+            ProducerBatch(each.topic, each.partition, bytearray(), each.count, now_s, each.sent, result=result)
+            for each in slices
+        ]
+        self._incomplete.begin(batches, held_bytes)
+        self._sender.put(batches)
 
     def _holds_at_most(self, size_bytes: int) -> bool:
         has_room = self._memory.held_bytes <= size_bytes or self._incomplete.empty
-        return has_room or self._close_error is not None or self._refusal is not None
+        return has_room or self._refusal(True) is not None
+
+    def _refusal(self, wait: bool) -> KafkaError | None:
+        refusals = list(self._refusals) if wait else []
+        return self._close_error or (refusals[-1] if refusals else None)
 
     def raise_if_closed(self) -> None:
         """Raise the error of `close`, or the one that has stopped the producer."""

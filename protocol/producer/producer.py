@@ -209,8 +209,8 @@ class Producer:
         Returns
         -------
         concurrent.futures.Future of RecordMetadata
-            Only this future reports a failure. Its callbacks run in the producer's thread, or in that of a call that
-            fails the message, such as `flush` or `abort_transaction`: they may `send`, but must not wait or take long.
+            Only this future reports a failure. Its callbacks run in the producer's thread: they may `send`, but must
+            not wait or take long.
 
         Raises
         ------

@@ -98,7 +98,7 @@ class Sender:
         self.thread.start()
 
     def put(self, batches: Sequence[ProducerBatch]) -> None:
-        """Add record batches, in order within each partition. Thread-safe.
+        """Add record batches, in order within each partition, or batches that have failed already. Thread-safe.
 
         Without effect after the end of the thread: `on_end` fails all rows.
         """
@@ -230,9 +230,14 @@ class Sender:
             self._incomplete.end(completed)
 
     def _take_in(self) -> None:
+        failed: list[ProducerBatch] = []
         while self._inbox:
             batch = self._inbox.popleft()
-            self._partition((batch.topic, batch.partition)).append(batch)
+            if batch.result is None:
+                self._partition((batch.topic, batch.partition)).append(batch)
+            else:
+                failed.append(batch)
+        self._complete(failed)
 
     def _partition(self, key: TopicPartition) -> PartitionProducer:
         partition = self._partitions.get(key)

@@ -20,7 +20,7 @@ from protocol.errors import KafkaError, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.incomplete_batches import IncompleteBatches
-from protocol.producer.messages import TopicMessages
+from protocol.producer.partition_choice import PartitionChoice
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.results import BatchResult, RecordMetadata, SentColumns, UnfinishedCalls
 from protocol.producer.sender import Sender
@@ -224,7 +224,7 @@ class TestTransaction:
         producer.abort()
 
     @pytest.mark.parametrize(
-        ("owner", "name"), [(Accumulator, "drain"), (TopicMessages, "fail_rest"), (SentColumns, "fail_rest")]
+        ("owner", "name"), [(Accumulator, "drain"), (IncompleteBatches, "begin"), (SentColumns, "complete")]
     )
     def test_interrupted_abort_gives_each_row_a_result(
         self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
@@ -232,7 +232,7 @@ class TestTransaction:
         sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         futures = [producer.send(TOPIC, b"value", partition=each) for each in (0, 1)]
         raise_once(monkeypatch, owner, name)
-        with pytest.raises(MemoryError):
+        with pytest.raises((MemoryError, UsageError)):
             producer.abort_transaction()
         assert len(sent.errors(20_000)) == 3
         assert all(isinstance(each.exception(WAIT_S), UsageError) for each in futures)
@@ -292,6 +292,46 @@ def test_rows_handed_over_during_a_reset_are_dropped(broker: FakeKafka, monkeypa
         broker.faults.clear()
         producer.send_and_wait(TOPIC, b"next", partition=0)
     assert [each.value for each in broker.records(TOPIC)] == [b"next"]
+
+
+@pytest.mark.parametrize("call", ["flush", "reset_sequences"])
+def test_callback_may_take_a_lock_of_a_thread_that_sends(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It runs outside the producer's lock, which that thread waits for."""
+    lock, held, begun, taken = threading.Lock(), threading.Event(), threading.Event(), list[bool]()
+
+    def callback(_: object) -> None:
+        begun.set()
+        if lock.acquire(timeout=WAIT_S):
+            lock.release()
+            taken.append(True)
+
+    def send() -> None:
+        with lock:
+            held.set()
+            assert begun.wait(WAIT_S)
+            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
+        future = producer.send(TOPIC, b"fails")
+        future.add_done_callback(callback)
+        sending = threading.Thread(target=send)
+        sending.start()
+        assert held.wait(WAIT_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionChoice, "choose_each", refuse)
+            if call == "flush":
+                producer.flush()
+            else:
+                producer.reset_sequences(Deadline.after_ms(WAIT_S * 1000))
+        sending.join(WAIT_S)
+        assert future.exception(0) is not None
+    assert taken == [True]
+
+
+def refuse(*_: object) -> None:
+    raise UsageError("as if")
 
 
 @pytest.mark.parametrize(
