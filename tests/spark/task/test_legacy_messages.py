@@ -1,6 +1,7 @@
 """Logs in the message formats of Kafka 0.9 and 0.10, on a broker of version 2.8.
 
-The rows equal those of Spark's JVM connector and of librdkafka.
+The rows equal those of Spark's JVM connector and of librdkafka. `tests/protocol/records/test_legacy.py` decodes
+such logs without a broker.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.librdkafka import use
+from tests.support.soak import SOAK
 from tests.support.spark_home import BRIEF_LIFE
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-pytestmark = pytest.mark.kafka
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.soak,
+    pytest.mark.skipif(not SOAK, reason="brokers since 4.0 have no such logs; `make soak` writes them with an old one"),
+]
 
 CODECS = ("none", "gzip", "snappy", "lz4")
 FORMATS = {"legacy-0": "0.9.0", "legacy-1": "0.10.0", "legacy-append-time": "0.10.0", "legacy-mixed": "0.9.0"}
