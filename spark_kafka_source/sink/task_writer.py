@@ -65,8 +65,8 @@ class TaskWriter:
         UsageError
             Kafka does not accept a row.
         KafkaError
-            As `Producer`. Rows sent before stay in Kafka (at least once); the message counts them. Spark repeats the
-            task, or fails the batch.
+            As `Producer`. The message counts the rows acknowledged before, which are not removed (at least once).
+            Spark repeats the task, or fails the batch.
         """
         with borrowed_producer(self.client, self.producer, Producer) as producer:
             try:
@@ -74,9 +74,9 @@ class TaskWriter:
                 producer.flush()
             except KafkaError as error:
                 if producer.acknowledged:
-                    acknowledged = _listed(written_topics(producer.acknowledged))
+                    rows = _listed(written_topics(producer.acknowledged))
                     error.message = (
-                        f"{error.message.rstrip('.')}. Rows that this task wrote before stay in Kafka: {acknowledged}"
+                        f"{error.message.rstrip('.')}. Before that, Kafka acknowledged rows of this task: {rows}"
                     )
                 raise
             written = TaskWritten(written_topics(producer.acknowledged))

@@ -147,4 +147,4 @@ def test_stream_failed_within_batch_reports_cause_and_written_rows(
     with pytest.raises(StreamingQueryException) as failure:
         query.awaitTermination(60)
     assert "partition 7 was requested" in str(failure.value)
-    assert re.search(rf"Rows that this task wrote before stay in Kafka: \d+ rows to {name}", str(failure.value))
+    assert re.search(rf"Before that, Kafka acknowledged rows of this task: \d+ rows to {name}", str(failure.value))

@@ -43,4 +43,4 @@ def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: Top
     with pytest.raises(UsageError, match="partition 2 was requested") as failure:
         task.write(rows())
     written = len(read_back(kafka1, name))
-    assert f"Rows that this task wrote before stay in Kafka: {written} rows to {name} (2 part" in str(failure.value)
+    assert f"Before that, Kafka acknowledged rows of this task: {written} rows to {name} (2 part" in str(failure.value)
