@@ -103,8 +103,10 @@ class BatchAssembler:
         # Of the thread that is inside.
         self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
-        # While a transaction is aborted, perhaps by several threads.
-        self._refusals: list[KafkaError] = []
+        # Set when `close` has nothing left to do but to fail the unfinished calls.
+        self._ended: KafkaError | None = None
+        # By thread, while it aborts a transaction.
+        self._refusals: dict[int, KafkaError] = {}
 
     def _new_accumulator(self) -> Accumulator:
         return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages, self._memory)
@@ -134,19 +136,16 @@ class BatchAssembler:
             sent = SentColumns(
                 topic, partitions, timestamps_ms, self._incomplete.mark_reported, on_result=self._on_result
             )
+            self._moving = True
             self._begin(sent)
-            for error in refused.values():
-                self._on_failure(error)
+            self._fail_each(topic, sent, refused.values())
             self._incomplete.failed(list(refused.values())[:1])
+            self._moving = False
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
             append = partial(self._accumulator.append, topic, rows, partitions[kept], sizes, now_s, sent)
             raised = self._hand_over(append, wait=True)
             self._hand_over(partial(self._due, now_s))
-        for nth, error in enumerate(refused.values()):
-            sent.complete(NO_PARTITION, nth, 1, BatchResult(error=error))
-        if self._close_error is not None:  # looked at after `_begin`, as `close` does the reverse
-            sent.fail_rest(self._close_error)
         if raised is not None:
             raise raised
         self._incomplete.wake()
@@ -243,7 +242,8 @@ class BatchAssembler:
         self._report_unfinished(error)  # first: others look at `_close_error`
         self._close_error = self._close_error or error
         self.messages.close(error)
-        self._report_unfinished(error)  # calls that have begun meanwhile; later ones look at `_close_error`
+        self._report_unfinished(error)  # calls that have begun meanwhile
+        self._ended = error  # for calls that begin later
         self._unfinished.fail(error)
         self._incomplete.abandon()
         self.free_memory()
@@ -256,22 +256,23 @@ class BatchAssembler:
             self._incomplete.failed([error])
 
     def free_memory(self, timeout_s: float = 0.0) -> None:
-        """Free the memory of a closed producer's rows, unless another thread is still inside after the timeout."""
-        with self._exclusive(timeout_s) as free:
-            if free and self._close_error is not None:
-                self._accumulator = self._new_accumulator()
-                self.messages.take()
-                self._memory.reset()
+        """Free the memory of a closed producer's rows; a thread still inside after the timeout does so later."""
+        with self._exclusive(timeout_s):
+            pass
 
-    @contextmanager
-    def refusing(self, error: KafkaError) -> Iterator[KafkaError]:
-        """Let calls that are handing over their columns fail with this error in the block."""
-        self._refusals.append(error)
+    def _forget_rows(self) -> None:
+        self._accumulator = self._new_accumulator()
+        self.messages.take()
+        self._memory.reset()
+
+    def refuse(self, error: KafkaError) -> None:
+        """Let calls that are handing over their columns fail with this error, until this thread calls `accept`."""
+        self._refusals[threading.get_ident()] = error
         self._incomplete.wake()
-        try:
-            yield error
-        finally:
-            self._refusals.remove(error)
+
+    def accept(self) -> None:
+        """End the effect of this thread's `refuse`."""
+        self._refusals.pop(threading.get_ident(), None)
 
     def discard(self, error: KafkaError, deadline: Deadline) -> None:
         """Pass all rows and messages to the sender as failed. No batch is in flight.
@@ -311,9 +312,13 @@ class BatchAssembler:
                         self._stop(error)
                     raise
                 finally:
+                    if self._ended is not None:
+                        self._forget_rows()
                     self._inside = self._moving = False
             finally:
                 self._release()
+                if self._ended is not None:  # looked at after the calls have begun, as `close` does the reverse
+                    self._unfinished.fail(self._ended)
 
     def _stop(self, error: BaseException) -> None:
         """Stop the producer after an error while rows moved, such as MemoryError; the sender's thread fails all rows.
@@ -360,14 +365,15 @@ class BatchAssembler:
         return float("inf") if linger_ms is None else linger_ms / 1000
 
     def _due(self, now_s: float) -> list[ReadyBatches]:
-        """Return batches that have waited for `linger.ms`; all of them if they hold half of the memory."""
-        if self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2:
+        """Return batches that have waited for `linger.ms`, or all if the memory is full, or half full of them."""
+        much = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
+        if much or self._incomplete.waiting_for_room:
             return self._accumulator.drain()
         return self._accumulator.take_lingered(now_s - self._linger_s)
 
     def _messages_are_due(self, now_s: float) -> bool:
-        oldest_s = self.messages.oldest_s
-        return oldest_s is not None and (self.messages.full or now_s >= oldest_s + self._linger_s)
+        oldest_s, full = self.messages.oldest_s, self.messages.full or self._incomplete.waiting_for_room > 0
+        return oldest_s is not None and (full or now_s >= oldest_s + self._linger_s)
 
     def _wait_for_room(
         self,
@@ -379,7 +385,9 @@ class BatchAssembler:
     ) -> bool:
         started_s = self._clock.now_s()
         try:
-            return self._incomplete.wait_for_room(fits, timeout_s, despite_failures=despite_failures, deadline=deadline)
+            return self._incomplete.wait_for_room(
+                fits, timeout_s, despite_failures=despite_failures, deadline=deadline, on_wait=self._sender.wake
+            )
         finally:
             now_s = self._clock.now_s()
             self._sensors.memory_waits.record((now_s, (now_s - started_s) * 1e9))
@@ -395,7 +403,7 @@ class BatchAssembler:
         taken = self.messages.take()
         for number, messages in enumerate(taken):
             try:
-                prepared = self._prepare(messages)
+                prepared, refused = self._prepare(messages)
             except Exception as error:
                 cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
                 self._on_failure(cause)
@@ -406,6 +414,10 @@ class BatchAssembler:
                 self._moving = False
                 raise
             else:
+                if refused:
+                    futures = messages.futures
+                    sent = self._unplaced(messages.topic, [futures[row] for row in refused])
+                    self._fail_each(messages.topic, sent, refused.values())
                 if prepared is not None:
                     self._begin(prepared[-1])
                     self._hand_over(partial(self._accumulator.append, messages.topic, *prepared))
@@ -417,8 +429,8 @@ class BatchAssembler:
         sent.on_done = self._unfinished.end
         self._unfinished.begin(sent)
 
-    def _prepare(self, messages: TopicMessages) -> _Prepared | None:
-        """Convert messages to the arguments of `Accumulator.append`, and fail those that cannot be sent."""
+    def _prepare(self, messages: TopicMessages) -> tuple[_Prepared | None, dict[int, KafkaError]]:
+        """Convert messages to arguments of `Accumulator.append`; return also the errors of those not to be sent."""
         rows = record_columns(messages.columns(), self._clock.wall_ms())
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
@@ -427,16 +439,15 @@ class BatchAssembler:
             chosen, refused = self.choice.choose_each(metadata, rows, sizes, messages.partitions())
         refused |= too_large_errors(messages.topic, sizes, self._config.max_request_size_bytes, with_row_number=False)
         if refused:
-            self._fail_each(messages.topic, [futures[row] for row in refused], list(refused.values()))
             kept = np.delete(np.arange(rows.num_rows), list(refused))
             futures = [futures[row] for row in kept.tolist()]
             rows, sizes, _ = _select_rows(kept, rows, sizes, None)
             chosen = chosen[kept]
         if not futures:
-            return None
+            return None, refused
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
         self._record_sizes(sizes)
-        return rows, chosen, sizes, messages.oldest_s, sent
+        return (rows, chosen, sizes, messages.oldest_s, sent), refused
 
     def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = False) -> BaseException | None:
         """Encode the record batches that `move` takes out of the accumulator, and pass them to the sender.
@@ -506,9 +517,8 @@ class BatchAssembler:
             self._fail([BatchSlice(messages.topic, NO_PARTITION, len(futures), 0, (rows,))], error, messages.size_bytes)
             self._unfinished.end(messages)
 
-    def _fail_each(self, topic: str, futures: Sequence[Future[RecordMetadata]], errors: Sequence[KafkaError]) -> None:
-        """Fail messages, each with its own error."""
-        sent = self._unplaced(topic, futures)
+    def _fail_each(self, topic: str, sent: SentColumns, errors: Iterable[KafkaError]) -> None:
+        """Fail the rows without a partition, each with its own error."""
         for nth, error in enumerate(errors):
             self._on_failure(error)
             self._fail([BatchSlice(topic, NO_PARTITION, 1, 0, (SentRows(sent, nth, 1),))], error)
@@ -534,7 +544,7 @@ class BatchAssembler:
         return has_room or self._refusal(True) is not None
 
     def _refusal(self, wait: bool) -> KafkaError | None:
-        refusals = list(self._refusals) if wait else []
+        refusals = list(self._refusals.values()) if wait else []
         return self._close_error or (refusals[-1] if refusals else None)
 
     def raise_if_closed(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.condition import Condition
 from protocol.errors import KafkaError
-from protocol.kafka_terms import NO_SEQUENCE, TopicPartition
+from protocol.kafka_terms import NO_PARTITION, NO_SEQUENCE, TopicPartition
 from protocol.producer.results import BatchResult, ProducedRange, SentRows, complete_rows, reports_failures
 from protocol.records.encode import EncodedBatch
 
@@ -170,6 +170,8 @@ class IncompleteBatches:
                 if error is None:
                     before = self._acknowledged.get(key, ProducedRange())
                     self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
+                elif batch.partition == NO_PARTITION:  # never sent: `failed` has recorded it, or a future reports it
+                    continue
                 elif error not in self._failures and not reports_failures(whole.sent):
                     self._failures.append(error)
         for whole, batch, result in results:
@@ -255,8 +257,11 @@ class IncompleteBatches:
         *,
         despite_failures: bool,
         deadline: Deadline | None = None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> bool:
         """Wait until `fits()`; return False if no batch was completed for `timeout_s`, or at the deadline.
+
+        `on_wait` is called when `waiting_for_room` counts this thread.
 
         Raises
         ------
@@ -266,6 +271,7 @@ class IncompleteBatches:
         began_s = self._clock.now_s()
         with self._changed:
             self.waiting_for_room += 1
+            on_wait()
             try:
                 while not fits():
                     if not despite_failures:

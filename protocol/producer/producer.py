@@ -431,12 +431,19 @@ class Producer:
             Some batches are still in flight, or another thread is in `send_columns`. The call may be repeated.
         """
         self._require_alive()
-        # In this order: a thread that waits for memory blocks `discard` until the sender has dropped its batches.
-        with self._assembler.refusing(UsageError("this was not sent: the transaction was aborted")) as error:
-            self._sender.reset_sequences(deadline)
-            self._assembler.discard(error, deadline)
-            # Again: in between, the sender may have taken over rows, which the next transaction would include.
-            self._sender.reset_sequences(deadline)
+        error = UsageError("this was not sent: the transaction was aborted")
+        with DeferredInterrupts() as interrupts:
+            try:
+                self._assembler.refuse(error)
+                with interrupts.allowed():
+                    # In this order: a thread that waits for memory blocks `discard` until the sender has dropped its
+                    # batches.
+                    self._sender.reset_sequences(deadline)
+                    self._assembler.discard(error, deadline)
+                    # Again: meanwhile the sender may have taken over rows, which the next transaction would include.
+                    self._sender.reset_sequences(deadline)
+            finally:
+                self._assembler.accept()
         self._incomplete.take_failures()
 
     # -- inside -------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import KafkaError, OutcomeLost, UsageError
+from protocol.kafka_terms import NO_PARTITION
+from protocol.producer.interceptors import BatchMetadata, ProducerInterceptor
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -103,6 +105,56 @@ def test_call_of_a_signal_handler_within_send_succeeds_or_is_refused(broker: Fak
             place += 1
     assert "this thread is already sending" in str(refused)
     assert [value for value in values_of(broker) if value != b"of the handler"] == [b"%d" % n for n in range(1, place)]
+
+
+@SIGNALS
+def test_interrupted_columns_get_the_result_of_a_refused_row_before_close(
+    broker: FakeKafka, number: signal.Signals
+) -> None:
+    class Counting(ProducerInterceptor):
+        failed = 0
+
+        def on_acknowledgement_columns(self, metadata: BatchMetadata, error: KafkaError | None) -> None:
+            if error is not None and metadata.partition == NO_PARTITION:
+                self.failed += 1
+
+    counting, place, reached = Counting(), 1, True
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": "0", "max.request.size": "1000"}
+    with Producer(settings, interceptors=[counting]) as producer:
+        while reached:
+            with suppress(KeyboardInterrupt, KafkaError), interrupted_at(place, _CODE, number) as was_reached:
+                producer.send_columns(TOPIC, columns_of(b"small", b"x" * 2_000))
+            reached = was_reached()
+            with suppress(KafkaError):  # of the refused row
+                producer.flush()
+            place += _STEP
+        producer.send_and_wait(TOPIC, b"after all others")
+        before = counting.failed
+    assert counting.failed == before
+    assert place > 100, "the producer was interrupted"
+
+
+@SIGNALS
+def test_interrupted_abort_lets_later_transactions_send(broker: FakeKafka, number: signal.Signals) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "batch.size": "200", "transactional.id": "x"}
+    place, reached, committed = 1, True, 0
+    with TransactionalProducer(settings) as producer:
+        producer.init_transactions()
+        while reached:
+            producer.begin_transaction()
+            producer.send_columns(TOPIC, columns_of(b"aborted"))
+            with suppress(KeyboardInterrupt), interrupted_at(place, _CODE, number) as was_reached:
+                producer.abort_transaction()
+            reached = was_reached()
+            if producer.transaction_state is not _S.READY:
+                producer.abort_transaction()
+            producer.begin_transaction()
+            producer.send_columns(TOPIC, columns_of(*[b"x" * 100] * 5))
+            producer.commit_transaction()
+            committed += 5
+            place += 3 * _STEP
+    assert read_committed.by_this_project(broker.bootstrap_servers, TOPIC)[0] == [b"x" * 100] * committed
+    assert place > 100, "the producer was interrupted"
 
 
 @SIGNALS

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
@@ -134,9 +135,10 @@ def test_close_reports_rows_that_failed_after_its_flush(broker: FakeKafka, monke
     fail, wait = UnfinishedCalls.fail, IncompleteBatches.wait
 
     def slowly(calls: UnfinishedCalls, error: KafkaError) -> None:
-        begun.set()
-        assert go_on.wait(WAIT_S)
-        fail(calls, error)
+        if threading.current_thread() is sender_of(producer).thread:
+            begun.set()
+            assert go_on.wait(WAIT_S)
+            fail(calls, error)
 
     def flushed(*given: Any, **named: Any) -> list[Any]:
         late = wait(*given, **named)
@@ -328,6 +330,32 @@ def test_callback_may_take_a_lock_of_a_thread_that_sends(
         sending.join(WAIT_S)
         assert future.exception(0) is not None
     assert taken == [True]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Sender, "put"), (IncompleteBatches, "begin")])
+@pytest.mark.parametrize("kind", ["message", "columns"])
+def test_error_while_rows_fail_stops_the_producer(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, kind: str
+) -> None:
+    with (
+        suppress(UsageError),
+        producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "max.request.size": 1_000}) as producer,
+    ):
+        producer.send_and_wait(TOPIC, b"known", partition=0)
+        lingering = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        raise_once(monkeypatch, owner, name)
+        if kind == "message":
+            producer.send(TOPIC, b"x" * 2_000)
+        with pytest.raises((MemoryError, UsageError)):
+            producer.flush() if kind == "message" else producer.send_columns(TOPIC, too_large())
+        assert len(lingering.errors(20_000)) == 3
+        with pytest.raises(UsageError, match="cannot continue"):
+            producer.flush()
+        wait_until(lambda: producer.held_bytes == 0)
+
+
+def too_large() -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array([b"x" * 2_000], pa.binary())})
 
 
 def refuse(*_: object) -> None:
