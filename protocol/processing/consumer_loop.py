@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Deadline
@@ -37,6 +39,8 @@ _PAUSED_POLL_MS = 10
 _ALL_PAUSED_S = 0.005
 # A full partition is paused after this wait: a pause costs a copy of what was fetched ahead.
 _BEFORE_PAUSE_S = 0.01
+# Lanes for records without an order that are handled before their partition is released.
+_GAP_LANES = 32
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class _Assigned:
         The same partition in earlier assignments, with handlers that had not returned in time.
     turn
         Lane of the next record without a key.
+    polled
+        Batches with unfinished records, and perhaps others.
     """
 
     lanes: LanePartition = field(default_factory=LanePartition)
@@ -93,6 +99,7 @@ class _Assigned:
     paused: bool = False
     earlier: list[LanePartition] = field(default_factory=list)
     turn: int = 0
+    polled: list[PolledBatch] = field(default_factory=list)
 
     @property
     def held(self) -> bool:
@@ -169,7 +176,10 @@ class ConsumerLoop:
         if (assigned := self._partitions.get(key)) is None:
             assigned = self._partitions[key] = _Assigned(recreations=self.consumer.recreations.get(key, 0))
         tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes, epochs)
-        self._pool.add(list(self._runs(assigned, PolledBatch(key, batch, tracked), batch)))
+        polled = PolledBatch(key, batch, tracked)
+        assigned.polled = [each for each in assigned.polled if each.tracked.first_unfinished() is not None]
+        assigned.polled.append(polled)
+        self._pool.add(list(self._runs(assigned, polled, batch)))
 
     def _leave_deleted_topics(
         self, partitions: Mapping[TopicPartition, _Assigned], records: ConsumerRecords | None = None
@@ -239,16 +249,18 @@ class ConsumerLoop:
 
         Without partitions whose records belong to a deleted topic while a new topic has its name.
         """
+        self._update_trackers(partitions)
+        positions = self.consumer.positions()
+        committable = {key: partitions[key].tracker.committable for key in partitions.keys() & positions.keys()}
+        return {key: to for key, to in committable.items() if to is not None}
+
+    def _update_trackers(self, partitions: Mapping[TopicPartition, _Assigned]) -> None:
+        """Take account of finished records, truncated logs and recreated topics."""
         self._leave_deleted_topics(partitions)
-        offsets: dict[TopicPartition, CommittedOffset] = {}
         positions = self.consumer.positions()
         for key in partitions.keys() & positions.keys():
-            tracker = partitions[key].tracker
-            tracker.truncate(positions[key])
-            tracker.advance()
-            if (to := tracker.committable) is not None:
-                offsets[key] = to
-        return offsets
+            partitions[key].tracker.truncate(positions[key])
+            partitions[key].tracker.advance()
 
     def _commit(self) -> None:
         if offsets := self._committable(self._partitions):
@@ -275,12 +287,14 @@ class ConsumerLoop:
                 self.consumer.pause([key])
 
     def release(self, partitions: Collection[TopicPartition], *, lost: bool = False) -> None:
-        """Drop partitions: wait for their running handlers, then commit, unless they are lost."""
+        """Drop partitions: wait for their running handlers, close gaps, then commit, unless they are lost."""
         dropped = {key: self._partitions.pop(key) for key in partitions if key in self._partitions}
-        lanes = [each.lanes for each in dropped.values()]
-        self._pool.drop(lanes)
-        limit_ms = 0 if lost else self._config.drain_timeout_ms
-        if not self._pool.wait(lanes, Deadline.after_ms(limit_ms, self._clock)):
+        deadline = Deadline.after_ms(0 if lost else self._config.drain_timeout_ms, self._clock)
+        ended = self._end_runs(dropped, deadline)
+        if ended and not lost and self._begin_gaps(dropped):
+            self._pool.finish([each.lanes for each in dropped.values()], deadline)
+            ended = self._end_runs(dropped, deadline)
+        if not ended:
             late = {key: each.lanes for key, each in dropped.items() if each.lanes.running}
             for key, running in late.items():
                 self._late[key].append(running)
@@ -288,6 +302,43 @@ class ConsumerLoop:
             log.warning("%s: handlers still run when the partitions are released; their results are dropped", names)
         if not lost:
             self._commit_released(dropped)
+
+    def _end_runs(self, partitions: Mapping[TopicPartition, _Assigned], deadline: Deadline) -> bool:
+        lanes = [each.lanes for each in partitions.values()]
+        self._pool.drop(lanes)
+        return self._pool.wait(lanes, deadline)
+
+    def _begin_gaps(self, partitions: Mapping[TopicPartition, _Assigned]) -> bool:
+        """Begin to handle unfinished records that have finished ones behind them, or those would be handled again.
+
+        Not in partitions with a failed record, which may take long; its offset is the one to commit.
+        """
+        if self._config.order == "partition":
+            return False
+        self._update_trackers(partitions)
+        runs: list[Run[PolledBatch]] = []
+        for each in partitions.values():
+            if each.lanes.failed:
+                continue
+            each.lanes = LanePartition(retries=False)
+            batches = {polled.tracked: polled for polled in each.polled}
+            for tracked, rows in each.tracker.unfinished_below_finished().items():
+                runs += self._gap_runs(each, batches[tracked], rows)
+        self._pool.add(runs)
+        return bool(runs)
+
+    def _gap_runs(
+        self, assigned: _Assigned, polled: PolledBatch, rows: npt.NDArray[np.int64]
+    ) -> Iterator[Run[PolledBatch]]:
+        """Yield runs of some rows, each with a lane."""
+        size = self._config.batch_size or len(rows)
+        if self._config.order == "key":
+            split = split_by_key(polled.keys(rows), self._config.lanes)
+        else:
+            split = ((number, list(range(number, len(rows), _GAP_LANES))) for number in range(_GAP_LANES))
+        for lane, indexes in split:
+            for first in range(0, len(indexes), size):
+                yield Run(assigned.lanes, polled, rows[indexes[first : first + size]].tolist(), lane)
 
     def _commit_released(self, dropped: Mapping[TopicPartition, _Assigned]) -> None:
         for each in dropped.values():

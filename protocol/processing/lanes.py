@@ -34,14 +34,19 @@ class LanePartition:
     ----------
     dropped : bool
         True after `Lanes.drop`: no further run is taken, and threads stop their current ones early.
+    retries : bool
+        False: the first failure drops the partition.
+    failed : bool
+        True if it was dropped with rows that have failed and are not retried.
     running : int
         Number of taken runs.
     """
 
-    __slots__ = ("dropped", "running", "waiting")
+    __slots__ = ("dropped", "failed", "retries", "running", "waiting")
 
-    def __init__(self) -> None:
-        self.dropped = False
+    def __init__(self, *, retries: bool = True) -> None:
+        self.retries = retries
+        self.dropped = self.failed = False
         self.running = 0
         # By lane: the runs that wait behind its ready, taken or delayed run. Other lanes have no entry.
         self.waiting: dict[int, deque[Run[Any]]] = {}
@@ -141,7 +146,9 @@ class Lanes(Generic[B]):
     def delay(self, run: Run[B], until_s: float) -> None:
         """Put a taken run back, to be taken again from `until_s` on (the clock of `take`); its lane waits."""
         run.partition.running -= 1
-        if not run.partition.dropped:
+        if run.partition.dropped:
+            run.partition.failed = True
+        else:
             heapq.heappush(self._delayed, (until_s, next(self._numbers), run))
 
     def replace(self, run: Run[B], first: Run[B], *rest: Run[B]) -> None:
@@ -151,6 +158,7 @@ class Lanes(Generic[B]):
         """
         run.partition.running -= 1
         if run.partition.dropped:
+            run.partition.failed = True
             return
         self._ready.appendleft(first)
         if run.lane is None:
@@ -163,6 +171,8 @@ class Lanes(Generic[B]):
         for partition in partitions:
             partition.dropped = True
             partition.waiting.clear()
+        for _, _, run in self._delayed:
+            run.partition.failed = run.partition.failed or run.partition.dropped
         self._ready = deque(run for run in self._ready if not run.partition.dropped)
         self._delayed = [each for each in self._delayed if not each[2].partition.dropped]
         heapq.heapify(self._delayed)

@@ -56,6 +56,14 @@ class TrackedRecords:
         self._first = self._unfinished.find(1, self._first)
         return None if self._first < 0 else self._first
 
+    def unfinished(self) -> npt.NDArray[np.int64]:
+        """Return the unfinished rows that count."""
+        return np.flatnonzero(np.frombuffer(self._unfinished, np.uint8)[: self._counting])
+
+    def last_finished(self) -> int:
+        """Return the last finished row that counts; -1 if none is."""
+        return self._unfinished.rfind(0, 0, self._counting)
+
     def ignore_from(self, offset: int) -> None:
         """Ignore the records from this offset on in `first_committable`."""
         self._counting = min(self._counting, int(np.searchsorted(self._offsets, offset)))
@@ -133,6 +141,17 @@ class OffsetTracker:
             batch = self._batches.popleft()
             self._rows -= len(batch)
             self._size_bytes -= batch.size_bytes
+
+    def unfinished_below_finished(self) -> dict[TrackedRecords, npt.NDArray[np.int64]]:
+        """Return the unfinished rows that have a finished one behind them, by batch, in the order of reading."""
+        batches = list(self._batches)
+        while batches and batches[-1].last_finished() < 0:
+            batches.pop()
+        rows = {batch: batch.unfinished() for batch in batches}
+        if batches:
+            last = batches[-1]
+            rows[last] = rows[last][rows[last] < last.last_finished()]
+        return {batch: each for batch, each in rows.items() if len(each)}
 
     @property
     def committable(self) -> CommittedOffset | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.consumer.partition_consumer import ConsumerMessage, messages_of
@@ -61,6 +62,10 @@ class PolledBatch:
         else:
             columns = self._columns.take(to_arrow(np.asarray(rows, np.int64)))
         return ConsumerBatch(self.topic, self.partition, columns)
+
+    def keys(self, rows: npt.NDArray[np.int64]) -> pa.BinaryArray:
+        """Return the keys of some rows."""
+        return self._columns.column("key").take(to_arrow(rows))
 
     def message(self, row: int) -> ConsumerMessage:
         """Return one record."""

@@ -90,8 +90,9 @@ class Processor:
     producer : Producer, optional
         Producer for the dead letters, which stays open. By default one with Kafka's default properties.
     drain_timeout_ms : float
-        The longest wait for running handlers when partitions are revoked and at the end; at most half of
-        `max.poll.interval.ms`. Afterwards their results are dropped.
+        The longest wait for handlers when partitions are revoked, for the running ones and those of unfinished records
+        before finished ones, and for running ones at the end; at most half of `max.poll.interval.ms`. Afterwards their
+        results are dropped.
     listener : ConsumerRebalanceListener, optional
         Called after the handlers of revoked partitions have returned and their offsets are committed.
     **properties

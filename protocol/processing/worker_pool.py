@@ -25,6 +25,9 @@ _WORTH_STEALING_S = 0.001
 _IDLE_BEFORE_STEALING_S = 0.005
 _WEIGHT_OF_LAST = 0.2
 
+# `halt` wakes no thread.
+_HALT_CHECK_S = 0.1
+
 Recover = Callable[[ConsumerMessage, BaseException], None]
 """Handles a record that has failed for good; an exception of it stops the processing."""
 
@@ -139,6 +142,12 @@ class WorkerPool:
                     return False
                 self._left_a_run.wait(deadline.remaining_s())
         return True
+
+    def finish(self, partitions: Collection[LanePartition], deadline: Deadline) -> None:
+        """Wait until the runs with a lane of these partitions are finished or dropped, the deadline, or `halt`."""
+        with self._left_a_run:
+            while not self._stopped and [each for each in partitions if each.waiting] and not deadline.passed:
+                self._left_a_run.wait(min(_HALT_CHECK_S, deadline.remaining_s()))
 
     def halt(self) -> None:
         """Let the threads begin no further record. Takes no lock, for signal handlers."""
@@ -300,8 +309,11 @@ class WorkerPool:
 
         `row` is the failed one if records are handled one by one; the run does not have it any more.
         """
-        if run.partition.dropped or self._stopped:
+        if run.partition.dropped or self._stopped or not run.partition.retries:
             log.warning("%s: the handler has failed while it was waited for; not retried here", place, exc_info=error)
+            with self._work:
+                run.partition.failed = True
+                self._lanes.drop([run.partition] if not run.partition.retries else [])
             self._leave(run)
             return True
         now_s = self._clock.now_s()

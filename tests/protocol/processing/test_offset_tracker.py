@@ -99,3 +99,19 @@ def test_records_of_a_replaced_log_do_not_decide_the_offset() -> None:
     before.finish_rows([0, 1])
     tracker.advance()
     assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(9), 1, 2)
+
+
+def test_unfinished_records_below_the_last_finished_one_are_found_by_batch() -> None:
+    tracker = OffsetTracker()
+    batches = [tracker.append(np.arange(first, first + 4)) for first in (0, 10, 20, 30)]
+    assert tracker.unfinished_below_finished() == {}
+    batches[0].finish_rows(range(4))
+    batches[1].finish(3)
+    batches[2].finish_rows([1, 2])
+    found = tracker.unfinished_below_finished()
+    assert {batches.index(batch): rows.tolist() for batch, rows in found.items()} == {1: [0, 1, 2], 2: [0]}
+    tracker.truncate(CommittedOffset(22))
+    found = tracker.unfinished_below_finished()
+    assert {batches.index(batch): rows.tolist() for batch, rows in found.items()} == {1: [0, 1, 2], 2: [0]}
+    tracker.truncate(CommittedOffset(12))
+    assert tracker.unfinished_below_finished() == {}

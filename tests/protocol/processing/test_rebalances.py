@@ -14,6 +14,7 @@ from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
+from protocol.processing.polled_batch import ConsumerBatch
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from tests.protocol.processing.conftest import (
@@ -32,6 +33,7 @@ from tests.support.internals import processed_partitions
 from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(50)]
+KEYS_OF_LANES = (b"a", b"b")
 PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
 
 
@@ -102,6 +104,59 @@ def test_revocation_waits_for_running_handlers_and_commits(
     assert [each.offset for each in handler.begun if each.partition != revoked] == list(range(50))
     running.close()
     assert committed()[1 - revoked] == 50
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(("order", "batch_size"), [("key", None), ("key", 4), ("none", None)])
+def test_no_record_is_handled_again_after_a_revocation(
+    write: Write,
+    start: Start,
+    handler: Handler,
+    join: Join,
+    protocol: dict[str, object],
+    order: str,
+    batch_size: int | None,
+) -> None:
+    """Records before finished ones are handled before the partition is released; others are left to the next member."""
+    for partition in (0, 1):
+        write(NUMBERS, keys=KEYS_OF_LANES, partition=partition)
+    release = [handler.block(b"3"), handler.block(b"30" if order == "none" else b"49")]
+
+    def handle_batch(batch: ConsumerBatch) -> None:
+        for message in batch.messages():
+            handler(message)
+
+    call = handler if batch_size is None else handle_batch
+    running = start(call, order=order, batch_size=batch_size, threads=4, **protocol)
+    wait_until(lambda: handler.at_once >= 2 and len(handler.values) >= (12 if order == "none" else 50))
+    other = join(**protocol)
+    time.sleep(0.5)
+    for each in release:
+        each.set()
+    wait_until(lambda: other.first_offsets)
+    ((revoked, first_offset),) = other.first_offsets.items()
+    mine = sorted(each.offset for each in list(handler.begun) if each.partition == revoked)
+    assert mine == list(range(first_offset))
+    assert first_offset > 20
+    running.close()
+
+
+@pytest.mark.parametrize("fails", [b"3", b"5"])
+def test_records_behind_a_failed_one_are_left_to_the_next_member(
+    write: Write, start: Start, handler: Handler, join: Join, fails: bytes
+) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, keys=KEYS_OF_LANES, partition=partition)
+    release = handler.block(b"3")
+    handler.failing[fails] = ValueError("as if")
+    running = start(handler, threads=4, retry=RetryPolicy(retries=1_000), **EAGER)
+    wait_until(lambda: handler.at_once == 2 and len(handler.values) >= 50)
+    other = join(**EAGER)
+    time.sleep(0.5)
+    release.set()
+    wait_until(lambda: other.first_offsets)
+    assert set(other.first_offsets.values()) == {int(fails)}
+    running.close()
 
 
 @PROTOCOLS
