@@ -316,7 +316,9 @@ class BatchAssembler:
                         self._forget_rows()
                     self._inside = self._moving = False
             finally:
-                self._release()
+                self._lock.release()
+                if self._missed:
+                    self._sender.wake()
                 if self._ended is not None:  # looked at after the calls have begun, as `close` does the reverse
                     self._unfinished.fail(self._ended)
 
@@ -351,13 +353,9 @@ class BatchAssembler:
                 return self._lock.acquire(timeout=timeout_s)
         except BaseException:
             if not owned and lock._is_owned():  # interrupted after the wait
-                self._release()
+                self._lock.release()
+                self._sender.wake()  # perhaps `_missed`
             raise
-
-    def _release(self) -> None:
-        self._lock.release()
-        if self._missed:
-            self._sender.wake()
 
     @property
     def _linger_s(self) -> float:
