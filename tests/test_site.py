@@ -19,7 +19,13 @@ import pytest
 from matplotlib.image import imread
 
 from tests.conftest import ROOT
+from tests.support.soak import SOAK
 from tests.test_front_door import PUBLIC
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(not SOAK, reason="half a minute of processor time; `test_documentation` checks links of pages"),
+]
 
 
 class Page(HTMLParser):
