@@ -145,12 +145,11 @@ class OffsetTracker:
     def unfinished_below_finished(self) -> dict[TrackedRecords, npt.NDArray[np.int64]]:
         """Return the unfinished rows that have a finished one behind them, by batch, in the order of reading."""
         batches = list(self._batches)
-        while batches and batches[-1].last_finished() < 0:
+        while batches and (last_finished := batches[-1].last_finished()) < 0:
             batches.pop()
         rows = {batch: batch.unfinished() for batch in batches}
         if batches:
-            last = batches[-1]
-            rows[last] = rows[last][rows[last] < last.last_finished()]
+            rows[batches[-1]] = rows[batches[-1]][rows[batches[-1]] < last_finished]
         return {batch: each for batch, each in rows.items() if len(each)}
 
     @property

@@ -144,7 +144,7 @@ class WorkerPool:
         return True
 
     def finish(self, partitions: Collection[LanePartition], deadline: Deadline) -> None:
-        """Wait until the runs with a lane of these partitions are finished or dropped, the deadline, or `halt`."""
+        """Wait until all runs in lanes of these partitions are finished or dropped; until the deadline or `halt`."""
         with self._left_a_run:
             while not self._stopped and [each for each in partitions if each.waiting] and not deadline.passed:
                 self._left_a_run.wait(min(_HALT_CHECK_S, deadline.remaining_s()))
@@ -313,8 +313,9 @@ class WorkerPool:
             log.warning("%s: the handler has failed while it was waited for; not retried here", place, exc_info=error)
             with self._work:
                 run.partition.failed = True
-                self._lanes.drop([run.partition] if not run.partition.retries else [])
-            self._leave(run)
+                if not run.partition.retries:
+                    self._lanes.drop([run.partition])
+                self._leave(run)
             return True
         now_s = self._clock.now_s()
         if not run.attempts:

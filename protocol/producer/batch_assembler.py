@@ -505,8 +505,10 @@ class BatchAssembler:
     # -- failures ---------------------------------------------------------------------------
 
     def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> None:
-        for rows_of_batches in ready:
-            self._fail(rows_of_batches.batch_slices, error, rows_of_batches.held_bytes)
+        """Fail rows together: if the sender took some of them later, `flush` would raise their error twice."""
+        taken = list(ready)
+        slices = [each for rows_of_batches in taken for each in rows_of_batches.batch_slices]
+        self._fail(slices, error, sum(each.held_bytes for each in taken))
 
     def _fail_messages(self, taken: Sequence[TopicMessages], error: KafkaError) -> None:
         for messages in taken:

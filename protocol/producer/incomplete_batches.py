@@ -271,8 +271,8 @@ class IncompleteBatches:
         began_s = self._clock.now_s()
         with self._changed:
             self.waiting_for_room += 1
-            on_wait()
             try:
+                on_wait()
                 while not fits():
                     if not despite_failures:
                         self.raise_failures()
