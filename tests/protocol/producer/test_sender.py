@@ -245,12 +245,12 @@ class TestMemory:
         small = {"buffer.memory": 20_000, "linger.ms": 60_000, "max.block.ms": 20_000, "delivery.timeout.ms": 120_000}
         with producer_of(broker.bootstrap_servers, small) as producer:
             if lingers == "message":
-                lingering = producer.send(TOPIC, bytes(4_000), partition=0)
+                producer.send(TOPIC, bytes(4_000), partition=0)
             else:
                 producer.send_columns(TOPIC, numbered(0, 39), np.zeros(39, np.int32))
-                lingering = producer.send(TOPIC, b"", partition=0)
+            assert producer.held_bytes > 2_000
             producer.send(TOPIC, bytes(18_000), partition=1)
-            assert lingering.result(20).offset >= 0
+            assert broker.records(TOPIC)
 
     def test_memory_is_free_when_replies_arrive_before_the_call_that_passed_the_batches_returns(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
