@@ -86,8 +86,12 @@ class Run:
 
     def shown_once(self, line: str, changed: str) -> None:
         """Run an example for the page once its output contains `changed`: brokers apply changes with a delay."""
-        wait_until(lambda: changed in CliRunner().invoke(pykafka, shlex.split(line)[1:]).output)
+        wait_until(lambda: changed in _output(line))
         self.example(line, shown=True)
+
+    def until_gone(self, line: str, deleted: str) -> None:
+        """Repeat a command until its output no longer contains `deleted`."""
+        wait_until(lambda: deleted not in _output(line))
 
     def example(self, line: str, *, shown: bool = False, code: int = 0, given: str = "", follows: bool = False) -> None:
         """Run an example, and check its exit code.
@@ -143,6 +147,10 @@ class Run:
                 output,
             )
         return "\n".join(line.rstrip() for line in output.splitlines())
+
+
+def _output(line: str) -> str:
+    return CliRunner().invoke(pykafka, shlex.split(line)[1:]).output
 
 
 def _path(line: str) -> str:
@@ -389,12 +397,14 @@ def _security(run: Run) -> None:
     run.shown_once("pykafka users list", "bob")
     run.example("pykafka users list alice bob -o json")
     run.example("pykafka users delete alice bob --mechanism SCRAM-SHA-256 --yes")
+    run.until_gone("pykafka users list", "SCRAM-SHA-256")
     run.example("pykafka users delete alice", given="y\n", shown=True)
     run.example("pykafka quotas set --user alice producer_byte_rate=1048576 consumer_byte_rate=2097152", shown=True)
     run.example("pykafka quotas set --client-id-default request_percentage=200")
     run.shown_once("pykafka quotas list", "request_percentage")
     run.example("pykafka quotas list --user alice -o json")
     run.example("pykafka quotas delete --user alice producer_byte_rate --yes")
+    run.until_gone("pykafka quotas list", "producer_byte_rate")
     run.example("pykafka quotas delete --user alice", given="y\n", shown=True)
 
 

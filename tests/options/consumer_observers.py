@@ -28,19 +28,19 @@ from tests.options.observe import BETWEEN_S, SHORT, Observe, Properties, client_
 from tests.support.small_cluster import SmallCluster, small_batch
 
 
-def reader_of(cluster: SmallCluster, given: Properties) -> KafkaStreamReader:
+def first_batch(cluster: SmallCluster, given: Properties) -> JsonDict:
+    """Return the end of a query's first batch, which also has its start (`@joined`)."""
     where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
     options = {**where, **{f"kafka.{name}": value for name, value in given.items()}}
-    return KafkaStreamReader(parse_source_options(options, streaming=True))
-
-
-def first_batch(reader: KafkaStreamReader) -> JsonDict:
-    """Return the end of a query's first batch, which also has its start (`@joined`)."""
-    return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    reader = KafkaStreamReader(parse_source_options(options, streaming=True))
+    try:
+        return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    finally:
+        reader.stop()
 
 
 def coordinator_keys(cluster: SmallCluster, given: dict[str, str]) -> object:
-    first_batch(reader_of(cluster, given))
+    first_batch(cluster, given)
     return {key for body in cluster.request_bodies(FIND_COORDINATOR) for key in body["coordinator_keys"]}
 
 
@@ -78,8 +78,10 @@ def sends_heartbeat(cluster: SmallCluster, given: dict[str, str]) -> bool:
 
 
 def start_offset(cluster: SmallCluster, given: dict[str, str]) -> object:
-    reader = reader_of(cluster, {**given, "group.id": "g"})
-    return "error" if outcome(lambda: first_batch(reader)) != "done" else first_batch(reader)["@joined"]["orders"]["0"]
+    given = {**given, "group.id": "g"}
+    if outcome(lambda: first_batch(cluster, given)) != "done":
+        return "error"
+    return first_batch(cluster, given)["@joined"]["orders"]["0"]
 
 
 def read(cluster: SmallCluster, given: Properties) -> int:
