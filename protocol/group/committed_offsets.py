@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -70,6 +70,7 @@ def commit_offsets(
     deadline: Deadline,
     member: GroupMember = NO_MEMBER,
     handle: Handle | None = None,
+    begin_attempt: Callable[[], None] = lambda: None,
     *,
     topic_ids: TopicIds = NO_TOPIC_IDS,
 ) -> None:
@@ -89,6 +90,8 @@ def commit_offsets(
         The member that commits; by default none, which the coordinator accepts if the group has no members.
     handle : callable, optional
         Called for each partition in the response, see `call_partitions`.
+    begin_attempt : callable, optional
+        Called before each request.
     topic_ids : mapping of (str, int) to bytes
         Ids of the topics of these offsets, if known. Offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID then,
         also if a new topic has its name.
@@ -120,6 +123,12 @@ def commit_offsets(
     else:
         check = same_topics(client, topic_ids, deadline, unless_in=(OFFSET_COMMIT, FIRST_WITH_TOPIC_IDS))
         at_most = OFFSET_COMMIT.last
+
+    def begin(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
+        errors = check(broker, partitions) if check is not None else {}
+        begin_attempt()
+        return errors
+
     call_partitions(
         client,
         OFFSET_COMMIT,
@@ -127,7 +136,7 @@ def commit_offsets(
         offset_rows(offsets),
         deadline,
         handle=explained,
-        check=check,
+        check=begin,
         topic_ids=ids_by_name,
         at_most=at_most,
     )

@@ -73,8 +73,19 @@ class _Mark:
     # The last error of this partition alone, and the time of the first one; both also of earlier marks.
     last_error: BrokerError | None = None
     failing_since_s: float | None = None
+    # Until this time, the coordinator may still receive an earlier request that was not answered.
+    unanswered_until_s: float = -math.inf
     retry_at_s: float = -math.inf
     backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS))
+
+    @classmethod
+    def after(cls, before: _Mark | None, offset: CommittedOffset, topic_id: bytes) -> _Mark:
+        """Return the mark that replaces `before`."""
+        mark = cls(offset, topic_id)
+        if before is not None and not is_another_topic(topic_id, before.topic_id):
+            mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
+            mark.unanswered_until_s = before.unanswered_until_s
+        return mark
 
     def complete(self, refused: BrokerError | None, now_s: float) -> None:
         """Set the final result; None is success."""
@@ -93,9 +104,17 @@ class _Mark:
         """Record that this member's generation is stale."""
         self.stale_generation, self.retry_at_s = member, now_s + STALE_RETRY_S
 
-    def next_retry_s(self, member: GroupMember) -> float:
-        """Return the time from which this member may send the mark."""
-        return -math.inf if self.stale_generation not in (None, member) else self.retry_at_s
+    def due_at_s(self, member: GroupMember, refresh_s: float) -> float:
+        """Return the time from which this member sends the mark; infinity for one that was refused."""
+        retry_s = -math.inf if self.stale_generation not in (None, member) else self.retry_at_s
+        if self.completed_at_s is None:
+            return retry_s
+        if self.refused is not None:
+            return math.inf
+        refresh_at_s = self.completed_at_s + refresh_s
+        if self.completed_at_s < self.unanswered_until_s:  # the earlier request may have replaced this offset
+            refresh_at_s = min(refresh_at_s, self.unanswered_until_s)
+        return max(retry_s, refresh_at_s)
 
 
 @dataclass
@@ -112,18 +131,31 @@ class _Replies:
         Errors of a request that the coordinator's log cannot hold; it is sent again in halves.
     failure : Exception or None
         The error of the whole request, which is retried.
+    in_flight : bool
+        The last request has no reply yet.
+    unanswered : bool
+        An attempt had no reply: the coordinator may receive it later.
     """
 
     final: dict[TopicPartition, BrokerError | None] = field(default_factory=dict)
     partition_errors: dict[TopicPartition, BrokerError] = field(default_factory=dict)
     too_large: dict[TopicPartition, BrokerError] = field(default_factory=dict)
     failure: Exception | None = None
+    in_flight: bool = False
+    unanswered: bool = False
+
+    def begin_attempt(self) -> None:
+        """Record that a request is sent, also if the one before had no reply."""
+        self.unanswered, self.in_flight = self.unanswered or self.in_flight, True
 
 
 class OffsetManager:
     """Commits offsets of one group; thread-safe.
 
     The process is not a member of the group until `set_member` is called.
+
+    A coordinator may receive an unanswered request after a newer commit, which then has no effect. Therefore its
+    partitions are committed once more `request.timeout.ms` later.
 
     Parameters
     ----------
@@ -246,11 +278,9 @@ class OffsetManager:
                 self._update_topic_ids({key[0] for key in offsets})
                 for key, to in offsets.items():
                     topic_id = topic_ids.get(key, NO_TOPIC_ID)
-                    mark = _Mark(to, self._topic_ids.get(key[0], topic_id) if topic_id == NO_TOPIC_ID else topic_id)
-                    before = self._marks.get(key)
-                    if before is not None and not is_another_topic(mark.topic_id, before.topic_id):
-                        mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
-                    self._marks[key] = mark
+                    if topic_id == NO_TOPIC_ID:
+                        topic_id = self._topic_ids.get(key[0], topic_id)
+                    self._marks[key] = _Mark.after(self._marks.get(key), to, topic_id)
             self._wake()
             return accepted
 
@@ -352,21 +382,14 @@ class OffsetManager:
             self._record_result(error)  # the process has too many threads: the next mark or flush retries
 
     def _due_marks(self) -> dict[TopicPartition, _Mark]:
-        """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""
-        now_s = self._client.clock.now_s()
-        long_ago_s = now_s - self._refresh_s
-        return {
-            key: mark
-            for key, mark in self._marks.items()
-            if mark.next_retry_s(self._member) <= now_s
-            and (mark.completed_at_s is None or (mark.refused is None and mark.completed_at_s <= long_ago_s))
-        }
+        """Return marks that are not committed, and those that must be committed again."""
+        now_s, member = self._client.clock.now_s(), self._member
+        return {key: mark for key, mark in self._marks.items() if mark.due_at_s(member, self._refresh_s) <= now_s}
 
     def _idle_s(self) -> float:
         """Return the time until a mark is due."""
-        waiting = (mark for mark in self._marks.values() if mark.completed_at_s is None)
-        retry_s = min((mark.next_retry_s(self._member) for mark in waiting), default=math.inf)
-        return max(0.0, min(self._refresh_s, 60.0, retry_s - self._client.clock.now_s()))
+        due_s = min((mark.due_at_s(self._member, self._refresh_s) for mark in self._marks.values()), default=math.inf)
+        return max(0.0, min(60.0, due_s - self._client.clock.now_s()))
 
     def _run(self) -> None:
         backoff = Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS)
@@ -404,6 +427,7 @@ class OffsetManager:
         replies = _Replies()
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
+            replies.in_flight &= not row  # no row: an error of a check before the request
             if error is not None and error.code in _TOO_LARGE_ERRORS:
                 replies.too_large[key] = error
                 return None
@@ -419,9 +443,12 @@ class OffsetManager:
         topic_ids = {key: mark.topic_id for key, mark in due.items()}
         deadline = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock)
         try:
-            commit_offsets(self._client, self.group, offsets, deadline, member, handle, topic_ids=topic_ids)
+            commit_offsets(
+                self._client, self.group, offsets, deadline, member, handle, replies.begin_attempt, topic_ids=topic_ids
+            )
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
+        replies.unanswered |= replies.in_flight
         if len(replies.too_large) == 1:  # cannot be split further
             key, largest = replies.too_large.popitem()
             if self._is_final(largest, member):
@@ -465,6 +492,9 @@ class OffsetManager:
                     due[key].complete(answer, now_s)
             if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return False
+            if replies.unanswered:
+                for key in due.keys() & self._marks.keys():
+                    self._marks[key].unanswered_until_s = now_s + self._client.config.request_timeout_ms / 1000
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
                 self._record_result(refused, "was refused and is not retried")

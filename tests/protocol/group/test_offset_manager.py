@@ -417,6 +417,31 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     assert committed(client) == MARKS
 
 
+@pytest.mark.parametrize("fault", ["no reply", "connection lost"])
+def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The older request has no reply; it is delivered after the newer offset was committed."""
+    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 500 if fault == "no reply" else 30_000)
+    newer = {("orders", 0): CommittedOffset(7)}
+    with client_of(fake.bootstrap_servers, request_timeout_ms=4_000) as client:
+        manager = OffsetManager(client, GROUP)
+        held = DelayedCommit(fake)
+        manager.mark(MARKS)
+        assert held.come.wait(10)
+        if fault == "connection lost":
+            fake.drop_connections()
+            assert flushed(client, manager)  # by the second attempt
+        manager.mark(newer)
+        assert flushed(client, manager)
+        assert committed(client) == newer
+        held.release()
+        wait_until(lambda: committed(client) == MARKS)
+        wait_until(lambda: committed(client) == newer)
+        assert len(fake.request_bodies(OFFSET_COMMIT)) == (3 if fault == "no reply" else 4)
+        manager.close()
+
+
 def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
