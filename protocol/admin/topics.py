@@ -6,6 +6,7 @@ shared retry loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -173,7 +174,10 @@ class TopicOperations(ConfigOperations):
             for partition in range(max(topic.partitions, len(topic.assignment or ()), len(known.partitions), 1)):
                 client.leader(topic.name, partition, deadline)
 
-        client.retrying(f"leaders of {topic.name}", require_leaders, deadline, topics=[topic.name])
+        # The controller has created the topic, so it is not missing: busy brokers may not know it for long.
+        client.retrying(
+            f"leaders of {topic.name}", require_leaders, deadline, topics=[topic.name], unknown_topic_s=math.inf
+        )
 
     def delete_topics(
         self, names: Iterable[str] = (), *, ids: Iterable[str] = (), timeout_ms: float | None = None

@@ -10,6 +10,7 @@ import pytest
 from protocol.admin.admin import Admin
 from protocol.admin.topics import NewTopic, create_topic
 from protocol.broker_errors import ErrorCode
+from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import AdminFailed, Corrupt, KafkaError
@@ -33,6 +34,20 @@ def test_deleted_topic_of_the_same_name_is_not_taken_for_the_new_one() -> None:
             create_topic(client, NewTopic("orders", 1))
             assert client.topic("orders").topic_id != before
             assert len(kafka.request_bodies(METADATA)) > 3
+
+
+def test_created_topic_is_awaited_for_longer_than_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that creates a thousand partitions does not know the next topic for a while."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 50)
+
+    def unknown(body: Any) -> Any:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return {**body, "topics": [{**row, "error_code": code, "partitions": []} for row in body["topics"]]}
+
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers, retry_backoff_ms=20) as client:
+        kafka.edit_replies(METADATA, unknown, 10)
+        create_topic(client, NewTopic("orders", 1))
+        assert len(kafka.request_bodies(METADATA)) > 10
 
 
 def test_topic_refused_by_a_quota_is_requested_again_without_the_others() -> None:
