@@ -22,7 +22,13 @@ from protocol.cluster.metadata import Broker, is_another_topic
 from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
-from protocol.group.committed_offsets import NO_TOPIC_IDS, CommittedOffset, TopicIds, commit_offsets
+from protocol.group.committed_offsets import (
+    NO_TOPIC_IDS,
+    CommittedOffset,
+    TopicIds,
+    commit_offsets,
+    fetch_offsets,
+)
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
@@ -73,7 +79,8 @@ class _Mark:
     # The last error of this partition alone, and the time of the first one; both also of earlier marks.
     last_error: BrokerError | None = None
     failing_since_s: float | None = None
-    # Until this time, the coordinator may still receive an earlier request that was not answered.
+    # Offsets of requests without a reply, which the coordinator may still receive until this time.
+    unanswered: frozenset[int] = frozenset()
     unanswered_until_s: float = -math.inf
     retry_at_s: float = -math.inf
     backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS))
@@ -84,7 +91,7 @@ class _Mark:
         mark = cls(offset, topic_id)
         if before is not None and not is_another_topic(topic_id, before.topic_id):
             mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
-            mark.unanswered_until_s = before.unanswered_until_s
+            mark.unanswered, mark.unanswered_until_s = before.unanswered, before.unanswered_until_s
         return mark
 
     def complete(self, refused: BrokerError | None, now_s: float) -> None:
@@ -92,6 +99,8 @@ class _Mark:
         self.completed_at_s, self.refused = now_s, refused
         if refused is None:
             self.last_error = self.failing_since_s = None
+        if now_s >= self.unanswered_until_s:
+            self.unanswered = frozenset()
 
     def fail(self, error: BrokerError, now_s: float) -> float:
         """Record an error of this partition alone; return the time in seconds since the first one."""
@@ -111,10 +120,18 @@ class _Mark:
             return retry_s
         if self.refused is not None:
             return math.inf
-        refresh_at_s = self.completed_at_s + refresh_s
-        if self.completed_at_s < self.unanswered_until_s:  # the earlier request may have replaced this offset
-            refresh_at_s = min(refresh_at_s, self.unanswered_until_s)
-        return max(retry_s, refresh_at_s)
+        return max(retry_s, self.completed_at_s + refresh_s)
+
+    @property
+    def older(self) -> frozenset[int]:
+        """The unanswered offsets that may have replaced this one after its commit."""
+        committed = self.completed_at_s is not None and self.refused is None
+        return self.unanswered - {self.offset.offset} if committed else frozenset()
+
+    @property
+    def check_at_s(self) -> float:
+        """Time of the check whether an older offset has replaced this one; infinity if none can have."""
+        return self.unanswered_until_s if self.older else math.inf
 
 
 @dataclass
@@ -154,8 +171,8 @@ class OffsetManager:
 
     The process is not a member of the group until `set_member` is called.
 
-    A coordinator may receive an unanswered request after a newer commit, which then has no effect. Therefore its
-    partitions are committed once more `request.timeout.ms` later.
+    A coordinator may receive an unanswered request after a newer commit, and go back to the older offset. Therefore the
+    group's offset is fetched `request.timeout.ms` later, and committed again if it is the older one.
 
     Parameters
     ----------
@@ -382,24 +399,32 @@ class OffsetManager:
             self._record_result(error)  # the process has too many threads: the next mark or flush retries
 
     def _due_marks(self) -> dict[TopicPartition, _Mark]:
-        """Return marks that are not committed, and those that must be committed again."""
+        """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""
         now_s, member = self._client.clock.now_s(), self._member
         return {key: mark for key, mark in self._marks.items() if mark.due_at_s(member, self._refresh_s) <= now_s}
 
+    def _marks_to_check(self) -> dict[TopicPartition, _Mark]:
+        now_s = self._client.clock.now_s()
+        return {key: mark for key, mark in self._marks.items() if mark.check_at_s <= now_s}
+
     def _idle_s(self) -> float:
-        """Return the time until a mark is due."""
-        due_s = min((mark.due_at_s(self._member, self._refresh_s) for mark in self._marks.values()), default=math.inf)
-        return max(0.0, min(60.0, due_s - self._client.clock.now_s()))
+        """Return the time until a mark is due or to be checked."""
+        times_s = (min(mark.due_at_s(self._member, self._refresh_s), mark.check_at_s) for mark in self._marks.values())
+        return max(0.0, min(60.0, min(times_s, default=math.inf) - self._client.clock.now_s()))
 
     def _run(self) -> None:
         backoff = Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS)
         while True:
             with self._changed:
-                while not self._closed and not (due := self._due_marks()):
+                doubtful: dict[TopicPartition, _Mark] = {}
+                while not self._closed and not (due := self._due_marks()) and not (doubtful := self._marks_to_check()):
                     self._changed.wait(self._idle_s())
                 if self._closed:
                     return
                 member = self._member
+            if not due:
+                self._check(doubtful)
+                continue
             if self._commit(due, member):
                 backoff.reset()
                 continue
@@ -408,6 +433,30 @@ class OffsetManager:
                 wait_until = Deadline.after_ms(backoff.next_s() * 1000, self._client.clock)
                 while not self._closed and not wait_until.passed:
                     self._changed.wait(wait_until.remaining_s())
+
+    def _check(self, doubtful: Mapping[TopicPartition, _Mark]) -> None:
+        """Commit marks again that the group's coordinator has replaced by an older, unanswered offset.
+
+        An offset of another program is kept.
+        """
+        deadline, found = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock), None
+        try:
+            found = fetch_offsets(self._client, self.group, doubtful, deadline, pending=set())
+        except Exception as error:  # including bugs: the thread must not end
+            log.debug("group %s: its offsets could not be checked: %s", self.group, error)
+        with self._changed:
+            for key, mark in doubtful.items():
+                if found is None:
+                    mark.unanswered_until_s = self._client.clock.now_s() + STALE_RETRY_S
+                    continue
+                if key in found and found[key].offset in mark.older:
+                    log.warning(
+                        "group %s: a delayed commit has set %s-%d back to offset %d; offset %d is committed again",
+                        self.group, *key, found[key].offset, mark.offset.offset,
+                    )  # fmt: skip
+                    mark.completed_at_s = None
+                mark.unanswered = frozenset()
+            self._notify()
 
     def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
         """Send one request, or two halves if the coordinator refuses it as too large.
@@ -494,7 +543,9 @@ class OffsetManager:
                 return False
             if replies.unanswered:
                 for key in due.keys() & self._marks.keys():
-                    self._marks[key].unanswered_until_s = now_s + self._client.config.request_timeout_ms / 1000
+                    mark = self._marks[key]
+                    mark.unanswered |= {due[key].offset.offset}
+                    mark.unanswered_until_s = now_s + self._client.config.request_timeout_ms / 1000
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
                 self._record_result(refused, "was refused and is not retried")

@@ -442,6 +442,24 @@ def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
         manager.close()
 
 
+def test_commit_of_another_program_is_kept_after_an_unanswered_one(fake: FakeKafka) -> None:
+    """Also that of a transaction with the group's metadata, which is another request."""
+    with client_of(fake.bootstrap_servers, request_timeout_ms=1_000) as client:
+        manager = OffsetManager(client, GROUP)
+        fake.lose_requests(OFFSET_COMMIT, 1)
+        manager.mark(MARKS)
+        assert flushed(client, manager)
+        manager.mark({("orders", 0): CommittedOffset(7)})
+        assert flushed(client, manager)
+        commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(20)}, client.deadline())
+        wait_until(lambda: fake.request_bodies(OFFSET_FETCH))
+        # The thread commits this one after the check, together with the other one if that were repeated.
+        manager.mark({("orders", 1): CommittedOffset(1)})
+        assert flushed(client, manager)
+        assert fake.committed_offsets(GROUP) == {("orders", 0): 20, ("orders", 1): 1}
+        manager.close()
+
+
 def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
