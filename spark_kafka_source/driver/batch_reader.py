@@ -5,10 +5,9 @@ A batch read commits nothing: Spark does not tell a source whether the job succe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -18,16 +17,14 @@ from spark_kafka_source.driver.discovery import discover, leaders, require_dead_
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
-from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 from spark_kafka_source.plan.ranges import group_ranges, offset_ranges
 from spark_kafka_source.process_state import PROCESS
-from spark_kafka_source.task.pickling import PickledForExecutors
-from spark_kafka_source.task.range_reader import RangePartition, read_range
+from spark_kafka_source.task.range_reader import RangePartition, RangeReader
 
 
-class KafkaBatchReader(PickledForExecutors, DataSourceReader):
-    """The reader of a batch query: plans on the driver, reads on executors (a pickled copy).
+class KafkaBatchReader(RangeReader, DataSourceReader):
+    """The reader of a batch query: plans on the driver; executors get a `RangeReader`.
 
     It takes no filters: docs/decisions/0006-filter-pushdown.md.
 
@@ -35,9 +32,6 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
     ----------
     options : SourceOptions
     """
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
 
     @with_remedies()
     def partitions(self) -> Sequence[RangePartition]:
@@ -73,13 +67,6 @@ class KafkaBatchReader(PickledForExecutors, DataSourceReader):
         )
         leader_ids = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
         return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, leader_ids)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task, as `read_range`. Runs on an executor."""
-        # If `partitions` returns none, Spark creates an empty InputPartition.
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        return read_range(self._options, partition.ranges)
 
 
 def _require_order(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:

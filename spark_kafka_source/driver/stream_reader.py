@@ -1,6 +1,6 @@
 """Spark's calls for a streaming read. `query_state` describes their order and the state between them.
 
-Runs on the driver, in one Python process per query; executors get pickled copies and only call `read`. The constructor
+Runs on the driver, in one Python process per query; executors get a `RangeReader`. The constructor
 has no side effects, since Spark also creates readers that it never uses: clients, threads and group checks start with
 the first `latestOffset`.
 """
@@ -8,11 +8,9 @@ the first `latestOffset`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from protocol.clock import Deadline
@@ -32,8 +30,7 @@ from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
 from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from spark_kafka_source.task.pickling import PickledForExecutors
-from spark_kafka_source.task.range_reader import RangePartition, read_range
+from spark_kafka_source.task.range_reader import RangePartition, RangeReader
 
 _ONCE_WARNING = (
     "trigger(once=True) ends without committing its batch to group %s, since Spark does not tell a source that its "
@@ -41,7 +38,7 @@ _ONCE_WARNING = (
 )
 
 
-class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of a streaming query.
 
     Parameters
@@ -52,16 +49,10 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
     """
 
     def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
-        self._options = options
+        super().__init__(options)
         self._warnings = warnings
         self.query = QueryState(options)
         """State of the query on the driver; not pickled."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["options"])  # type: ignore[misc]
 
     @with_remedies()
     def prepareForTriggerAvailableNow(self) -> None:
@@ -162,10 +153,6 @@ class KafkaStreamReader(PickledForExecutors, DataSourceStreamReader, SupportsTri
         return [
             RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, batch_end.leaders)
         ]
-
-    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Yield the rows of one task, as `read_range`. Runs on an executor."""
-        return read_range(self._options, partition.ranges)
 
     def commit(self, end: JsonDict) -> None:
         """Mark the end of a complete batch for the commit."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ from spark_kafka_source.error_messages import (
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.decoded_columns import TaskDecoder
+from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
 
@@ -69,6 +71,30 @@ _DECODED = {
     "timestampType": "timestamp_type",
     "headers": "headers",
 }
+
+
+class RangeReader(PickledForExecutors):
+    """The readers' part for executors. Readers of the driver inherit it, and are pickled as this class.
+
+    Executors therefore do not import the driver's modules.
+
+    Parameters
+    ----------
+    options : SourceOptions
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced(RangeReader, {"_options": self._options})
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task, as `read_range`. Runs on an executor."""
+        # If `partitions` returns none, Spark creates an empty InputPartition.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        return read_range(self._options, partition.ranges)
 
 
 def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from spark_kafka_source.source import KafkaGroupDataSource
 from spark_kafka_source.task.pickling import LOG_LEVEL
+from spark_kafka_source.task.range_reader import RangeReader
 
 SOURCE = KafkaGroupDataSource(
     {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "kafka.sasl.mechanism": "PLAIN"}
@@ -55,12 +56,24 @@ def test_executor_with_another_package_protocol_fails_with_its_path(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", PICKLED)
-def test_executor_with_package_restores_same_object(name: str) -> None:
+def test_executor_with_package_restores_the_options(name: str) -> None:
     original = PICKLED[name]()
     restored = pickle.loads(cloudpickle.dumps(original))
-    assert type(restored) is type(original)
+    assert type(restored) is (RangeReader if "reader" in name else type(original))
     options = "options" if name == "data source" else "_options"
     assert getattr(restored, options) == getattr(original, options)
+
+
+@pytest.mark.parametrize("name", ["stream reader", "batch reader"])
+def test_executor_does_not_import_modules_of_the_driver(name: str, tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    sent.write_bytes(cloudpickle.dumps(PICKLED[name]()))
+    code = f"import pickle, sys; pickle.load(open({str(sent)!r}, 'rb')); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = ended.stdout.split()
+    assert "spark_kafka_source.task.range_reader" in imported
+    unwanted = ("spark_kafka_source.driver", "protocol.group", "protocol.consumer_group", "protocol.admin", "pandas")
+    assert [name for name in imported if name.startswith(unwanted)] == []
 
 
 def test_class_of_a_function_is_restored_in_another_process(tmp_path: Path) -> None:
