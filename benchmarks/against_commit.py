@@ -2,8 +2,8 @@
 
     python -m benchmarks.against_commit COMMIT [--turns 6] [JOB ...]
 
-Each turn is a process of its own (`turn.py`), alternately with one code and the other. Run it on an idle machine; the
-ratio is that of the medians.
+Each turn is a new process (`turn.py`), alternately with one code and the other. Run it on an idle machine; the ratio is
+that of the medians.
 """
 
 from __future__ import annotations

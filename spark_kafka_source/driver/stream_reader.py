@@ -1,8 +1,8 @@
 """Spark's calls for a streaming read. `query_state` describes their order and the state between them.
 
-Runs on the driver, in one Python process per query; executors get a `RangeReader`. The constructor
-has no side effects, since Spark also creates readers that it never uses: clients, threads and group checks start with
-the first `latestOffset`.
+Runs on the driver, in one Python process per query; executors get a `RangeReader`. The constructor has no side effects,
+since Spark also creates readers that it never uses: clients, threads and group checks start with the first
+`latestOffset`.
 """
 
 from __future__ import annotations
