@@ -278,6 +278,8 @@ class TransactionalProducer(Producer):
             While waiting or flushing: the transaction remains open.
         TransactionFailed, ProducerFenced
             Nothing was committed.
+        KafkaError
+            Records of the transaction were not written, as in `flush`. Nothing was committed: abort.
         OutcomeUnknown
             Repeat the call.
         OutcomeLost
