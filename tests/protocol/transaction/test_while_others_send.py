@@ -31,6 +31,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.end_transaction import end_transaction
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, started, visible
 from tests.support.internals import incomplete_of
@@ -270,6 +271,13 @@ class TestConcurrentSends:
         assert states == [TransactionState.READY]
 
 
+def _without_leaders(body: Any) -> Any:
+    """Return a Metadata reply in which no partition has a leader."""
+    leaderless = {"leader_id": -1, "error_code": ErrorCode.LEADER_NOT_AVAILABLE}
+    topics = [{**each, "partitions": [{**row, **leaderless} for row in each["partitions"]]} for each in body["topics"]]
+    return {**body, "topics": topics}
+
+
 class TestWaitsForOtherThreads:
     """A call keeps its time though another thread is in a send; a send goes on when memory is free."""
 
@@ -278,16 +286,19 @@ class TestWaitsForOtherThreads:
         self, fake: FakeKafka, client: Client, how: str
     ) -> None:
         config = {"buffer_memory": 100_000, "max_block_ms": 60_000, "batch_size": 1_000_000, "compression_type": "gzip"}
-        producer = started(client, "etl-0", **config, linger_ms=500 if how == "compressed" else 60_000)
+        producer = started(client, "etl-0", **config, linger_ms=60_000)
         producer.begin_transaction()
         if how == "compressed":
             fake.delay_replies(PRODUCE, 20)
+        else:  # the message is neither compressed nor sent without a leader
+            fake.edit_replies(METADATA, _without_leaders, ALWAYS)
+            client.metadata(["orders"])
         producer.send("orders", b"x" * 40_000)
         with ThreadPoolExecutor(1) as other:
             waiting = other.submit(producer.send, "orders", b"y" * 70_000)
-            wait_until(lambda: incomplete_of(producer).waiting_for_room)
             since_s = time.monotonic()
-            if how != "compressed":
+            if how != "compressed":  # there it may have waited already
+                wait_until(lambda: incomplete_of(producer).waiting_for_room)
                 getattr(producer, how)()
             waiting.exception(20)
             assert time.monotonic() - since_s < 10
