@@ -125,8 +125,9 @@ class _Mark:
     @property
     def older(self) -> frozenset[int]:
         """The unanswered offsets that may have replaced this one after its commit."""
-        committed = self.completed_at_s is not None and self.refused is None
-        return self.unanswered - {self.offset.offset} if committed else frozenset()
+        if not self.unanswered or self.completed_at_s is None or self.refused is not None:
+            return frozenset()
+        return self.unanswered - {self.offset.offset}
 
     @property
     def check_at_s(self) -> float:
