@@ -52,15 +52,7 @@ def _value(random: np.random.Generator, size: int, compression: str) -> bytes:
 
 def _turn(script: Path, tree: Path, job: str, servers: str, topic: str, rows: int) -> float:
     ended = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            str(script),
-            job,
-            servers,
-            topic,
-            str(rows),
-        ],
+        [sys.executable, "-P", str(script), job, servers, topic, str(rows)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -34,14 +34,9 @@ class PickledForExecutors:
         if kind.__module__ == "__main__" or getattr(module, kind.__qualname__, None) is not kind:
             # Defined in a function or a notebook: cloudpickle sends such a class by value.
             return copyreg.__newobj__, (kind,), self.__getstate__()  # type: ignore[attr-defined]
-        return self.reduced(kind, self.__getstate__())
-
-    @staticmethod
-    def reduced(kind: type[PickledForExecutors], state: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the result of `__reduce__` for an object of this class, which a module contains."""
         # The state as bytes: the function imports its classes, and raises the error if it cannot.
-        content: bytes = cloudpickle.dumps(state)  # type: ignore[no-untyped-call]
-        return _restore_function(), (kind.__module__, kind.__qualname__, content)
+        state: bytes = cloudpickle.dumps(self.__getstate__())  # type: ignore[no-untyped-call]
+        return _restore_function(), (kind.__module__, kind.__qualname__, state)
 
 
 def _show_log_levels() -> None:

@@ -87,7 +87,7 @@ class RangeReader(PickledForExecutors):
         self._options = options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced(RangeReader, {"_options": self._options})
+        return PickledForExecutors.__reduce__(RangeReader(self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task, as `read_range`. Runs on an executor."""
