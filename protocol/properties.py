@@ -342,7 +342,7 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
 
 
 def find(name: str) -> Property | None:
-    """Return the row of a property, or None if Kafka has no such property."""
+    """Return the row of a property, or None if the table has no such property."""
     return BY_NAME.get(name)
 
 

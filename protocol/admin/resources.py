@@ -148,7 +148,7 @@ def ask_each(
 
     Returns
     -------
-    Batch
+    RowsByResource
         Rows of the successful resources, and the errors of the others; a resource that still failed transiently at
         the deadline has `DeadlineExceeded`.
 

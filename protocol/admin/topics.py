@@ -1,6 +1,6 @@
 """Create, delete, list and describe topics; add partitions; delete records.
 
-Runs in the caller's thread. Sends topic requests to the controller and DeleteRecords to partition leaders, in the
+Runs in the caller's thread. Sends changes of topics to the controller, DeleteRecords to partition leaders, in the
 shared retry loop.
 """
 
@@ -174,7 +174,7 @@ class TopicOperations(ConfigOperations):
             for partition in range(max(topic.partitions, len(topic.assignment or ()), len(known.partitions), 1)):
                 client.leader(topic.name, partition, deadline)
 
-        # The controller has created the topic, so it is not missing: busy brokers may not know it for long.
+        # The controller has created the topic, so it is not missing, but busy brokers may learn of it late.
         client.retrying(
             f"leaders of {topic.name}", require_leaders, deadline, topics=[topic.name], unknown_topic_s=math.inf
         )

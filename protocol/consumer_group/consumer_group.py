@@ -281,7 +281,7 @@ class ConsumerGroup:
             with acquired(self._lock, -1 if wait else 0) as free:
                 yield free
         finally:
-            # Behind the lock: a signal handler may have called `close` until here.
+            # After releasing the lock: a signal handler may have called `close` while it was held.
             if self._closed and not self._releasing:
                 with acquired(self._lock, 0) as free:
                     if free and not self._releasing:

@@ -405,6 +405,6 @@ DEFINITIONS: tuple[Definition, ...] = (
 
 
 def most_specific() -> list[Definition]:
-    """Return the definitions without those that exist with more tags, too, whose sum would count everything twice."""
+    """Return all definitions, but omit an untagged one if it also exists with tags: sums would count it twice."""
     tagged = {(each.group, each.name) for each in DEFINITIONS if each.tags}
     return [each for each in DEFINITIONS if each.tags or (each.group, each.name) not in tagged]

@@ -16,7 +16,7 @@ from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut
 
 Buffer = bytes | bytearray | memoryview
 
-# Linux refuses more than this many buffers in one sendmsg (IOV_MAX).
+# Half of the 1024 buffers that Linux allows in one sendmsg (IOV_MAX).
 _MAX_BUFFERS_PER_SEND = 512
 SILENCE_MS = 1_000
 _SMALL_BYTES = 65_536
@@ -26,7 +26,7 @@ def empty_buffer(size_bytes: int) -> memoryview:
     """Return memory to receive into. A large buffer is not filled with zeros, and occupies what is written only."""
     if size_bytes <= _SMALL_BYTES:
         return memoryview(bytearray(size_bytes))
-    import numpy as np  # half of the start of a short command, whose replies are small
+    import numpy as np  # half of the startup time of a short command, whose replies are small
 
     return np.empty(size_bytes, np.uint8).data
 

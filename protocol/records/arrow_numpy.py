@@ -112,7 +112,7 @@ def binary_column(data: Bytes, at: Positions, length: Integers) -> pa.Array:
     smallest = length.min()
     np.add(offsets[:-1:2], np.maximum(length, 0) if smallest < 0 else length, out=offsets[1::2], casting="unsafe")
     # `take` reserves memory for elements of average size, and the short odd elements lower the average. So the last
-    # element, which is not taken, is as long as corrects the average. It must lie within the data.
+    # element, which is not taken, gets the length that corrects the average. It must lie within the data.
     offsets[-1] = max(span, min(2 * int(length.sum(dtype=np.int64)), len(data) - base, _LARGEST_OFFSET))
     everything = pa.Array.from_buffers(
         pa.binary(), 2 * rows, [None, pa.py_buffer(offsets), pa.py_buffer(data[base : base + int(offsets[-1])])]

@@ -137,7 +137,7 @@ def read_valid(
     read : callable
         Returns the column of the values `data[at[i]:ends[i]]`, or raises `InvalidRows`.
     data, at, ends
-        As those of `ValueDecoder.decode`, which this returns for.
+        The arguments of `ValueDecoder.decode`, whose result this returns.
     """
     rows = np.arange(len(at))
     invalid: list[InvalidValue] = []

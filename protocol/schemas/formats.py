@@ -67,7 +67,7 @@ class Language(Protocol):
     def resolver(
         self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
     ) -> ValueDecoder:
-        """Return a decoder of values of a registered schema to the reader's.
+        """Return a decoder that reads values of a registered writer's schema as the reader's schema.
 
         Parameters
         ----------

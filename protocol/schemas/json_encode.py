@@ -1,6 +1,6 @@
 """Write Arrow columns as JSON values, as Spark's `to_json` does: null fields are left out.
 
-With a JSON Schema the types are checked once, when the writer is made, values column by column. Unlike `to_json`,
+With a JSON Schema types are checked once, when the writer is made, and values with each column. Unlike `to_json`,
 microseconds are kept, and NaN and infinities are refused where a schema demands a number.
 """
 

@@ -103,7 +103,7 @@ def partition_request(
 
 
 def with_topic_names(api: Api, reply: Mapping[str, Any], topic_ids: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return a reply whose topics have their names also if it identifies them by id, each group's topics as well."""
+    """Return the reply with topic names filled in where it has only topic ids, also inside `groups`."""
     plan, names = _request_plan(api), {topic_id: name for name, topic_id in topic_ids.items()}
 
     def named(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from spark_kafka_source.cli.secrets import SOURCES, read_secret
 
 _TYPES = {each.name.lower().replace("_", "-"): each for each in ConfigResourceType}
 _DEFAULT_BROKER = "default"
-# Of the value's own resource, not of Kafka or a broker's file.
+# Sources of values that were not set dynamically: Kafka's defaults and a broker's file.
 _NOT_SET_HERE = (ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG)
 
 _type_argument = click.argument("kind", metavar="TYPE", type=click.Choice(list(_TYPES)))
@@ -169,7 +169,7 @@ def set_command(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers
 def delete(cluster: Cluster, kind: str, name: str, settings: tuple[str, ...], yes: bool) -> None:
-    """Return settings of one resource to the values that apply without it, after confirmation.
+    """Delete settings of one resource, after confirmation; the defaults apply again.
 
     \b
     Examples:

@@ -76,7 +76,7 @@ def copy(
 ) -> None:
     """Copy records with keys, headers and timestamps to another topic, also of another cluster.
 
-    The copy ends at the log ends as of its start. The target topic must exist. It shows the offsets written.
+    Without --follow, stops at the log ends found at the start. The target topic must exist. Shows the offsets written.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def copy(
     metavar="NAME",
     default=_TOPIC_HEADERS,
     show_default=True,
-    help="The header with the topic; repeatable, the first one that a record has applies.",
+    help="Header that names the topic; repeatable: the first one found in a record is used.",
 )
 @click.option(
     "--to",
@@ -154,7 +154,7 @@ def replay(
     """Write dead letters back to the topics in their headers. Without --execute, only count them by topic.
 
     Keys, timestamps and other headers are kept. Dead letters stay in their topic: with --group, the next replay starts
-    after those that were written.
+    after the last record of this one, also if that was left out.
 
     \b
     Examples:
@@ -221,7 +221,10 @@ def _ranges(
 def _committed(
     client: Client, group: str, keys: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Return the group's offsets. Deleted dead letters are counted; a truncated log raises `click.ClickException`."""
+    """Return the group's offsets; print how many dead letters were deleted.
+
+    A truncated log raises `click.ClickException`.
+    """
     offsets, lost = check_committed(client, fetch_start_offsets(client, group, keys, deadline), deadline)
     for key, found in sorted(lost.items()):
         text = found.describe(key, f"Group {group}: its")

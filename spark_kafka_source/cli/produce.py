@@ -53,7 +53,13 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
     type=click.Choice(FORMATS),
     help="Format of the input.  [default: that of FILE's suffix; lines for standard input]",
 )
-@click.option("-K", "--key-separator", "separator", type=_SEPARATOR, help=r"Lines are KEY, this text, VALUE: : or \t")
+@click.option(
+    "-K",
+    "--key-separator",
+    "separator",
+    type=_SEPARATOR,
+    help=r"Text between key and value in each line, such as : or \t",
+)
 @click.option("-k", "--key", help="The key of all records that have none.")
 @click.option("--key-column", metavar="NAME", help="Column of a table with the keys.  [default: key]")
 @click.option(

@@ -80,7 +80,7 @@ class LagCollector(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Any]:
-        """Return nothing: `prometheus_client` would collect the metrics at registration."""
+        """Return nothing; without this method, `prometheus_client` would call `collect` at registration."""
         return ()
 
     def collect(self) -> Iterator[Any]:

@@ -101,7 +101,7 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
 
 
 def offsets_of_first_batch(cluster: SmallCluster, given: dict[str, str], *, more: int = 0) -> int:
-    """Return the number of offsets in the first batch. Two partitions have 10 records and `more` records each."""
+    """Return the number of offsets in the first batch. Each of the two partitions has 10 records, plus `more`."""
     if more:
         cluster.grow(more)
     end = plan(stream(cluster, given), {"orders": dict(ORDERS)})

@@ -1,4 +1,4 @@
-"""A clock that only a test advances; client and cluster can share it."""
+"""A clock that moves only by `advance` and `sleep_s`; client and cluster can share it."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Cluster(ClusterState):
 
     @step
     def hold_markers(self, held: bool = True) -> None:
-        """Keep transactions that end from now on in their prepared state, until called with False."""
+        """From now on, leave ending transactions in PrepareCommit or PrepareAbort, until called with False."""
         self.transactions.markers_held = held
 
     # -- topics and logs ----------------------------------------------------------------------

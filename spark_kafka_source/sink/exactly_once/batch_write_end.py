@@ -32,7 +32,7 @@ _ATTEMPT_STATES = ("Empty", "Ongoing")
 def fence_other_attempts(
     client: Client, write: Query, prepared: Collection[TransactionalIdentity], tasks_without: Iterable[int]
 ) -> None:
-    """Fence every attempt of the write without a prepared transaction, before these are committed.
+    """Fence every attempt that has no prepared transaction, before the prepared transactions are committed.
 
     Runs on the driver.
 

@@ -1,4 +1,4 @@
-"""One call: its broker, chosen from the message alone; the meaning of error codes in its reply; retries."""
+"""One call: its broker, chosen from the message or by the caller; the meaning of error codes in its reply; retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query that starts at its group's offsets: also after an open transaction, and at offsets not in the log.
+"""A query that starts at its group's offsets: also inside an open transaction, and at offsets that are not in the log.
 
 Runs on a real Kafka, with offsets and transactions of librdkafka.
 """
