@@ -132,7 +132,7 @@ class MockConsumer:
             )
 
     def yield_error(self, error: Exception, topic: str | None = None, partition: int = 0) -> None:
-        """Make a later `poll` raise an error: after the records of a partition yielded before, or the next `poll`."""
+        """Make a `poll` raise an error: the next one, or that after the records of the partition yielded so far."""
         where = None if topic is None else (topic, partition)
         self._errors.append((where, len(self._logs.get(where, ())) if where else 0, error))
 

@@ -85,7 +85,7 @@ def members_of(kafka: LocalKafka, group: str) -> tuple[Member, ...]:
 
 
 def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
-    """Retry while the coordinator is not ready or does not know the group yet."""
+    """Retry while the coordinator is loading, not available or has moved."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:

@@ -162,7 +162,7 @@ class Cluster(ClusterState):
 
     @step
     def shuffle_leaders(self) -> None:
-        """Move the leader of each partition to its next replica, or to another broker if it has only one."""
+        """Move the leader of each partition to another in-sync replica, or to any other broker if there is none."""
         for topic in list(self.controller.image.topics.values()):
             for number, partition in enumerate(topic.partitions):
                 others = [each for each in partition.isr if each != partition.leader]

@@ -17,7 +17,10 @@ Key = tuple[str, bytes, int]
 
 @dataclass
 class FetchSession:
-    """A session: `wanted` has the requested fields of each partition, `told` the last reply about it."""
+    """A session: `wanted` has the requested fields of each partition.
+
+    `told` has the high watermark and log start offset that were sent last; -1 after an error.
+    """
 
     session_id: int
     epoch: int = _FIRST
