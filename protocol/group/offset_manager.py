@@ -12,9 +12,9 @@ import math
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from protocol.broker_errors import ErrorCode, GroupEffect, error_row
+from protocol.broker_errors import ErrorCode
 from protocol.clock import Backoff, Deadline, StoppableClock
 from protocol.cluster.call import Row
 from protocol.cluster.client import Client
@@ -22,6 +22,14 @@ from protocol.cluster.metadata import Broker, is_another_topic
 from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.commit_marks import (
+    RETRY_INITIAL_MS,
+    RETRY_MAXIMUM_MS,
+    CommitReplies,
+    OffsetMark,
+    is_stale_generation,
+    loses_assignment,
+)
 from protocol.group.committed_offsets import (
     NO_TOPIC_IDS,
     CommittedOffset,
@@ -39,18 +47,6 @@ log = logging.getLogger(__name__)
 COMMIT_TIMEOUT_MS = 5_000
 # Limit of the Metadata requests after UNKNOWN_TOPIC_ID; other commits wait for them.
 _TOPIC_CHECK_MS = 1_000
-_RETRY_INITIAL_MS = 200
-_RETRY_MAXIMUM_MS = 5_000
-# Retry a commit that was refused for a stale generation after this time, if no new generation has followed.
-STALE_RETRY_S = 5.0
-# Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
-_TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
-# Errors of one partition; all other retriable errors concern the group or its coordinator.
-_PARTITION_ERRORS = (
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    ErrorCode.UNKNOWN_TOPIC_ID,
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-)
 
 DELETED_TOPIC_S = 1.0
 """Maximum wait for a partition that fails alone, if other partitions wait for its commit."""
@@ -63,108 +59,6 @@ class CommitCounts:
     succeeded: int = 0
     failed: int = 0
     last_failure: str | None = None
-
-
-@dataclass
-class _Mark:
-    """The staged offset of one partition. A response completes the mark that was sent, not one staged after it."""
-
-    offset: CommittedOffset
-    # The topic to which the offset belongs; zeros if unknown.
-    topic_id: bytes = NO_TOPIC_ID
-    completed_at_s: float | None = None
-    refused: BrokerError | None = None
-    # The member whose commit was refused for a stale generation; the next member sends the mark at once.
-    stale_generation: GroupMember | None = None
-    # The last error of this partition alone, and the time of the first one; both also of earlier marks.
-    last_error: BrokerError | None = None
-    failing_since_s: float | None = None
-    # Offsets of requests without a reply, which the coordinator may still receive until this time.
-    unanswered: frozenset[int] = frozenset()
-    unanswered_until_s: float = -math.inf
-    retry_at_s: float = -math.inf
-    backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS))
-
-    @classmethod
-    def after(cls, before: _Mark | None, offset: CommittedOffset, topic_id: bytes) -> _Mark:
-        """Return the mark that replaces `before`."""
-        mark = cls(offset, topic_id)
-        if before is not None and not is_another_topic(topic_id, before.topic_id):
-            mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
-            mark.unanswered, mark.unanswered_until_s = before.unanswered, before.unanswered_until_s
-        return mark
-
-    def complete(self, refused: BrokerError | None, now_s: float) -> None:
-        """Set the final result; None is success."""
-        self.completed_at_s, self.refused = now_s, refused
-        if refused is None:
-            self.last_error = self.failing_since_s = None
-        if now_s >= self.unanswered_until_s:
-            self.unanswered = frozenset()
-
-    def fail(self, error: BrokerError, now_s: float) -> float:
-        """Record an error of this partition alone; return the time in seconds since the first one."""
-        self.last_error, self.stale_generation = error, None
-        self.failing_since_s = now_s if self.failing_since_s is None else self.failing_since_s
-        self.retry_at_s = now_s + self.backoff.next_s()
-        return now_s - self.failing_since_s
-
-    def refuse_generation(self, member: GroupMember, now_s: float) -> None:
-        """Record that this member's generation is stale."""
-        self.stale_generation, self.retry_at_s = member, now_s + STALE_RETRY_S
-
-    def due_at_s(self, member: GroupMember, refresh_s: float) -> float:
-        """Return the time from which this member sends the mark; infinity for one that was refused."""
-        retry_s = -math.inf if self.stale_generation not in (None, member) else self.retry_at_s
-        if self.completed_at_s is None:
-            return retry_s
-        if self.refused is not None:
-            return math.inf
-        return max(retry_s, self.completed_at_s + refresh_s)
-
-    @property
-    def older(self) -> frozenset[int]:
-        """The unanswered offsets that may have replaced this one after its commit."""
-        if not self.unanswered or self.completed_at_s is None or self.refused is not None:
-            return frozenset()
-        return self.unanswered - {self.offset.offset}
-
-    @property
-    def check_at_s(self) -> float:
-        """Time of the check whether an older offset has replaced this one; infinity if none can have."""
-        return self.unanswered_until_s if self.older else math.inf
-
-
-@dataclass
-class _Replies:
-    """The replies to one commit request, by partition.
-
-    Attributes
-    ----------
-    final : dict
-        Results that are not retried in this generation; None is success.
-    partition_errors : dict
-        Retriable errors of single partitions.
-    too_large : dict
-        Errors of a request that the coordinator's log cannot hold; it is sent again in halves.
-    failure : Exception or None
-        The error of the whole request, which is retried.
-    in_flight : bool
-        The last request has no reply yet.
-    unanswered : bool
-        An attempt had no reply: the coordinator may receive it later.
-    """
-
-    final: dict[TopicPartition, BrokerError | None] = field(default_factory=dict)
-    partition_errors: dict[TopicPartition, BrokerError] = field(default_factory=dict)
-    too_large: dict[TopicPartition, BrokerError] = field(default_factory=dict)
-    failure: Exception | None = None
-    in_flight: bool = False
-    unanswered: bool = False
-
-    def begin_attempt(self) -> None:
-        """Record that a request is sent, also if the one before had no reply."""
-        self.unanswered, self.in_flight = self.unanswered or self.in_flight, True
 
 
 class OffsetManager:
@@ -207,7 +101,7 @@ class OffsetManager:
         self._retry_refused = retry_refused
         self._changed = Condition()
         self._member = NO_MEMBER
-        self._marks: dict[TopicPartition, _Mark] = {}
+        self._marks: dict[TopicPartition, OffsetMark] = {}
         # The id of each topic when it was last known: a commit may be staged after the topic was deleted.
         self._topic_ids: dict[str, bytes] = {}
         self.counts = CommitCounts()
@@ -298,7 +192,7 @@ class OffsetManager:
                     topic_id = topic_ids.get(key, NO_TOPIC_ID)
                     if topic_id == NO_TOPIC_ID:
                         topic_id = self._topic_ids.get(key[0], topic_id)
-                    self._marks[key] = _Mark.after(self._marks.get(key), to, topic_id)
+                    self._marks[key] = OffsetMark.after(self._marks.get(key), to, topic_id)
             self._wake()
             return accepted
 
@@ -357,7 +251,7 @@ class OffsetManager:
             True if all are committed.
         """
 
-        def committing(mark: _Mark) -> bool:
+        def committing(mark: OffsetMark) -> bool:
             if mark.completed_at_s is not None or mark.last_error is None or mark.failing_since_s is None:
                 return mark.completed_at_s is None
             return self._client.clock.now_s() - mark.failing_since_s < partition_timeout_s
@@ -370,7 +264,7 @@ class OffsetManager:
                 self._changed.wait(min(deadline.remaining_s(), partition_timeout_s, 0.5))
             return all(mark.completed_at_s is not None and mark.refused is None for mark in self._marks_of(partitions))
 
-    def _marks_of(self, partitions: Collection[TopicPartition] | None) -> list[_Mark]:
+    def _marks_of(self, partitions: Collection[TopicPartition] | None) -> list[OffsetMark]:
         keys = self._marks if partitions is None else partitions
         return [self._marks[key] for key in keys if key in self._marks]
 
@@ -399,12 +293,12 @@ class OffsetManager:
         except RuntimeError as error:
             self._record_result(error)  # the process has too many threads: the next mark or flush retries
 
-    def _due_marks(self) -> dict[TopicPartition, _Mark]:
+    def _due_marks(self) -> dict[TopicPartition, OffsetMark]:
         """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""
         now_s, member = self._client.clock.now_s(), self._member
         return {key: mark for key, mark in self._marks.items() if mark.due_at_s(member, self._refresh_s) <= now_s}
 
-    def _marks_to_check(self) -> dict[TopicPartition, _Mark]:
+    def _marks_to_check(self) -> dict[TopicPartition, OffsetMark]:
         now_s = self._client.clock.now_s()
         return {key: mark for key, mark in self._marks.items() if mark.check_at_s <= now_s}
 
@@ -414,10 +308,10 @@ class OffsetManager:
         return max(0.0, min(60.0, min(times_s, default=math.inf) - self._client.clock.now_s()))
 
     def _run(self) -> None:
-        backoff = Backoff(_RETRY_INITIAL_MS, _RETRY_MAXIMUM_MS)
+        backoff = Backoff(RETRY_INITIAL_MS, RETRY_MAXIMUM_MS)
         while True:
             with self._changed:
-                doubtful: dict[TopicPartition, _Mark] = {}
+                doubtful: dict[TopicPartition, OffsetMark] = {}
                 while not self._closed and not (due := self._due_marks()) and not (doubtful := self._marks_to_check()):
                     self._changed.wait(self._idle_s())
                 if self._closed:
@@ -435,7 +329,7 @@ class OffsetManager:
                 while not self._closed and not wait_until.passed:
                     self._changed.wait(wait_until.remaining_s())
 
-    def _check(self, doubtful: Mapping[TopicPartition, _Mark]) -> None:
+    def _check(self, doubtful: Mapping[TopicPartition, OffsetMark]) -> None:
         """Commit marks again that the group's coordinator has replaced by an older, unanswered offset.
 
         An offset of another program is kept.
@@ -448,18 +342,15 @@ class OffsetManager:
         with self._changed:
             for key, mark in doubtful.items():
                 if found is None:
-                    mark.unanswered_until_s = self._client.clock.now_s() + STALE_RETRY_S
-                    continue
-                if key in found and found[key].offset in mark.older:
+                    mark.check_later(self._client.clock.now_s())
+                elif mark.was_set_back(found.get(key)):
                     log.warning(
                         "group %s: a delayed commit has set %s-%d back to offset %d; offset %d is committed again",
                         self.group, *key, found[key].offset, mark.offset.offset,
                     )  # fmt: skip
-                    mark.completed_at_s = None
-                mark.unanswered = frozenset()
             self._notify()
 
-    def _commit(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
+    def _commit(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> bool:
         """Send one request, or two halves if the coordinator refuses it as too large.
 
         Return false if the coordinator did not respond, or refused for a reason that concerns the group.
@@ -472,22 +363,13 @@ class OffsetManager:
         # If the first half fails for another reason, the second half is not sent.
         return replies.failure is None and all(self._commit(each, member) for each in halves)
 
-    def _send(self, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> _Replies:
+    def _send(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> CommitReplies:
         """Send the marks and sort the replies, without changing the marks."""
-        replies = _Replies()
+        replies = CommitReplies(member, self._retry_refused)
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
             replies.in_flight &= not row  # no row: an error of a check before the request
-            if error is not None and error.code in _TOO_LARGE_ERRORS:
-                replies.too_large[key] = error
-                return None
-            if error is not None and not self._is_final(error, member):
-                if error.code not in _PARTITION_ERRORS:
-                    return error
-                replies.partition_errors[key] = error
-                return None
-            replies.final[key] = error
-            return None
+            return replies.add(key, error)
 
         offsets = {key: mark.offset for key, mark in due.items()}
         topic_ids = {key: mark.topic_id for key, mark in due.items()}
@@ -498,17 +380,11 @@ class OffsetManager:
             )
         except Exception as error:  # including bugs: the thread must not end
             replies.failure = error
-        replies.unanswered |= replies.in_flight
-        if len(replies.too_large) == 1:  # cannot be split further
-            key, largest = replies.too_large.popitem()
-            if self._is_final(largest, member):
-                replies.final[key] = largest
-            else:
-                replies.failure = replies.failure or largest
+        replies.end()
         self._refuse_deleted_topics(due, replies)
         return replies
 
-    def _refuse_deleted_topics(self, due: Mapping[TopicPartition, _Mark], replies: _Replies) -> None:
+    def _refuse_deleted_topics(self, due: Mapping[TopicPartition, OffsetMark], replies: CommitReplies) -> None:
         """Make UNKNOWN_TOPIC_ID final for topics that were recreated.
 
         Others are retried: the coordinator may not know the new topic yet. The ids are those of several brokers, since
@@ -526,7 +402,7 @@ class OffsetManager:
             with suppress(KafkaError):  # later offsets without an id get that of the new topic
                 self._client.metadata(recreated, deadline)
 
-    def _apply(self, replies: _Replies, due: Mapping[TopicPartition, _Mark], member: GroupMember) -> bool:
+    def _apply(self, replies: CommitReplies, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> bool:
         """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""
         with self._changed:  # `flush` must see marks and counts change together
             now_s, stale_error = self._client.clock.now_s(), None
@@ -535,18 +411,17 @@ class OffsetManager:
                 if due[key].fail(error, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
                     replies.final[key] = replies.partition_errors.pop(key)
             for key, answer in replies.final.items():
-                if answer is not None and _is_stale_generation(answer, member):
+                if answer is not None and is_stale_generation(answer, member):
                     due[key].refuse_generation(member, now_s)
                     stale_error = answer
-                elif answer is None or self._member == member or not _loses_assignment(answer):
+                elif answer is None or self._member == member or not loses_assignment(answer):
                     due[key].complete(answer, now_s)
             if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return False
             if replies.unanswered:
+                until_s = now_s + self._client.config.request_timeout_ms / 1000
                 for key in due.keys() & self._marks.keys():
-                    mark = self._marks[key]
-                    mark.unanswered |= {due[key].offset.offset}
-                    mark.unanswered_until_s = now_s + self._client.config.request_timeout_ms / 1000
+                    self._marks[key].doubt(due[key].offset, until_s)
             refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
             if refused is not None:
                 self._record_result(refused, "was refused and is not retried")
@@ -566,14 +441,6 @@ class OffsetManager:
             self._notify()
         return True
 
-    def _is_final(self, error: BrokerError, member: GroupMember) -> bool:
-        """Return True if the commit is not retried after this error."""
-        if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            return not self._retry_refused
-        effect = error_row(error.code).group_effect
-        retries_refused = self._retry_refused and member == NO_MEMBER
-        return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not retries_refused)
-
     def _record_result(self, failure: Exception | None, outcome: str = "", level: int = logging.WARNING) -> None:
         """Count a result, and log failures and the recovery."""
         counts, was_healthy = self.counts, self.healthy
@@ -592,15 +459,3 @@ class OffsetManager:
             log.log(level, "group %s: a commit %s: %s", self.group, outcome, text)
         elif was_healthy:
             log.warning("group %s: a commit failed and is retried: %s", self.group, text, exc_info=fault)
-
-
-def _loses_assignment(error: BrokerError) -> bool:
-    return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
-
-
-def _is_stale_generation(error: BrokerError, member: GroupMember) -> bool:
-    """Return True if the commit waits for the next generation, set by `set_member`.
-
-    A member without a generation owns no partitions, so its commit is not retried.
-    """
-    return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0

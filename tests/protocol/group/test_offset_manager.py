@@ -17,7 +17,7 @@ from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
-from protocol.group import offset_manager
+from protocol.group import commit_marks, offset_manager
 from protocol.group.committed_offsets import (
     CommittedOffset,
     commit_offsets,
@@ -484,7 +484,7 @@ def test_commit_refused_once_for_a_stale_generation_is_retried_without_a_new_one
     fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heartbeats succeed, so that no new generation follows."""
-    monkeypatch.setattr(offset_manager, "STALE_RETRY_S", 0.2)
+    monkeypatch.setattr(commit_marks, "STALE_RETRY_S", 0.2)
     (joined,) = stable(client, GROUP)
     member = GroupMember(joined.member_id, joined.generation)
     manager.set_member(member)
