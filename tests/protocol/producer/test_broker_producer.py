@@ -19,7 +19,7 @@ from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
-from tests.support.internals import assembler_of, broker_producers_of
+from tests.support.internals import assembler_of, broker_producers_of, sender_of
 from tests.support.older_brokers import limit_version
 
 TOPIC = "t"
@@ -209,3 +209,13 @@ def test_partitioners_of_two_topics_share_one_random_generator() -> None:
         partitioners = assembler_of(producer).choice._partitioners.values()
         assert len({id(each._rng) for each in partitioners}) == 1
         assert len(partitioners) == 2
+
+
+def test_sender_forgets_when_it_expired_the_metadata_of_earlier_topics() -> None:
+    """Each topic whose leader has ever moved would otherwise stay in memory as long as the producer."""
+    with FakeKafka() as kafka, producer_of(kafka.bootstrap_servers, {"retry.backoff.ms": 1}) as producer:
+        for number in range(10):
+            kafka.create_topic(f"t{number}", 1)
+            kafka.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
+            producer.send(f"t{number}", b"x").result(30)
+        assert set(sender_of(producer)._expired_at_s) == {"t9"}
