@@ -121,6 +121,21 @@ def test_quickstart_notebook_shows_rows_within_ten_statements() -> None:
     assert len(statements) < 10
 
 
+@pytest.mark.parametrize("name", ["01_quickstart", "02_exactly_once"])
+def test_first_cell_names_what_the_notebook_needs(name: str) -> None:
+    first = read(name).cells[0].source
+    assert "pandas" in first
+    assert "jupyter lab" in first or "(01_quickstart.ipynb)" in first
+
+
+def test_quickstart_takes_lag_from_the_package() -> None:
+    """The JSON of a query's progress differs between versions of PySpark."""
+    code = "\n".join(cell.source for cell in read("01_quickstart").cells if cell.cell_type == "code")
+    assert "lag_of_query(" in code
+    assert "LagListener(" in code
+    assert not re.search(r"latestOffset|endOffset", code)
+
+
 Run = Callable[..., list[str]]
 
 
