@@ -45,7 +45,7 @@ class OffsetMark:
     last_error: BrokerError | None = None
     failing_since_s: float | None = None
     # Offsets of requests without a reply, which the coordinator may still receive until this time.
-    unanswered: frozenset[int] = frozenset()
+    unanswered: frozenset[CommittedOffset] = frozenset()
     unanswered_until_s: float = -math.inf
     retry_at_s: float = -math.inf
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_INITIAL_MS, RETRY_MAXIMUM_MS))
@@ -59,12 +59,12 @@ class OffsetMark:
             mark.unanswered, mark.unanswered_until_s = before.unanswered, before.unanswered_until_s
         return mark
 
-    def complete(self, refused: BrokerError | None, now_s: float) -> None:
-        """Set the final result; None is success."""
+    def complete(self, refused: BrokerError | None, now_s: float, sent_at_s: float) -> None:
+        """Set the final result of a request that was sent at `sent_at_s`; None is success."""
         self.completed_at_s, self.refused = now_s, refused
         if refused is None:
             self.last_error = self.failing_since_s = None
-        if now_s >= self.unanswered_until_s:
+        if sent_at_s >= self.unanswered_until_s:
             self.unanswered = frozenset()
 
     def fail(self, error: BrokerError, now_s: float) -> float:
@@ -88,15 +88,15 @@ class OffsetMark:
         return max(retry_s, self.completed_at_s + refresh_s)
 
     @property
-    def older(self) -> frozenset[int]:
+    def older(self) -> frozenset[CommittedOffset]:
         """The unanswered offsets that may have replaced this one after its commit."""
         if not self.unanswered or self.completed_at_s is None or self.refused is not None:
             return frozenset()
-        return self.unanswered - {self.offset.offset}
+        return self.unanswered - {self.offset}
 
     def doubt(self, sent: CommittedOffset, until_s: float) -> None:
         """Record a request without a reply, which the coordinator may receive until this time."""
-        self.unanswered |= {sent.offset}
+        self.unanswered |= {sent}
         self.unanswered_until_s = until_s
 
     @property
@@ -105,12 +105,12 @@ class OffsetMark:
         return self.unanswered_until_s if self.older else math.inf
 
     def check_later(self, now_s: float) -> None:
-        """Postpone the check, since the group's offset could not be fetched."""
+        """Postpone the check, since the group's offset is not known."""
         self.unanswered_until_s = now_s + STALE_RETRY_S
 
     def was_set_back(self, found: CommittedOffset | None) -> bool:
         """End the doubt; return True, and make this mark due, if the group's offset is an older, unanswered one."""
-        set_back = found is not None and found.offset in self.older
+        set_back = found in self.older
         if set_back:
             self.completed_at_s = None
         self.unanswered = frozenset()
@@ -127,6 +127,8 @@ class CommitReplies:
         The member that commits.
     retry_refused : bool
         See `OffsetManager`.
+    sent_at_s : float
+        Time of the first request.
     final : dict
         Results that are not retried in this generation; None is success.
     partition_errors : dict
@@ -143,6 +145,7 @@ class CommitReplies:
 
     member: GroupMember
     retry_refused: bool
+    sent_at_s: float
     final: dict[TopicPartition, BrokerError | None] = field(default_factory=dict)
     partition_errors: dict[TopicPartition, BrokerError] = field(default_factory=dict)
     too_large: dict[TopicPartition, BrokerError] = field(default_factory=dict)

@@ -335,13 +335,14 @@ class OffsetManager:
         An offset of another program is kept.
         """
         deadline, found = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock), None
+        in_transactions: set[TopicPartition] = set()
         try:
-            found = fetch_offsets(self._client, self.group, doubtful, deadline, pending=set())
+            found = fetch_offsets(self._client, self.group, doubtful, deadline, pending=in_transactions)
         except Exception as error:  # including bugs: the thread must not end
             log.debug("group %s: its offsets could not be checked: %s", self.group, error)
         with self._changed:
             for key, mark in doubtful.items():
-                if found is None:
+                if found is None or key in in_transactions:
                     mark.check_later(self._client.clock.now_s())
                 elif mark.was_set_back(found.get(key)):
                     log.warning(
@@ -365,7 +366,7 @@ class OffsetManager:
 
     def _send(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> CommitReplies:
         """Send the marks and sort the replies, without changing the marks."""
-        replies = CommitReplies(member, self._retry_refused)
+        replies = CommitReplies(member, self._retry_refused, self._client.clock.now_s())
 
         def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
             replies.in_flight &= not row  # no row: an error of a check before the request
@@ -415,7 +416,7 @@ class OffsetManager:
                     due[key].refuse_generation(member, now_s)
                     stale_error = answer
                 elif answer is None or self._member == member or not loses_assignment(answer):
-                    due[key].complete(answer, now_s)
+                    due[key].complete(answer, now_s, replies.sent_at_s)
             if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return False
             if replies.unanswered:

@@ -25,8 +25,9 @@ from protocol.group.committed_offsets import (
     fetch_offsets_and_ids,
     fetch_start_offsets,
 )
-from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata, GroupMember
 from protocol.group.offset_manager import OffsetManager
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
@@ -457,6 +458,33 @@ def test_commit_of_another_program_is_kept_after_an_unanswered_one(fake: FakeKaf
         manager.mark({("orders", 1): CommittedOffset(1)})
         assert flushed(client, manager)
         assert fake.committed_offsets(GROUP) == {("orders", 0): 20, ("orders", 1): 1}
+        manager.close()
+
+
+def test_offset_is_checked_again_after_the_end_of_a_transaction(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the group's offset is unstable, so the older offset cannot be seen."""
+    monkeypatch.setattr(commit_marks, "STALE_RETRY_S", 0.2)
+    newer = {("orders", 0): CommittedOffset(7)}
+    with client_of(fake.bootstrap_servers, request_timeout_ms=4_000) as client:
+        manager = OffsetManager(client, GROUP)
+        held = DelayedCommit(fake)
+        manager.mark(MARKS)
+        assert held.come.wait(10)
+        fake.drop_connections()
+        assert flushed(client, manager)
+        manager.mark(newer)
+        assert flushed(client, manager)
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"}
+        with TransactionalProducer(properties) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(20)}, ConsumerGroupMetadata(GROUP))
+            held.release()
+            wait_until(lambda: len(fake.request_bodies(OFFSET_FETCH)) > 1)
+            producer.abort_transaction()
+        wait_until(lambda: committed(client) == newer)
         manager.close()
 
 
