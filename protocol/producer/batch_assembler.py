@@ -139,7 +139,8 @@ class BatchAssembler:
             self._moving = True
             self._begin(sent)
             self._fail_each(topic, sent, refused.values())
-            self._incomplete.failed(list(refused.values())[:1])
+            for error in list(refused.values())[:1]:
+                self._incomplete.failed(error, [sent])
             self._moving = False
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
@@ -252,8 +253,7 @@ class BatchAssembler:
         """Let `flush` raise the error, and let a transaction fail before its rows."""
         if self._unfinished:
             self._on_failure(error)
-        if self._unfinished.unreported:
-            self._incomplete.failed([error])
+        self._incomplete.failed(error, self._unfinished.sent_columns)
 
     def free_memory(self, timeout_s: float = 0.0) -> None:
         """Free the memory of a closed producer's rows; a thread still inside after the timeout does so later."""
@@ -330,7 +330,7 @@ class BatchAssembler:
         cause = self._close_error = self._stopped
         self._sender.stop(cause)
         self.messages.close(cause)
-        self._incomplete.failed([cause])
+        self._incomplete.failed(cause)
         cause.message = f"{cause.message}: {error!r} while rows were put into batches"
         log.error("%s", cause, exc_info=error)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.condition import Condition
 from protocol.errors import KafkaError
 from protocol.kafka_terms import NO_PARTITION, NO_SEQUENCE, TopicPartition
-from protocol.producer.results import BatchResult, ProducedRange, SentRows, complete_rows, reports_failures
+from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows, complete_rows, rows_within
 from protocol.records.encode import EncodedBatch
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,8 @@ class IncompleteBatches:
         self.format_error = format_error
         self.waiting_for_room = 0
         self._acknowledged: dict[TopicPartition, ProducedRange] = {}
-        self._failures: list[KafkaError] = []
+        # By the call whose result reports them, too; None: rows without such a call.
+        self._failures: dict[SentColumns | None, list[KafkaError]] = {}
         self._batches: dict[ProducerBatch, None] = {}
         self._abandoned = False
         self._completed_at_s = float("-inf")
@@ -172,8 +173,9 @@ class IncompleteBatches:
                     self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
                 elif batch.partition == NO_PARTITION:  # never sent: `failed` has recorded it, or a future reports it
                     continue
-                elif error not in self._failures and not reports_failures(whole.sent):
-                    self._failures.append(error)
+                else:
+                    rows = rows_within(whole.sent, batch.first_row, batch.record_count)
+                    self._add_failure(error, [each.call for each in rows] or [None])
         for whole, batch, result in results:
             whole.rows_left -= batch.record_count
             complete_rows(whole.sent, batch.partition, result, batch.first_row, batch.record_count)
@@ -194,24 +196,29 @@ class IncompleteBatches:
             self._batches.clear()
             self._changed.notify_all()
 
-    def failed(self, errors: Sequence[KafkaError]) -> None:
-        """Record failures of rows that never became a batch."""
-        if errors:
-            with self._changed:
-                self._failures += [error for error in errors if error not in self._failures]
-                self._changed.notify_all()
-
-    def mark_reported(self, error: KafkaError) -> None:
-        """Remove a failure that was reported to the user."""
+    def failed(self, error: KafkaError, calls: Iterable[SentColumns | None] = (None,)) -> None:
+        """Record a failure of rows of these calls that never became a batch."""
         with self._changed:
-            if error in self._failures:
-                self._failures.remove(error)
+            self._add_failure(error, calls)
+            self._changed.notify_all()
+
+    def _add_failure(self, error: KafkaError, calls: Iterable[SentColumns | None]) -> None:
+        for call in calls:
+            if call is None or not call.reports_failures:
+                errors = self._failures.setdefault(call, [])
+                if error not in errors:
+                    errors.append(error)
+
+    def mark_reported(self, call: SentColumns) -> None:
+        """Forget the failures of a call whose result was requested; other calls may have failed with the same error."""
+        with self._changed:
+            self._failures.pop(call, None)
 
     def take_failures(self) -> list[KafkaError]:
-        """Return and clear the unreported failures."""
+        """Return and clear the unreported failures, each once."""
         with self._changed:
-            taken, self._failures = self._failures, []
-            return taken
+            taken, self._failures = self._failures, {}
+            return list(dict.fromkeys(error for errors in taken.values() for error in errors))
 
     def raise_failures(self) -> None:
         """Raise the first unreported failure, log the others, and clear them."""

@@ -94,11 +94,6 @@ class TopicMessages:
         """Return the futures, in order."""
         return [future for _, future in self.pairs]
 
-    @property
-    def reports_failures(self) -> bool:
-        """True: futures report them."""
-        return True
-
     def fail_rest(self, error: KafkaError) -> None:
         """Fail the messages without a result."""
         fail_futures(self.futures, error)

@@ -112,7 +112,7 @@ class SentColumns:
     timestamps_ms : ndarray of int64
         One per row.
     on_reported : callable, optional
-        Called with each error that a caller has received from this object.
+        Called with this object when a caller has received its errors.
     futures : sequence of Future of RecordMetadata, optional
         One per row, completed in the sender's thread. `result`, `errors` and `columns` do not work then.
     on_result : callable, optional
@@ -124,7 +124,7 @@ class SentColumns:
         topic: str,
         partitions: Partitions,
         timestamps_ms: npt.NDArray[np.int64],
-        on_reported: Callable[[KafkaError], None] = lambda error: None,
+        on_reported: Callable[[SentColumns], None] = lambda call: None,
         futures: Sequence[Future[RecordMetadata]] | None = None,
         on_result: OnResult | None = None,
     ) -> None:
@@ -235,8 +235,8 @@ class SentColumns:
             if result.error is not None
             for row in self._rows.of(partition)[first : first + count]
         }
-        for error in dict.fromkeys(found.values()):
-            self._on_reported(error)
+        if found:
+            self._on_reported(self)
         return dict(sorted(found.items()))
 
     def columns(self, timeout_ms: float | None = None) -> pa.RecordBatch:
@@ -295,10 +295,6 @@ def fail_futures(futures: Iterable[Future[RecordMetadata]], error: KafkaError) -
 class Call(Protocol):
     """Accepted rows or messages, which get their results together or one by one."""
 
-    @property
-    def reports_failures(self) -> bool:
-        """True if the user gets failures without `flush`."""
-
     def fail_rest(self, error: KafkaError) -> None:
         """Fail all that have no result. May be repeated."""
 
@@ -325,9 +321,9 @@ class UnfinishedCalls:
         self._calls.pop(call, None)
 
     @property
-    def unreported(self) -> bool:
-        """True if only `flush` can report the failure of some rows."""
-        return any(not call.reports_failures for call in list(self._calls))
+    def sent_columns(self) -> list[SentColumns]:
+        """Those of them whose rows have a partition."""
+        return [call for call in list(self._calls) if isinstance(call, SentColumns)]
 
     def fail(self, error: KafkaError) -> None:
         """Fail all rows without a result. May be repeated if it is interrupted."""
@@ -357,19 +353,23 @@ def complete_rows(
     result : BatchResult
         The result of `count` rows (None: all) of the batch from `first_row` on: a batch may be split and sent in parts.
     """
-    begin, end = 0, None if count is None else first_row + count
+    part_first = 0
+    for call, first, rows in rows_within(sent, first_row, count):
+        base = result.base_offset
+        part = result._replace(base_offset=base + part_first) if base >= 0 else result
+        call.complete(partition, first, rows, part)
+        part_first += rows
+
+
+def rows_within(sent: Sequence[SentRows], first_row: int, count: int | None) -> list[SentRows]:
+    """Return which of these rows are the `count` rows (None: all) from `first_row` on."""
+    found, begin, end = [], 0, None if count is None else first_row + count
     for call, first, rows in sent:
         low, high = max(begin, first_row), begin + rows if end is None else min(begin + rows, end)
         if low < high:
-            base = result.base_offset
-            part = result._replace(base_offset=base + low - first_row) if base >= 0 else result
-            call.complete(partition, first + low - begin, high - low, part)
+            found.append(SentRows(call, first + low - begin, high - low))
         begin += rows
-
-
-def reports_failures(sent: Sequence[SentRows]) -> bool:
-    """Return True if all of these calls report failures to the user."""
-    return bool(sent) and all(each.call.reports_failures for each in sent)
+    return found
 
 
 def results_of(outcomes: Sequence[Future[RecordMetadata] | KafkaError], deadline: Deadline) -> list[RecordMetadata]:

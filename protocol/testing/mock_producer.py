@@ -88,7 +88,7 @@ class MockProducer:
         self._expected: list[_Expectation] = []
         self._mismatch: AssertionError | None = None
         self._acknowledged: dict[TopicPartition, ProducedRange] = {}
-        self._failures: list[KafkaError] = []
+        self._failures: list[tuple[SentColumns, KafkaError]] = []
         self._next_offsets: dict[TopicPartition, int] = {}
         self._flushed = self._closed = False
 
@@ -232,7 +232,7 @@ class MockProducer:
             error = self._meet(sent)
             nth = counts[sent.partition] = counts.get(sent.partition, -1) + 1
             if error is not None:
-                self._failures.append(error)
+                self._failures.append((result, error))
                 result.complete(sent.partition, nth, 1, BatchResult(error=error))
             else:
                 result.complete(sent.partition, nth, 1, BatchResult(self._acknowledge(topic, sent.partition)))
@@ -307,12 +307,12 @@ class MockProducer:
             self._flushed = False
             self._acknowledged.clear()
 
-    def _reported(self, error: KafkaError) -> None:
-        self._failures = [each for each in self._failures if each is not error]
+    def _reported(self, call: SentColumns) -> None:
+        self._failures = [failure for failure in self._failures if failure[0] is not call]
 
     def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
-        for error in failures:
+        for _, error in failures:
             raise error
 
     def _require_open(self) -> None:

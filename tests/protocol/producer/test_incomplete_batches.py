@@ -6,8 +6,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 from protocol.clock import Deadline
+from protocol.errors import KafkaError
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -95,3 +97,31 @@ def test_completed_batch_extends_the_wait_for_memory() -> None:
             incomplete.wake()
         assert not waiting.result()
     assert looked_at_s[-1] - looked_at_s[0] == 6
+
+
+@pytest.mark.parametrize("requested", [0, 1, 2])
+def test_failure_of_two_calls_is_unreported_until_both_results_were_requested(requested: int) -> None:
+    """The calls of a record batch fail with one error object."""
+    incomplete, error = IncompleteBatches(), KafkaError("refused")
+    calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), incomplete.mark_reported) for _ in "ab"]
+    batch = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
+    incomplete.begin([batch])
+    batch.result = BatchResult(error=error)
+    incomplete.end([batch])
+    for call in calls[:requested]:
+        assert call.errors() == {0: error, 1: error}
+    assert incomplete.take_failures() == ([error] if requested < 2 else [])
+
+
+def test_part_of_a_split_batch_fails_only_the_calls_of_its_rows() -> None:
+    incomplete = IncompleteBatches()
+    calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), incomplete.mark_reported) for _ in "ab"]
+    whole = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
+    incomplete.begin([whole])
+    for first, error in ((0, None), (2, KafkaError("too large"))):
+        part = ProducerBatch("orders", 1, bytearray(50), 2, 0.0, whole=whole, first_row=first)
+        part.result = BatchResult(base_offset=10 + first) if error is None else BatchResult(error=error)
+        incomplete.end([part])
+    assert calls[0].errors() == {}
+    assert len(calls[1].errors()) == 2
+    assert incomplete.take_failures() == []

@@ -432,3 +432,29 @@ class TestFailRest:
             each.join(WAIT_S)
         assert counted == [3, 1]
         assert list(sent.errors(0)) == [3]
+
+
+@pytest.mark.parametrize("call", ["flush", "close", "send_columns"])
+@pytest.mark.parametrize("both", [False, True])
+def test_failure_shared_by_two_calls_is_raised_if_one_result_was_not_requested(
+    broker: FakeKafka, call: str, both: bool
+) -> None:
+    """Their rows are in one record batch."""
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 100})
+    broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD)
+    sent = [producer.send_columns(TOPIC, numbered(0, 1), np.zeros(1, np.int32)) for _ in range(2)]
+    for each in sent[: 1 + both]:
+        with pytest.raises(KafkaError, match="INVALID_RECORD"):
+            each.result()
+    again = {
+        "flush": producer.flush,
+        "close": producer.close,
+        "send_columns": lambda: producer.send_columns(TOPIC, numbered(0, 1)),
+    }[call]
+    if both:
+        again()
+    else:
+        with pytest.raises(KafkaError, match="INVALID_RECORD"):
+            again()
+    producer.close()
+    assert len(broker.request_bodies(PRODUCE)) == (2 if both and call == "send_columns" else 1)

@@ -123,6 +123,20 @@ def test_failed_row_is_raised_by_the_result_or_by_flush() -> None:
         producer.flush()
 
 
+def test_row_fails_with_the_error_object_of_an_earlier_call() -> None:
+    """Requesting the result of the earlier call reports only that one."""
+    columns = pa.RecordBatch.from_pydict({"value": [b"1"]})
+    with MockProducer() as producer:
+        for _ in range(2):
+            producer.expect_send("orders", error=REFUSED)
+        earlier = producer.send_columns("orders", columns)
+        assert list(earlier.errors()) == [0]
+        producer.send_columns("orders", columns)
+        assert list(earlier.errors()) == [0]
+        with pytest.raises(BrokerError):
+            producer.flush()
+
+
 def test_partition_that_the_topic_lacks_is_a_usage_error() -> None:
     producer = MockProducer({"orders": 2})
     with pytest.raises(UsageError, match="orders has no partition 2, only 0 to 1"):
