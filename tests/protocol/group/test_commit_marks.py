@@ -1,4 +1,4 @@
-"""What a reply to a commit means for the staged offset of a partition, and when an older one may have replaced it."""
+"""The meaning of a reply to a commit for a staged offset, and when an older request may have replaced it."""
 
 import math
 
