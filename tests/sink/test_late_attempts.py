@@ -16,7 +16,7 @@ from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink import guarantee
-from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, takeover
+from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, ledger_group, takeover
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
@@ -121,7 +121,9 @@ def test_write_to_brokers_without_describe_transactions_is_complete(
 
     write, left = BatchWrite(query), query.left_open
     with monkeypatch.context() as old:
-        for module, call in product((batch_write_end, open_transactions_module, takeover), ("describe", "list")):
+        for module, call in product(
+            (batch_write_end, ledger_group, open_transactions_module, takeover), ("describe", "list")
+        ):
             old.setattr(module, f"{call}_transactions", unsupported, raising=False)
         if how == "stream":
             query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))

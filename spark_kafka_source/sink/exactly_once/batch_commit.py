@@ -19,7 +19,7 @@ from protocol.transaction.end_transaction import TransactionOutcome, end_transac
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.batch_write_end import abort_failed_write, fence_other_attempts
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
-from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
+from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, read_written_ledger, rewrite_ledger
 from spark_kafka_source.sink.exactly_once.open_transactions import (
     commit_decided,
     describe_open_transactions,
@@ -136,10 +136,9 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
         return
     missing = len(_identities(prepared))
     if not missing:
-        ledger = read_ledger(client, batch.query, client.deadline())
-        if ledger is not None:
-            require_newest(ledger, batch)
-            missing = len(commit_decided(client, batch, ledger, ledger.transactions))
+        ledger = read_written_ledger(client, batch.query, client.deadline())
+        require_newest(ledger, batch)
+        missing = len(commit_decided(client, batch, ledger, ledger.transactions))
     if missing:
         raise KafkaError(
             f"batch {batch.batch_id} was decided with {decided} tasks by an earlier start of the query, and has "

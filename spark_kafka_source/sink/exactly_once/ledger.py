@@ -93,8 +93,8 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
     """Return the ledger, None if there is none yet. Raises `Corrupt` for offsets of another origin."""
     if not offsets:
         return None
-    # Pieces of an earlier, longer ledger may remain.
-    topic, _ = min(offsets)
+    # Pieces of a longer ledger may remain, and an earlier ledger at a topic that the user could not read for a time.
+    topic = max(offsets, key=lambda each: (each[1] == 0, offsets[each].offset, each))[0]
     try:
         first = offsets[topic, 0]
         count = int(first.metadata.partition(" ")[0].partition("/")[2])

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+from protocol.admin.transactions import describe_transactions
 from protocol.broker_errors import ErrorCode, TransactionEffect, broker_error, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError, KafkaError, UnsupportedVersion, UsageError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
@@ -25,10 +27,45 @@ from spark_kafka_source.sink.exactly_once.query import Query
 
 L = TypeVar("L", bound="Ledger | None")
 
+# The offsets of a committed transaction become visible with a delay.
+_VISIBLE_AFTER_MS = 2_000
+_POLL_S = 0.1
+
 
 def read_ledger(client: Client, query: Query, deadline: Deadline, *, require_stable: bool = False) -> Ledger | None:
-    """Return the last committed ledger. `require_stable`: wait until no transaction is rewriting it."""
+    """Return the last committed ledger. `require_stable`: wait until no transaction is rewriting it.
+
+    None if there is none, or if the user lacks Describe on its topic: the coordinator omits such offsets.
+    """
     return from_offsets(fetch_offsets(client, query.transactional_id, None, deadline, require_stable=require_stable))
+
+
+def read_written_ledger(client: Client, query: Query, deadline: Deadline) -> Ledger:
+    """Return a ledger that was written before. Raises `UsageError` if it cannot be read."""
+    visible_by = Deadline.after_ms(_VISIBLE_AFTER_MS, client.clock)
+    while (ledger := read_ledger(client, query, deadline)) is None:
+        if visible_by.passed:
+            raise UsageError(
+                f"the ledger of {query.transactional_id} was deleted, or the user may not read it. It says which batch "
+                "was written last. Give the user Read on the topic that the query wrote to first. If that topic or the "
+                "group was deleted, the rows of the last batch may already be in Kafka: to write it nevertheless, set "
+                f"a transactionalIdPrefix other than {query.prefix}."
+            )
+        client.clock.sleep_s(_POLL_S)
+    return ledger
+
+
+def _require_readable(client: Client, query: Query, deadline: Deadline) -> None:
+    """Raise `UsageError` if a ledger was written that cannot be read; not known before Kafka 3.0.
+
+    Before InitProducerId, which would make the coordinator forget how the last transaction ended.
+    """
+    with suppress(UnsupportedVersion):
+        found = describe_transactions(client, [query.transactional_id], deadline).get(query.transactional_id)
+        if found is not None and found.state == "PrepareCommit":
+            raise _contended(query, None)
+        if found is not None and found.state == "CompleteCommit":
+            read_written_ledger(client, query, deadline)
 
 
 def rewrite_ledger(
@@ -49,7 +86,7 @@ def rewrite_ledger(
     client : Client
     query : Query
     change : callable
-        Returns the new ledger; an equal one is not written.
+        Returns the new ledger.
     transaction_timeout_ms : int
     deadline : Deadline
     fence_first : bool
@@ -57,6 +94,8 @@ def rewrite_ledger(
 
     Raises
     ------
+    UsageError
+        A ledger was written that cannot be read.
     KafkaError
         As `change`; or a retriable error if another writer interfered, or if the outcome is unknown. The next try reads
         the ledger.
@@ -64,14 +103,16 @@ def rewrite_ledger(
     # The key has the process id, because a forked child must not use its parent's producer identity.
     key = (os.getpid(), query)
     known: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
-    if known is None or fence_first:
+    if is_new := known is None or fence_first:
+        _require_readable(client, query, deadline)
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
         before = read_ledger(client, query, deadline, require_stable=True)
     else:
         identity, before = known
     after = change(before)
-    if after is None or after == before:
+    if after is None or (after == before and not is_new):
         return after
+    # After InitProducerId an equal ledger is written, too: `_require_readable` looks at how the last transaction ended.
     offsets = to_offsets(after, len(client.topic(after.topic, deadline).partitions))
     try:
         add_offsets(client, identity, query.transactional_id, offsets, deadline)
@@ -88,4 +129,5 @@ def rewrite_ledger(
 
 
 def _contended(query: Query, cause: KafkaError | None) -> BrokerError:
-    return broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, f"the ledger of {query.transactional_id} ({cause})")
+    why = "" if cause is None else f" ({cause})"
+    return broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, f"the ledger of {query.transactional_id}{why}")

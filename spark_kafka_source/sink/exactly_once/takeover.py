@@ -33,7 +33,7 @@ from protocol.errors import (
 from protocol.transaction.end_transaction import end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger
-from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, rewrite_ledger
+from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger, read_written_ledger, rewrite_ledger
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 
@@ -188,9 +188,7 @@ def require_not_decided(client: Client, batch: StreamBatch, known: Ledger) -> No
         would stay open until it times out.
     """
     deadline, what = client.deadline(), f"ledger of {batch.query.transactional_id}"
-    ledger = client.retrying(what, lambda: read_ledger(client, batch.query, deadline), deadline)
-    if ledger is None:
-        return
+    ledger = client.retrying(what, lambda: read_written_ledger(client, batch.query, deadline), deadline)
     require_newest(ledger, batch)
     # A commit becomes visible with a delay: the ledger may be older than `known`, or newer by the previous batch.
     if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != known:

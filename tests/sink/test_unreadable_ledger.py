@@ -1,0 +1,100 @@
+"""A start that cannot read the ledger of an earlier one writes nothing, since the last batch may be decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import protocol
+from protocol.admin.acls import AclBinding, AclFilter, AclOperation, PatternType, ResourceType
+from protocol.errors import UsageError
+from protocol.testing.fake_kafka.server import FakeKafka
+from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.sink.exactly_once import ledger_group
+from tests.support.exactly_once_query import Query
+
+FIRST, SECOND = "first", "second"
+USERS = {"admin": "admin-secret", "writer": "writer-secret"}
+MAY_READ_FIRST = AclBinding(ResourceType.TOPIC, FIRST, "User:writer", AclOperation.ALL)
+ACLS = [
+    MAY_READ_FIRST,
+    AclBinding(ResourceType.TOPIC, SECOND, "User:writer", AclOperation.ALL),
+    AclBinding(ResourceType.GROUP, "starts", "User:writer", AclOperation.ALL, pattern_type=PatternType.PREFIXED),
+    AclBinding(
+        ResourceType.TRANSACTIONAL_ID, "starts", "User:writer", AclOperation.ALL, pattern_type=PatternType.PREFIXED
+    ),
+]
+
+
+@pytest.fixture(params=["2", "1"], ids=["transaction.version 2", "transaction.version 1"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
+    settings = {"authorizer.class.name": "StandardAuthorizer", "super.users": "User:admin"}
+    with FakeKafka(users=USERS, settings={**settings, "transaction.version": request.param}) as cluster:
+        cluster.create_topic(FIRST)
+        cluster.create_topic(SECOND)
+        yield cluster
+
+
+@pytest.fixture
+def admin(cluster: FakeKafka) -> Iterator[protocol.Admin]:
+    with protocol.Admin(cluster.client_properties("admin")) as admin:
+        admin.create_acls(ACLS)
+        yield admin
+
+
+@pytest.fixture
+def query(cluster: FakeKafka, admin: protocol.Admin) -> Iterator[Query]:
+    """The ledger belongs to the first topic, and batch 1 has written to the second one only."""
+    properties = {f"kafka.{name}": str(value) for name, value in cluster.client_properties("writer").items()}
+    query = Query(cluster.bootstrap_servers, settings=properties)
+    query.commit(query.task("A", 0, 0, (FIRST, "0")))
+    query.commit(query.task("A", 1, 0, (SECOND, "1")))
+    yield query
+    PROCESS.reset()
+
+
+def values(cluster: FakeKafka, topic: str) -> list[bytes | None]:
+    return [each.value for each in cluster.records(topic)]
+
+
+@pytest.mark.parametrize("lost", ["ACL", "topic"])
+def test_start_that_cannot_read_the_ledger_writes_nothing(
+    cluster: FakeKafka, admin: protocol.Admin, query: Query, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
+    if lost == "ACL":
+        admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
+    else:
+        admin.delete_topics([FIRST])
+    for start in ("B", "C"):
+        with pytest.raises(UsageError, match=r"was deleted, or the user may not read it.* Read on the topic"):
+            query.task(start, 1, 0, (SECOND, "1"))
+        query.abort(query.task(start, 1, 1), None)  # would fence the writer of the ledger
+    assert values(cluster, SECOND) == [b"1"]
+    if lost == "ACL":
+        admin.create_acls([MAY_READ_FIRST])
+        query.commit(query.task("D", 1, 0, (SECOND, "1")))
+        query.commit(query.task("D", 2, 0, (SECOND, "2")))
+        assert values(cluster, SECOND) == [b"1", b"2"]
+
+
+def test_late_attempt_that_cannot_read_the_ledger_any_more_writes_nothing(
+    cluster: FakeKafka, admin: protocol.Admin, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the ledger again after InitProducerId."""
+    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
+    read, reads = ledger_group.read_ledger, 0
+
+    def read_and_revoke(*given: object, **named: object) -> object:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
+        return read(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ledger_group, "read_ledger", read_and_revoke)
+    monkeypatch.setattr("spark_kafka_source.sink.exactly_once.takeover.read_ledger", read_and_revoke)
+    with pytest.raises(UsageError, match="may not read it"):
+        query.task("A", 2, 0, (SECOND, "2"))
+    assert values(cluster, SECOND) == [b"1"]
