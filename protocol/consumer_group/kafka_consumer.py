@@ -134,6 +134,8 @@ class KafkaConsumer:
         self._user_error: Exception | None = None
         self._closing = self._closed = False
         # The records that `poll` has read but not returned, and a `close` that a signal handler called in this `poll`.
+        # The batches of the present `poll`, and from the start of partitions on.
+        self._polling: Batches | None = None
         self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
@@ -307,8 +309,8 @@ class KafkaConsumer:
                 self._rewind(batches)
             raise
         finally:
-            if self._reading is batches:  # not so if another thread is in `poll`
-                self._reading = None
+            if self._polling is batches:  # not so if another thread is in `poll`
+                self._polling = self._reading = None
                 if self._pending_close is not None:
                     self._pending_close()
 
@@ -317,6 +319,7 @@ class KafkaConsumer:
         """Read into `batches`: the caller rewinds them if they are not returned."""
         if self._in_listener:  # it would handle the same rebalance a second time
             raise UsageError("a rebalance listener must not call poll")
+        self._polling = batches  # a signal handler must not close what this call changes
         self._record_poll()
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -324,7 +327,7 @@ class KafkaConsumer:
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
-            self._reading = batches  # a signal handler must not close the partitions that are starting
+            self._reading = batches  # a listener may commit before, a signal handler never
             self._partitions.start_added(deadline.remaining_ms())
             with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
                 if self._still_owned():
@@ -816,10 +819,10 @@ class KafkaConsumer:
 
         Notes
         -----
-        In a signal handler that interrupts `poll`, this call may return at once; `poll` then closes before it returns
-        or raises, and the records it has read are not committed.
+        In a signal handler that interrupts `poll`, and in a listener or callback that `poll` calls, this call returns
+        at once; `poll` then closes before it returns or raises, and the records it has read are not committed.
         """
-        if self._reading is not None and self._is_in_use_here:
+        if self._polling is not None and self._is_in_use_here:
             self._pending_close = partial(self.close, timeout_ms)
             return
         if self._closing:

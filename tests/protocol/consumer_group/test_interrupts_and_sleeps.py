@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,9 +25,9 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import UsageError
+from protocol.errors import KafkaError, UsageError
 from protocol.group.membership.assignment import Assignment, EndReason
-from protocol.group.membership.membership import Membership
+from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
@@ -378,3 +379,31 @@ def test_consumer_is_refused_in_a_forked_child_after_it_has_polled(client: Clien
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert consumer.position(("orders", 0)) == END
+
+
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
+@pytest.mark.parametrize("call", ["poll", "commit_sync"])
+def test_close_in_a_signal_handler_leaves_the_group_while_the_membership_is_locked(
+    client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, object], call: str
+) -> None:
+    """The thread that leaves needs the lock, which the interrupted call holds."""
+    consumer = consumer_of(client, protocol)
+    consumer.subscribe(["orders"])
+    wait_until(lambda: consumer.poll(100) or consumer.assignment == frozenset(BOTH))
+    machine = membership_of(consumer).machine
+    progress = machine.progress
+
+    def interrupted(now_s: float) -> None:
+        monkeypatch.undo()
+        consumer.close()
+        progress(now_s)
+
+    monkeypatch.setattr(machine, "progress", interrupted)
+    began_s = time.monotonic()
+    with suppress(KafkaError):  # since it is closed
+        consumer.poll(20_000) if call == "poll" else consumer.commit_sync()
+    assert time.monotonic() - began_s < LEAVE_MS / 1000
+    left = [body for name, _, body in fake.requests if name == "LeaveGroup" or body.get("member_epoch", 0) < 0]
+    assert len(left) == 1
+    with pytest.raises(UsageError, match="closed"):
+        consumer.poll(0)
