@@ -68,12 +68,16 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
 
     @wraps(method)
     def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
-        with consumer._acquire():
-            if consumer._closed:
-                raise UsageError("this consumer is closed")
-            if consumer._reading is not None:  # a commit would include records that `poll` has not returned
-                raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
-            return method(consumer, *given, **named)
+        try:
+            with consumer._acquire():
+                if consumer._closed:
+                    raise UsageError("this consumer is closed")
+                if consumer._reading is not None:  # a commit would include records that `poll` has not returned
+                    raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
+                return method(consumer, *given, **named)
+        finally:
+            if consumer._pending_close is not None:  # no call without need: a signal may come at its begin
+                consumer._close_if_pending()
 
     return call
 
@@ -134,7 +138,7 @@ class KafkaConsumer:
         self._user_error: Exception | None = None
         self._closing = self._closed = False
         # The records that `poll` has read but not returned, and a `close` that a signal handler called in this `poll`.
-        # The batches of the present `poll`, and from the start of partitions on.
+        # The batches of the present `poll`; `_reading` only while partitions are read.
         self._polling: Batches | None = None
         self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
@@ -312,14 +316,14 @@ class KafkaConsumer:
             if self._polling is batches:  # not so if another thread is in `poll`
                 self._polling = self._reading = None
                 if self._pending_close is not None:
-                    self._pending_close()
+                    self._close_if_pending()
 
     @_single_threaded
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
         """Read into `batches`: the caller rewinds them if they are not returned."""
         if self._in_listener:  # it would handle the same rebalance a second time
             raise UsageError("a rebalance listener must not call poll")
-        self._polling = batches  # a signal handler must not close what this call changes
+        self._polling = batches
         self._record_poll()
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -819,13 +823,13 @@ class KafkaConsumer:
 
         Notes
         -----
-        In a signal handler that interrupts `poll`, and in a listener or callback that `poll` calls, this call returns
-        at once; `poll` then closes before it returns or raises, and the records it has read are not committed.
+        In a signal handler that interrupts another call, and in a listener or callback, this call returns at once; the
+        other one then closes before it returns or raises. Records that `poll` has read then are not committed.
         """
-        if self._polling is not None and self._is_in_use_here:
-            self._pending_close = partial(self.close, timeout_ms)
-            return
         if self._closing:
+            return
+        if self._is_in_use_here:  # the other call may hold locks, and change what is closed
+            self._pending_close = partial(self.close, timeout_ms)
             return
         deadline = self._client.deadline(timeout_ms)
         with self._acquire(), DeferredInterrupts() as interrupts:
@@ -843,6 +847,12 @@ class KafkaConsumer:
                     self._client.close()
             self._call_user_code(self._commits.run_callbacks)
             self._raise_user_error()
+
+    def _close_if_pending(self) -> None:
+        """Close if `close` was called within a call, at the end of the outermost one."""
+        if self._polling is None and not self._is_in_use_here and (pending := self._pending_close) is not None:
+            self._pending_close = None
+            pending()
 
     @property
     def _is_in_use_here(self) -> bool:

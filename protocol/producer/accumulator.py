@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.cluster.client import listed
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.incomplete_batches import BufferMemory
@@ -294,15 +295,15 @@ def too_large_errors(
     sizes : ndarray of int64
         Encoded bytes of each row.
     with_row_number : bool
-        Include the row number in the message.
+        Include the row number in the message. The first one names the other rows, since `flush` raises only that.
     """
     rows = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES).tolist()
-    return {
-        row: _too_large(
-            topic, f" (row {row} of its batch)" if with_row_number else "", int(sizes[row]), max_request_size_bytes
+    texts = {row: f" (row {row} of its batch)" if with_row_number else "" for row in rows}
+    if with_row_number and len(rows) > 1:
+        texts[rows[0]] = (
+            f" (row {rows[0]} of its batch, which has {len(rows) - 1} more: {listed([str(row) for row in rows[1:]])})"
         )
-        for row in rows
-    }
+    return {row: _too_large(topic, text, int(sizes[row]), max_request_size_bytes) for row, text in texts.items()}
 
 
 def _too_large(topic: str, row_text: str, size_bytes: int, max_request_size_bytes: int) -> UsageError:

@@ -139,8 +139,8 @@ class BatchAssembler:
             self._moving = True
             self._begin(sent)
             self._fail_each(topic, sent, refused.values())
-            for error in list(refused.values())[:1]:
-                self._incomplete.failed(error, [sent])
+            if refused:
+                self._incomplete.failed(next(iter(refused.values())), [sent])
             self._moving = False
             self._record_sizes(sizes)
             now_s = self._clock.now_s()

@@ -224,9 +224,16 @@ class IncompleteBatches:
         """Raise the first unreported failure, log the others, and clear them."""
         if failures := self.take_failures():
             first, *others = failures
-            for other in others:
-                log.warning("another write failed: %s", self.format_error(other))
+            self._log(others)
             raise first
+
+    def log_failures(self) -> None:
+        """Log the unreported failures, and clear them, because another error is raised."""
+        self._log(self.take_failures())
+
+    def _log(self, failures: Sequence[KafkaError]) -> None:
+        for failure in failures:
+            log.warning("another write failed: %s", self.format_error(failure))
 
     def begin_account(self) -> None:
         """Forget the acknowledged ranges."""

@@ -388,8 +388,11 @@ class Producer:
                 try:
                     with interrupts.allowed():
                         self._flush(deadline, despite_failures=True)
-                finally:
+                except BaseException:
                     self._abort(deadline, interrupts)
+                    self._incomplete.log_failures()  # such as those of dropped rows
+                    raise
+                self._abort(deadline, interrupts)
                 self._incomplete.raise_failures()  # the sender may have failed after the flush
 
     def abort(self) -> None:

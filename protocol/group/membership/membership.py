@@ -112,7 +112,6 @@ class Membership:
         self._failed_joins = 0
         self._join_error: KafkaError | None = None
         self._thread: threading.Thread | None = None
-        self._has_ended = False
 
     # -- for the owner ------------------------------------------------------------------------
 
@@ -260,10 +259,7 @@ class Membership:
             while asked is not None and self._in_flight is asked and not deadline.passed:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
-            # Before `join`: in a signal handler, the interrupted call may hold the lock, which only this wait releases.
-            while self._is_started and not self._has_ended and not deadline.passed:
-                self.changed.wait(min(deadline.remaining_s(), TICK_S))
-        if self._thread is not None and self._is_started:
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join(deadline.remaining_s())
         with self.changed:
             self.machine.leave(for_good=False)  # without waiting for a response
@@ -281,10 +277,6 @@ class Membership:
             raise self.machine.error
         if self._has_left:
             raise UsageError(f"this member of group {self.machine.group} was closed")
-
-    @property
-    def _is_started(self) -> bool:
-        return self._thread is not None and self._thread.ident is not None
 
     @property
     def _has_left(self) -> bool:
@@ -353,10 +345,6 @@ class Membership:
                 error.__cause__ = fault
                 self.machine.fail(error)
                 self._notify()
-        finally:
-            with self.changed:
-                self._has_ended = True
-                self.changed.notify_all()
 
     def _next_step(self) -> SendRequest | RefreshMetadata | None:
         """Wait for a step; None if the member has ended."""

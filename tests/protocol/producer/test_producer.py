@@ -226,7 +226,13 @@ class TestRefusals:
             sent = producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}), partitions)
             errors, found = sent.errors(), sent.columns()
         assert list(errors) == [50, 70]
-        for part in (name, "(row 50 of its batch)", "20", "more than max.request.size (10000)", "max.message.bytes"):
+        for part in (
+            name,
+            "(row 50 of its batch, which has 1 more: 70)",
+            "20",
+            "more than max.request.size (10000)",
+            "max.message.bytes",
+        ):
             assert part in str(errors[50])
         offsets = iter(range(48)), iter(range(50))
         expected = [(-1, -1) if row in errors else (row % 2, next(offsets[row % 2])) for row in range(100)]

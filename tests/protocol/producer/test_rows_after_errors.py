@@ -458,3 +458,25 @@ def test_failure_shared_by_two_calls_is_raised_if_one_result_was_not_requested(
             again()
     producer.close()
     assert len(broker.request_bodies(PRODUCE)) == (2 if both and call == "send_columns" else 1)
+
+
+def test_flush_names_all_rows_above_the_request_size(broker: FakeKafka) -> None:
+    values = [b"x" * (2_000 if row in (1, 3, 4) else 10) for row in range(6)]
+    with producer_of(broker.bootstrap_servers, {"max.request.size": 1_000}) as producer:
+        producer.send_columns(TOPIC, pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())}))
+        with pytest.raises(UsageError, match=r"row 1 of its batch, which has 2 more: 3, 4\)"):
+            producer.flush()
+
+
+def test_close_that_raises_an_earlier_failure_logs_that_of_dropped_rows(
+    broker: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = producer_of(broker.bootstrap_servers, {"max.request.size": 1_000, "linger.ms": 0})
+    too_large = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * 2_000], pa.binary())})
+    broker.lose_replies(PRODUCE, ALWAYS)
+    producer.send_columns(TOPIC, numbered(0, 1))
+    wait_until(lambda: broker.request_bodies(PRODUCE))
+    producer.send_columns(TOPIC, too_large)
+    with pytest.raises(UsageError, match=r"max\.request\.size"):
+        producer.close(0)
+    assert "another write failed: this producer is closed: unacknowledged rows were dropped" in caplog.text
