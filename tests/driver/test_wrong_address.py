@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.errors import DeadlineExceeded
+from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.listener import kept_port
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source import process_state
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
@@ -51,3 +55,41 @@ def test_query_at_address_without_broker_fails_within_30_s(query: str, monkeypat
         with pytest.raises(DeadlineExceeded, match=r"check kafka\.bootstrap\.servers and kafka\.security\.protocol"):
             QUERIES[query]({"kafka.bootstrap.servers": f"{host}:{port}"})
     assert 25 < clock.now_s() <= 30
+
+
+@contextmanager
+def unknown_host() -> Iterator[str]:
+    yield "no-such-host.invalid:9092"
+
+
+class RefusesRequest(BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(4)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@contextmanager
+def web_server() -> Iterator[str]:
+    with ThreadingTCPServer(("127.0.0.1", 0), RefusesRequest) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@contextmanager
+def sasl_listener() -> Iterator[str]:
+    with FakeKafka(users={"alice": "alice-secret"}) as kafka:
+        yield kafka.bootstrap_servers
+
+
+@pytest.mark.parametrize("peer", [unknown_host, web_server, sasl_listener], ids=lambda peer: peer.__name__)
+def test_query_at_address_of_another_service_fails_within_30_s(
+    peer: Callable[[], AbstractContextManager[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(process_state, "Client", partial(Client, clock=clock))
+    with peer() as address, pytest.raises(KafkaError) as raised:
+        stream({"kafka.bootstrap.servers": address})
+    assert clock.now_s() <= 30
+    assert "kafka.bootstrap.servers" in str(raised.value) or "kafka.security.protocol" in str(raised.value)
