@@ -11,8 +11,8 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.condition import acquired
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
@@ -46,6 +45,8 @@ log = logging.getLogger(__name__)
 
 # Interval at which a waiting poll checks for rebalances, wake-ups and completed commits.
 _CHECK_INTERVAL_MS = 50
+# For the request to leave, also if the commit has taken all the time.
+_LEAST_LEAVE_MS = 500
 # Without `max.poll.records`, a poll takes no further record batch from this number of records on.
 _ENOUGH_ROWS = 500
 
@@ -68,16 +69,9 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
 
     @wraps(method)
     def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
-        try:
-            with consumer._acquire():
-                if consumer._closed:
-                    raise UsageError("this consumer is closed")
-                if consumer._reading is not None:  # a commit would include records that `poll` has not returned
-                    raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
-                return method(consumer, *given, **named)
-        finally:
-            if consumer._pending_close is not None:  # no call without need: a signal may come at its begin
-                consumer._close_if_pending()
+        if consumer._is_in_use_here:  # a call within another one
+            return consumer._call(method, *given, **named)
+        return consumer._exclusively(partial(consumer._call, method, *given, **named))
 
     return call
 
@@ -138,8 +132,6 @@ class KafkaConsumer:
         self._user_error: Exception | None = None
         self._closing = self._closed = False
         # The records that `poll` has read but not returned, and a `close` that a signal handler called in this `poll`.
-        # The batches of the present `poll`; `_reading` only while partitions are read.
-        self._polling: Batches | None = None
         self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
@@ -268,6 +260,7 @@ class KafkaConsumer:
 
     # -- reading ------------------------------------------------------------------------------
 
+    @_single_threaded
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Return records of the assigned partitions.
 
@@ -307,23 +300,23 @@ class KafkaConsumer:
         """
         batches: Batches = []
         try:
-            return self._poll(timeout_ms, batches)
-        except BaseException:  # such as Ctrl-C, also on the way out of `_poll`
+            records = self._poll(timeout_ms, batches)
+        except BaseException:  # such as Ctrl-C
             with DeferredInterrupts():
                 self._rewind(batches)
             raise
         finally:
-            if self._polling is batches:  # not so if another thread is in `poll`
-                self._polling = self._reading = None
-                if self._pending_close is not None:
-                    self._close_if_pending()
+            self._reading = None
+        if self._pending_close is None:
+            return records
+        with DeferredInterrupts():  # the close commits, and may raise
+            self._rewind(batches)
+        return ConsumerRecords({})
 
-    @_single_threaded
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
         """Read into `batches`: the caller rewinds them if they are not returned."""
         if self._in_listener:  # it would handle the same rebalance a second time
             raise UsageError("a rebalance listener must not call poll")
-        self._polling = batches
         self._record_poll()
         deadline = self._client.deadline(timeout_ms)
         while True:
@@ -831,8 +824,10 @@ class KafkaConsumer:
         if self._is_in_use_here:  # the other call may hold locks, and change what is closed
             self._pending_close = partial(self.close, timeout_ms)
             return
-        deadline = self._client.deadline(timeout_ms)
-        with self._acquire(), DeferredInterrupts() as interrupts:
+        self._exclusively(partial(self._close, self._client.deadline(timeout_ms)))
+
+    def _close(self, deadline: Deadline) -> None:
+        with DeferredInterrupts() as interrupts:
             self._closing = True
             try:
                 self._leave(interrupts, deadline=deadline)  # still open, since the listener may commit
@@ -850,7 +845,7 @@ class KafkaConsumer:
 
     def _close_if_pending(self) -> None:
         """Close if `close` was called within a call, at the end of the outermost one."""
-        if self._polling is None and not self._is_in_use_here and (pending := self._pending_close) is not None:
+        if not self._is_in_use_here and (pending := self._pending_close) is not None:
             self._pending_close = None
             pending()
 
@@ -860,18 +855,28 @@ class KafkaConsumer:
         in_use: Any = self._in_use
         return bool(in_use._is_owned())
 
-    @contextmanager
-    def _acquire(self) -> Iterator[None]:
+    def _exclusively(self, call: Callable[[], T]) -> T:
         """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
-        if self._is_in_use_here:  # a call within another one
-            yield
-            return
         if self._process_id not in (None, os.getpid()):  # its threads do not exist here
             raise UsageError("this consumer was used before a fork: make one in this process")
-        with acquired(self._in_use, 0) as free:
-            if not free:
+        try:  # no context manager: an exception of a signal handler would keep its generator, and so the lock
+            if not self._in_use.acquire(timeout=0):
                 raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
-            yield
+            return call()
+        finally:
+            try:  # noqa: SIM105 - Ctrl-C may come in `suppress`
+                self._in_use.release()
+            except RuntimeError:  # not acquired
+                pass
+            if self._pending_close is not None:  # no call without need: a signal may come at its begin
+                self._close_if_pending()
+
+    def _call(self, method: Callable[Concatenate[KafkaConsumer, P], T], *given: P.args, **named: P.kwargs) -> T:
+        if self._closed:
+            raise UsageError("this consumer is closed")
+        if self._reading is not None:  # a commit would include records that `poll` has not returned
+            raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
+        return method(self, *given, **named)
 
     def _leave(
         self, interrupts: DeferredInterrupts, for_good: bool | None = None, deadline: Deadline | None = None
@@ -890,7 +895,7 @@ class KafkaConsumer:
             self._leaving = False
             self._partitions.drop(partitions)
             if self._membership is not None:
-                self._membership.close(for_good, min(LEAVE_MS, deadline.remaining_ms()))
+                self._membership.close(for_good, max(_LEAST_LEAVE_MS, min(LEAVE_MS, deadline.remaining_ms())))
             # `_member` stays: records fetched as a member must not be committed without one.
             self._membership = None
             self._commits.set_member(NO_MEMBER)

@@ -320,6 +320,7 @@ class BatchAssembler:
                 if self._missed:
                     self._sender.wake()
                 if self._ended is not None:  # looked at after the calls have begun, as `close` does the reverse
+                    self._report_unfinished(self._ended)
                     self._unfinished.fail(self._ended)
 
     def _stop(self, error: BaseException) -> None:

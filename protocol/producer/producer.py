@@ -390,7 +390,7 @@ class Producer:
                         self._flush(deadline, despite_failures=True)
                 except BaseException:
                     self._abort(deadline, interrupts)
-                    self._incomplete.log_failures()  # such as those of dropped rows
+                    self._incomplete.log_failures()
                     raise
                 self._abort(deadline, interrupts)
                 self._incomplete.raise_failures()  # the sender may have failed after the flush
@@ -464,6 +464,8 @@ class Producer:
         # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
         while late := self._incomplete.wait(deadline, despite_failures=despite_failures):
+            if deadline.passed and despite_failures:  # `close` drops these rows, and logs the earlier failures
+                raise _not_in_time(late)
             self._raise_if_unusable("flush")
             if deadline.passed:
                 raise _not_in_time(late)

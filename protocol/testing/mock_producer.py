@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -20,6 +21,8 @@ from protocol.producer.partition_choice import GivenPartitions
 from protocol.producer.partitioner import partition_of
 from protocol.producer.results import BatchResult, MessageFuture, ProducedRange, RecordMetadata, SentColumns, results_of
 from protocol.records.record_columns import record_columns
+
+log = logging.getLogger(__name__)
 
 
 class SentMessage(NamedTuple):
@@ -268,8 +271,10 @@ class MockProducer:
         """Flush, close, and verify the expectations. Idempotent."""
         if not self._closed:
             self._closed = True
-            self.verify()
-            self._raise_failures()
+            try:
+                self.verify()
+            finally:
+                self._raise_failures()
 
     def abort(self) -> None:
         """Close without verifying the expectations."""
@@ -312,7 +317,9 @@ class MockProducer:
 
     def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
-        for _, error in failures:
+        for _, error in failures[1:]:
+            log.warning("another write failed: %s", error)
+        for _, error in failures[:1]:
             raise error
 
     def _require_open(self) -> None:

@@ -28,7 +28,7 @@ from spark_kafka_source.sink.exactly_once.query import Query
 L = TypeVar("L", bound="Ledger | None")
 
 # The offsets of a committed transaction become visible with a delay.
-_VISIBLE_AFTER_MS = 2_000
+_VISIBLE_AFTER_MS = 10_000
 _POLL_S = 0.1
 
 
@@ -48,8 +48,9 @@ def read_written_ledger(client: Client, query: Query, deadline: Deadline) -> Led
             raise UsageError(
                 f"the ledger of {query.transactional_id} was deleted, or the user may not read it. It says which batch "
                 "was written last. Give the user Read on the topic that the query wrote to first. If that topic or the "
-                "group was deleted, the rows of the last batch may already be in Kafka: to write it nevertheless, set "
-                f"a transactionalIdPrefix other than {query.prefix}."
+                "group was deleted, or the query was idle for longer than offsets.retention.minutes, set a "
+                f"transactionalIdPrefix other than {query.prefix}; the rows of a batch that the query could not "
+                "complete may then be in Kafka twice."
             )
         client.clock.sleep_s(_POLL_S)
     return ledger

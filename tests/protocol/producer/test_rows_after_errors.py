@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.incomplete_batches import IncompleteBatches
@@ -468,15 +469,34 @@ def test_flush_names_all_rows_above_the_request_size(broker: FakeKafka) -> None:
             producer.flush()
 
 
-def test_close_that_raises_an_earlier_failure_logs_that_of_dropped_rows(
+def test_close_at_its_deadline_raises_for_the_rows_it_drops_and_logs_an_earlier_failure(
     broker: FakeKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
-    producer = producer_of(broker.bootstrap_servers, {"max.request.size": 1_000, "linger.ms": 0})
+    """Dropped rows may fail only after `close`, if the sender's thread is busy."""
     too_large = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * 2_000], pa.binary())})
-    broker.lose_replies(PRODUCE, ALWAYS)
-    producer.send_columns(TOPIC, numbered(0, 1))
-    wait_until(lambda: broker.request_bodies(PRODUCE))
+    busy = threading.Event()
+    producer = producer_of(broker.bootstrap_servers, {"max.request.size": 1_000, "linger.ms": 0})
+    producer.send(TOPIC, b"1").add_done_callback(lambda _: busy.wait(20))
+    sent = producer.send_columns(TOPIC, numbered(0, 1))
     producer.send_columns(TOPIC, too_large)
-    with pytest.raises(UsageError, match=r"max\.request\.size"):
+    with pytest.raises(DeadlineExceeded, match=f"{TOPIC}-"):
         producer.close(0)
-    assert "another write failed: this producer is closed: unacknowledged rows were dropped" in caplog.text
+    busy.set()
+    assert sent.errors()
+    assert re.search(r"another write failed: .* more than max\.request\.size", caplog.text)
+
+
+def test_close_raises_for_a_call_that_began_after_the_sender_had_failed(
+    broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def partitioner(topic: str, rows: pa.RecordBatch, count: int) -> pa.Array:
+        raise_once(monkeypatch, Sender, "_take_in")
+        sender_of(producer).wake()
+        sender_of(producer).join(producer.client.deadline())
+        return pa.array([0] * rows.num_rows, pa.int32())
+
+    producer = producer_of(broker.bootstrap_servers, partitioner=partitioner)
+    sent = producer.send_columns(TOPIC, numbered(0, 2))
+    with pytest.raises(UsageError, match="sender has failed"):
+        producer.close()
+    assert len(sent.errors()) == 2

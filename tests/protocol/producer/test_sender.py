@@ -514,7 +514,7 @@ class TestStop:
             earlier.append(producer.send_columns(TOPIC, numbered(0, rows), np.arange(rows, dtype=np.int32) % 2))
             producer.flush()
         for _ in range(2):
-            with pytest.raises(UsageError, match="cannot continue, make a new one: MemoryError"):
+            with pytest.raises(UsageError, match=r"cannot continue.*: MemoryError"):
                 producer.flush()
         with pytest.raises(UsageError, match="cannot continue"):
             producer.send(TOPIC, b"refused", partition=0)
