@@ -20,6 +20,8 @@ RETRY_INITIAL_MS = 200
 RETRY_MAXIMUM_MS = 5_000
 # Retry a commit that was refused for a stale generation after this time, if no new generation has followed.
 STALE_RETRY_S = 5.0
+# Fetch the group's offset again after this time, if it could not be known whether an older one has replaced it.
+CHECK_AGAIN_S = 5.0
 # Errors of a request that is too large for the coordinator's log; Kafka 4 returns UNKNOWN_SERVER_ERROR.
 _TOO_LARGE_ERRORS = (ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR)
 # Errors of one partition; all other retriable errors concern the group or its coordinator.
@@ -106,7 +108,7 @@ class OffsetMark:
 
     def check_later(self, now_s: float) -> None:
         """Postpone the check, since the group's offset is not known."""
-        self.unanswered_until_s = now_s + STALE_RETRY_S
+        self.unanswered_until_s = now_s + CHECK_AGAIN_S
 
     def was_set_back(self, found: CommittedOffset | None) -> bool:
         """End the doubt; return True, and make this mark due, if the group's offset is an older, unanswered one."""

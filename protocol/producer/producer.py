@@ -464,9 +464,8 @@ class Producer:
         # Wake-ups may have been consumed by batches of other threads.
         self._sender.wake()
         while late := self._incomplete.wait(deadline, despite_failures=despite_failures):
-            if deadline.passed and despite_failures:  # `close` drops these rows, and logs the earlier failures
-                raise _not_in_time(late)
-            self._raise_if_unusable("flush")
+            if not (deadline.passed and despite_failures):  # else `close` drops these rows, and logs the failures
+                self._raise_if_unusable("flush")
             if deadline.passed:
                 raise _not_in_time(late)
             # The failure that ended the wait was raised in another thread.

@@ -418,6 +418,26 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     assert committed(client) == MARKS
 
 
+def commit_after_a_delayed_one(
+    fake: FakeKafka,
+    client: Client,
+    manager: OffsetManager,
+    newer: dict[tuple[str, int], CommittedOffset],
+    *,
+    connection_lost: bool,
+) -> DelayedCommit:
+    """Commit `newer` while the request of `MARKS`, which has no reply, is on its way."""
+    held = DelayedCommit(fake)
+    manager.mark(MARKS)
+    assert held.come.wait(10)
+    if connection_lost:
+        fake.drop_connections()
+        assert flushed(client, manager)  # by the second attempt
+    manager.mark(newer)
+    assert flushed(client, manager)
+    return held
+
+
 @pytest.mark.parametrize("fault", ["no reply", "connection lost"])
 def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
     fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -427,14 +447,7 @@ def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
     newer = {("orders", 0): CommittedOffset(7)}
     with client_of(fake.bootstrap_servers, request_timeout_ms=4_000) as client:
         manager = OffsetManager(client, GROUP)
-        held = DelayedCommit(fake)
-        manager.mark(MARKS)
-        assert held.come.wait(10)
-        if fault == "connection lost":
-            fake.drop_connections()
-            assert flushed(client, manager)  # by the second attempt
-        manager.mark(newer)
-        assert flushed(client, manager)
+        held = commit_after_a_delayed_one(fake, client, manager, newer, connection_lost=fault == "connection lost")
         assert committed(client) == newer
         held.release()
         wait_until(lambda: committed(client) == MARKS)
@@ -465,17 +478,11 @@ def test_offset_is_checked_again_after_the_end_of_a_transaction(
     fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile the group's offset is unstable, so the older offset cannot be seen."""
-    monkeypatch.setattr(commit_marks, "STALE_RETRY_S", 0.2)
+    monkeypatch.setattr(commit_marks, "CHECK_AGAIN_S", 0.2)
     newer = {("orders", 0): CommittedOffset(7)}
     with client_of(fake.bootstrap_servers, request_timeout_ms=4_000) as client:
         manager = OffsetManager(client, GROUP)
-        held = DelayedCommit(fake)
-        manager.mark(MARKS)
-        assert held.come.wait(10)
-        fake.drop_connections()
-        assert flushed(client, manager)
-        manager.mark(newer)
-        assert flushed(client, manager)
+        held = commit_after_a_delayed_one(fake, client, manager, newer, connection_lost=True)
         properties = {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"}
         with TransactionalProducer(properties) as producer:
             producer.init_transactions()
