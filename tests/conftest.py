@@ -138,7 +138,7 @@ def topic(kafka: LocalKafka) -> Iterator[TopicFactory]:
     """Return `topic(partitions=1, replication_factor=1, config=None, prefix="topic") -> name`, for topics on `kafka`.
 
     Only tests that stop a broker need a replication factor above 1: followers cost more CPU time than most tests. All
-    brokers know all leaders when the function returns. The topics are deleted after the test.
+    brokers know all leaders when the function returns. Records are kept until the topics are deleted, after the test.
     """
     yield from topic_factory(kafka)
 
@@ -185,7 +185,8 @@ def topic_factory(kafka: LocalKafka) -> Iterator[TopicFactory]:
         prefix: str = "topic",
     ) -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:10]}"
-        new = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
+        # Brokers look every second for records to delete, and many tests write old timestamps.
+        new = NewTopic(name, partitions, replication_factor, config={"retention.ms": "-1", **(config or {})})
         failures: list[BaseException | None] = []
 
         def created() -> bool:

@@ -78,11 +78,11 @@ def test_configs_set_and_delete_change_only_named_settings(run: Any, kafka1: Loc
 
 def test_configs_dry_run_checks_without_change(run: Any, topic1: TopicFactory) -> None:
     name = topic1(1)
-    run("configs", "set", "topic", name, "retention.ms=5", "--dry-run")
-    (row,) = rows(run("configs", "describe", "topic", name, "--setting", "retention.ms", "-o", "json"))
-    assert (row["value"], row["source"]) == ("604800000", "DEFAULT_CONFIG")
-    assert "INVALID_CONFIG" in run("configs", "set", "topic", name, "retention.ms=x", "--dry-run", code=1).stderr
-    assert "Aborted" in run("configs", "delete", "topic", name, "retention.ms", code=1).stderr
+    run("configs", "set", "topic", name, "max.message.bytes=5", "--dry-run")
+    (row,) = rows(run("configs", "describe", "topic", name, "--setting", "max.message.bytes", "-o", "json"))
+    assert (row["value"], row["source"]) == ("1048588", "DEFAULT_CONFIG")
+    assert "INVALID_CONFIG" in run("configs", "set", "topic", name, "max.message.bytes=x", "--dry-run", code=1).stderr
+    assert "Aborted" in run("configs", "delete", "topic", name, "max.message.bytes", code=1).stderr
     run("configs", "set", "topic", name, code=2)
 
 

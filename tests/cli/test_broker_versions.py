@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 def test_commands_work_or_name_what_the_broker_lacks(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    names = {"orders": topic1(2, config={"retention.ms": "-1"}), "orders-copy": topic1(1)}
+    names = {"orders": topic1(2), "orders-copy": topic1(1)}
     group = f"group-{names['orders']}"
     names |= {"orders-etl": group, "orders-test": f"{group}-2"}
     with Producer({"bootstrap.servers": kafka1.bootstrap_servers}) as producer:

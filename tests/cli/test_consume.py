@@ -78,14 +78,14 @@ def words(result: Result) -> list[str]:
 def test_positions_select_offsets(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, position: str, first: int, last: int
 ) -> None:
-    topic = topic1(1, config={"retention.ms": "-1"})
+    topic = topic1(1)
     fill(kafka1, topic, 10)
     found = words(run(topic, "-o", position, "-e", "-f", r"%o %v\n"))
     assert found == [f"{number} value-{number}" for number in range(first, last + 1)]
 
 
 def test_partitions_count_and_filters_select_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(3, config={"retention.ms": "-1"})
+    topic = topic1(3)
     fill(kafka1, topic, 30, partitions=3)
     everything = sorted(words(run(topic, "-e", "-f", r"%v\n")))
     assert everything == sorted(f"value-{number}" for number in range(30))
@@ -99,7 +99,7 @@ def test_partitions_count_and_filters_select_records(run: Any, kafka1: LocalKafk
 
 
 def test_json_lines_are_the_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1, config={"retention.ms": "-1"})
+    topic = topic1(1)
     fill(kafka1, topic, 2)
     by_short_name, by_flag = (words(run(topic, "-e", *json_option)) for json_option in (("-o", "json"), ("-J",)))
     assert by_short_name == by_flag
@@ -118,7 +118,7 @@ def test_json_lines_are_the_records(run: Any, kafka1: LocalKafka, topic1: TopicF
 
 
 def test_group_commits_printed_records_only(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1, config={"retention.ms": "-1"})
+    topic = topic1(1)
     fill(kafka1, topic, 10)
     group = f"g-{topic}"
     assert words(run(topic, "-g", group, "-o", "earliest", "-n", "4")) == [f"value-{number}" for number in range(4)]
@@ -129,7 +129,7 @@ def test_group_commits_printed_records_only(run: Any, kafka1: LocalKafka, topic1
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_file_has_all_columns(run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, suffix: str) -> None:
-    topic = topic1(2, config={"retention.ms": "-1"})
+    topic = topic1(2)
     fill(kafka1, topic, 20, partitions=2)
     path = tmp_path / f"records{suffix}"
     assert f"20 records written to {path}" in run(topic, "--to", str(path)).stderr
@@ -158,7 +158,7 @@ def test_failed_export_leaves_no_file(run: Any, topic1: TopicFactory, tmp_path: 
 def test_interrupted_export_leaves_no_file(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, path = topic1(1, config={"retention.ms": "-1"}), tmp_path / "records.parquet"
+    topic, path = topic1(1), tmp_path / "records.parquet"
     fill(kafka1, topic, 5)
     monkeypatch.setattr(f"{consume.__name__}.stop_request", lambda prints: nullcontext(True))
     result = run(topic, "--to", str(path), code=1)
@@ -170,7 +170,7 @@ def test_interrupted_export_leaves_no_file(
 def test_signal_ends_following_with_complete_file_and_then_commits(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, number: int
 ) -> None:
-    topic, group = topic1(1, config={"retention.ms": "-1"}), f"g-{tmp_path.name}"
+    topic, group = topic1(1), f"g-{tmp_path.name}"
     first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
     fill(kafka1, topic, 5)
     command = ["consume", topic, "-o", "earliest", "--follow", "--to", str(first), "-g", group]
@@ -195,7 +195,7 @@ def test_signal_ends_following_with_complete_file_and_then_commits(
 def test_batch_after_the_last_wanted_record_is_left_to_the_group(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, group = topic1(1, config={"retention.ms": "-1"}), f"g-{uuid.uuid4().hex}"
+    topic, group = topic1(1), f"g-{uuid.uuid4().hex}"
     fill(kafka1, topic, 5)
     fill(kafka1, topic, 5)
     poll = KafkaConsumer.poll
@@ -216,7 +216,7 @@ def test_batch_after_the_last_wanted_record_is_left_to_the_group(
 def test_failing_file_leaves_offsets_of_the_group(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, group = topic1(1, config={"retention.ms": "-1"}), f"g-{tmp_path.name}"
+    topic, group = topic1(1), f"g-{tmp_path.name}"
     fill(kafka1, topic, 5)
 
     def full(*_: object) -> None:
@@ -229,7 +229,7 @@ def test_failing_file_leaves_offsets_of_the_group(
 
 
 def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1, config={"retention.ms": "-1"})
+    topic = topic1(1)
     fill(kafka1, topic, 3)
     arguments = [sys.executable, "-m", "spark_kafka_source.cli", "consume", topic, "-o", "-1", "-n", "3"]
     environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
@@ -274,7 +274,7 @@ def test_consume_commands_of_docs_succeed(
         if each.startswith("pykafka consume") and "--decode" not in each  # those: test_registry
     ]
     assert len(examples) >= 6
-    topic = topic1(2, config={"retention.ms": "-1"})
+    topic = topic1(2)
     fill(kafka1, topic, 20, partitions=2)
     for example in examples:
         ends = () if "-e" in example or "--to" in example or "latest" in " ".join(example) else ("-e",)

@@ -30,7 +30,6 @@ from tests.support.documents import blocks
 from tests.support.wait_until import wait_until
 
 TIME_MS = 1_769_839_200_000
-LASTING = {"retention.ms": "-1"}
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def records(kafka: LocalKafka, topic: str, partitions: int = 1) -> list[tuple[An
 
 
 def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    source, target, same = topic1(3, config=LASTING), topic1(2, config=LASTING), topic1(3, config=LASTING)
+    source, target, same = topic1(3), topic1(2), topic1(3)
     fill(kafka1, source, 30, partitions=3)
     run("copy", source, target)
     expected = records(kafka1, source, 3)
@@ -79,7 +78,7 @@ def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, t
 
 
 def test_copy_takes_positions_and_a_limit_and_shows_offsets(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    source, target = topic1(1, config=LASTING), topic1(1, config=LASTING)
+    source, target = topic1(1), topic1(1)
     fill(kafka1, source, 30)
     told = run("copy", source, target, "-o", "5:20", "-n", "7", "--output", "json")
     assert json.loads(told.stdout) == [
@@ -89,7 +88,7 @@ def test_copy_takes_positions_and_a_limit_and_shows_offsets(run: Any, kafka1: Lo
 
 
 def test_copy_to_other_cluster_follows_until_stopped(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    source, target = topic1(1, config=LASTING), topic1(1, config=LASTING)
+    source, target = topic1(1), topic1(1)
     fill(kafka1, source, 3)
     other = ("--to-bootstrap-server", kafka1.bootstrap_servers, "--to-property", "linger.ms=0")
     command = [sys.executable, "-m", "spark_kafka_source.cli", "copy", source, target, "--follow", *other]
@@ -107,7 +106,7 @@ def test_copy_to_other_cluster_follows_until_stopped(kafka1: LocalKafka, topic1:
 def test_interrupted_copy_and_replay_fail_without_a_commit(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = topic1(1, config=LASTING), topic1(1, config=LASTING)
+    source, target = topic1(1), topic1(1)
     fill(kafka1, source, 3, **{"__connect.errors.topic": target})
     monkeypatch.setattr(f"{copying.__name__}.stop_request", lambda: nullcontext(True))
     result = run("copy", source, target, "--output", "csv", code=1)
@@ -123,7 +122,7 @@ def test_interrupted_copy_and_replay_fail_without_a_commit(
 def test_replay_writes_dead_letters_to_the_topic_in_their_headers(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
-    dead, first, second = (topic1(1, config=LASTING) for _ in range(3))
+    dead, first, second = (topic1(1) for _ in range(3))
     fill(kafka1, dead, 3, **{"__connect.errors.topic": first, "__connect.errors.partition": "0"})
     fill(kafka1, dead, 2, **{"kafka_dlt-original-topic": second, "kafka_dlt-exception-message": "x"})
     fill(kafka1, dead, 1)
@@ -151,7 +150,7 @@ def test_replay_writes_dead_letters_to_the_topic_in_their_headers(
 def test_replay_options_choose_header_default_and_kept_headers(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
-    dead, first, second = (topic1(1, config=LASTING) for _ in range(3))
+    dead, first, second = (topic1(1) for _ in range(3))
     fill(kafka1, dead, 1, **{"origin": first, "__connect.errors.topic": second})
     fill(kafka1, dead, 1, other="x")
     options = ("--topic-header", "origin", "--topic-header", "__connect.errors.topic", "--to", second)
@@ -163,7 +162,7 @@ def test_replay_options_choose_header_default_and_kept_headers(
 
 
 def test_replay_to_missing_topic_fails_and_commits_nothing(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    dead = topic1(1, config=LASTING)
+    dead = topic1(1)
     fill(kafka1, dead, 1, **{"__connect.errors.topic": "no such topic"})
     run("replay", dead, "-g", f"g-{dead}", "--execute", code=1)
     assert (

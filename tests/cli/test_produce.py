@@ -80,7 +80,7 @@ def test_keys_headers_and_partition_are_sent(run: Any, kafka1: LocalKafka, topic
 
 
 def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    source, target = topic1(2, config={"retention.ms": "-1"}), topic1(2, config={"retention.ms": "-1"})
+    source, target = topic1(2), topic1(2)
     lines = (
         b'{"key": "k", "value": "v", "headers": {"h": "1", "n": null}, "timestamp_ms": 1769839200000, "partition": 1}\n'
         b'{"key_base64": "/w==", "value": {"id": 7, "name": "na\xc3\xafve"}, "partition": 0}\n'
@@ -110,7 +110,7 @@ def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: Loca
 def test_tables_are_records_or_rows_as_json(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, suffix: str
 ) -> None:
-    topic, path = topic1(1, config={"retention.ms": "-1"}), tmp_path / f"table{suffix}"
+    topic, path = topic1(1), tmp_path / f"table{suffix}"
     records = pa.table({"key": ["a", "b"], "value": ["1", "2"], "timestamp_ms": [1769839200000, 1769839200001]})
     orders = pa.table({"id": [7, 8], "name": ["x", "naïve"], "paid": [1.5, 2.0]})
 

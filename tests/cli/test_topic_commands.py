@@ -43,7 +43,7 @@ def fill(kafka: LocalKafka, topic: str, partition: int, count: int, keys: int = 
 
 
 def test_list_and_describe_show_partitions_and_offsets(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    name = topic1(2, config={"retention.ms": "-1"})
+    name = topic1(2)
     fill(kafka1, name, 1, 5)
     (listed,) = [row for row in rows(run("list", "-o", "json")) if row["topic"] == name]
     assert (listed["partitions"], listed["replicas"], listed["under_replicated"]) == (2, 1, 0)
@@ -74,7 +74,7 @@ def test_alter_changes_partitions_and_settings(run: Any, kafka1: LocalKafka, top
 
 
 def test_trim_deletes_only_with_execute(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    name = topic1(2, config={"retention.ms": "-1"})
+    name = topic1(2)
     fill(kafka1, name, 0, 10)
     fill(kafka1, name, 1, 4)
     by_time = ("trim", name, "--before", "1970-01-01T00:00:00.055Z", "-o", "json")
@@ -89,7 +89,7 @@ def test_trim_deletes_only_with_execute(run: Any, kafka1: LocalKafka, topic1: To
 
 
 def test_analyze_reports_counts_times_sizes_and_key_skew(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    name = topic1(2, config={"retention.ms": "-1"})
+    name = topic1(2)
     fill(kafka1, name, 0, 100, keys=4)
     first, second = rows(run("analyze", name, "-o", "json"))
     assert (first["records"], first["first_timestamp"], first["last_timestamp"]) == (100, 0, 990)

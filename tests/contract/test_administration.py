@@ -68,18 +68,21 @@ class TestConfigs:
 
         def change_to(expected: tuple[str, str], *operations: AlterConfigOp) -> None:
             admin.incremental_alter_configs({topic_resource(topic): operations})
-            wait_until(lambda: policy_and_retention() == expected, what=policy_and_retention)  # brokers learn it later
+            wait_until(lambda: policy_and_size() == expected, what=policy_and_size)  # brokers learn it later
 
-        def policy_and_retention() -> tuple[str, str]:
+        def policy_and_size() -> tuple[str, str]:
             found = configs(admin, topic)
-            return found["cleanup.policy"].value, found["retention.ms"].value
+            return found["cleanup.policy"].value, found["max.message.bytes"].value
 
         kind = AlterConfigOpType
-        change_to(("delete,compact", "604800000"), AlterConfigOp("cleanup.policy", "compact", kind.APPEND))
-        change_to(("compact", "604800000"), AlterConfigOp("cleanup.policy", "delete", kind.SUBTRACT))
-        change_to(("compact", "7"), AlterConfigOp("retention.ms", "7"))
-        both = (AlterConfigOp("cleanup.policy", None, kind.DELETE), AlterConfigOp("retention.ms", None, kind.DELETE))
-        change_to(("delete", "604800000"), *both)
+        change_to(("delete,compact", "1048588"), AlterConfigOp("cleanup.policy", "compact", kind.APPEND))
+        change_to(("compact", "1048588"), AlterConfigOp("cleanup.policy", "delete", kind.SUBTRACT))
+        change_to(("compact", "7"), AlterConfigOp("max.message.bytes", "7"))
+        both = (
+            AlterConfigOp("cleanup.policy", None, kind.DELETE),
+            AlterConfigOp("max.message.bytes", None, kind.DELETE),
+        )
+        change_to(("delete", "1048588"), *both)
 
     def test_unknown_config_and_topic_are_refused(self, admin: protocol.Admin, new_topic: Any) -> None:
         for topic, name, code in (

@@ -28,7 +28,7 @@ def copy_and_check(kafka: LocalKafka, topic: TopicFactory, folder: Path, session
     A query in update mode writes the row count of each partition to a third topic.
     """
     # The records' timestamps are in the past.
-    source, streamed, batched = (topic(PARTITIONS, config={"retention.ms": "-1"}) for _ in range(3))
+    source, streamed, batched = (topic(PARTITIONS) for _ in range(3))
     counted = topic()
     group = f"group-{uuid.uuid4().hex[:8]}"
     fill(kafka, source)

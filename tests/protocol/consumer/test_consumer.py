@@ -69,7 +69,7 @@ class TestRows:
         producer.abort_transaction()
 
     def test_messages_equal_those_produced(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        name = topic(1, config={"retention.ms": "-1"})  # the records are years old
+        name = topic(1)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
         producer.produce(name, None, None, timestamp=1_700_000_000_456)

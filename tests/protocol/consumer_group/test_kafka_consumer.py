@@ -42,7 +42,7 @@ SLEEPY = {**EAGER, "max.poll.interval.ms": 3_000}
 def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
     """Return a topic whose partitions 0 and 1 have 20 records each, one per second; the first four of partition 0
     are deleted."""
-    name = lasting_topic(2, config={"retention.ms": "-1"})  # the timestamps are old
+    name = lasting_topic(2)
     producer = other.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
     for number in range(2 * COUNT):
         when_ms = FIRST_MS + number // 2 * 1_000

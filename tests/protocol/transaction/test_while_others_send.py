@@ -285,12 +285,13 @@ class TestWaitsForOtherThreads:
     def test_send_goes_on_when_the_memory_of_unsent_messages_is_free(
         self, fake: FakeKafka, client: Client, how: str
     ) -> None:
-        config = {"buffer_memory": 100_000, "max_block_ms": 60_000, "batch_size": 1_000_000, "compression_type": "gzip"}
-        producer = started(client, "etl-0", **config, linger_ms=60_000)
+        config = {"buffer_memory": 100_000, "max_block_ms": 60_000, "batch_size": 1_000_000, "linger_ms": 60_000}
+        compression = "gzip" if how == "compressed" else "none"
+        producer = started(client, "etl-0", **config, compression_type=compression)
         producer.begin_transaction()
         if how == "compressed":
             fake.delay_replies(PRODUCE, 20)
-        else:  # the message is neither compressed nor sent without a leader
+        else:  # without a leader the message is not sent
             fake.edit_replies(METADATA, _without_leaders, ALWAYS)
             client.metadata(["orders"])
         producer.send("orders", b"x" * 40_000)

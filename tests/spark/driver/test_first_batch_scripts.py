@@ -336,7 +336,7 @@ def test_random_failures_of_first_batch_give_rows_of_jvm_connector(
     scripts = []
     for number in range(SCRIPTS):
         partitions = 1 + number % 3
-        topic = topic1(partitions, config={"retention.ms": "-1"})
+        topic = topic1(partitions)
         scripts.append(RandomScript(number, kafka1, topic, partitions, tmp_path / str(number)))
 
     def play(script: RandomScript) -> str:

@@ -34,7 +34,7 @@ def names(kafka1: LocalKafka, topic1: TopicFactory) -> dict[str, str]:
     found = {BROKERS: kafka1.bootstrap_servers}
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
     for place, partitions in ((TOPIC, 2), (OTHER, 1)):
-        found[place] = topic1(partitions, config={"retention.ms": "-1"}, prefix="sets")
+        found[place] = topic1(partitions, prefix="sets")
         for n in range(60):
             key, value = (None if n % 7 == 0 else f"k{n}", None if n % 11 == 0 else f"v{n}")
             headers = [("h", str(n))] if n % 3 else None
