@@ -10,24 +10,23 @@ leaves the lock unheld: the surrounding `with` then raises `RuntimeError` or rel
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-@contextmanager
-def acquired(lock: threading.RLock, timeout_s: float) -> Iterator[bool]:
-    """Hold a lock in the block, which Ctrl-C cannot leave held.
+def locked(lock: threading.RLock, timeout_s: float, call: Callable[[bool], T]) -> T:
+    """Return `call(True)`, called with the lock held, which Ctrl-C cannot leave held.
 
-    Yields False if the lock is not free in time, or if this thread holds it already.
+    `call(False)` if the lock is not free in time, or if this thread holds it already.
     """
     owned: Any = lock
     if owned._is_owned():
-        yield False
-        return
-    try:
-        yield lock.acquire(timeout=timeout_s)
+        return call(False)
+    try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the lock
+        return call(lock.acquire(timeout=timeout_s))
     finally:
         try:  # noqa: SIM105 - Ctrl-C may come in `suppress`
             lock.release()

@@ -17,7 +17,7 @@ from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
-from protocol.condition import acquired
+from protocol.condition import locked
 from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
     AuthenticationFailed,
@@ -659,18 +659,23 @@ class Client:
         others = [broker for broker in self._candidates() if (broker.host, broker.port) != address]
         if address not in self._addresses or not others or self._closed:
             return False
-        with acquired(self._asking_about_the_silent, 0) as free:
+        deadline = deadline.at_most_ms(ABOUT_THE_SILENT_MS)
+        body = {"topics": [], "allow_auto_topic_creation": False}
+
+        def ask(free: bool) -> dict[str, Any] | None:
             if not free:
-                return False
-            try:
-                deadline = deadline.at_most_ms(ABOUT_THE_SILENT_MS)
-                body = {"topics": [], "allow_auto_topic_creation": False}
-                reply = self._ask_one_of(
-                    others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-                )
-            except KafkaError as error:
-                log.debug("%s:%d is unresponsive; cannot determine if it has left the cluster: %s", *address, error)
-                return False
+                return None
+            return self._ask_one_of(
+                others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+            )
+
+        try:
+            reply = locked(self._asking_about_the_silent, 0, ask)
+        except KafkaError as error:
+            log.debug("%s:%d is unresponsive; cannot determine if it has left the cluster: %s", *address, error)
+            return False
+        if reply is None:  # another thread asks
+            return False
         brokers = {(row["host"], row["port"]) for row in reply["brokers"]}
         # A broker that has just started may know no brokers yet.
         return bool(brokers) and address not in brokers

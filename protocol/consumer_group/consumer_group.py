@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.condition import acquired
+from protocol.condition import locked
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
@@ -42,6 +42,8 @@ _CLOSED = EndReason("this ConsumerGroup was closed")
 _STOPPED = EndReason("the stop event of consume was set")
 
 OnError = Callable[[KafkaError], None]
+
+T = TypeVar("T")
 
 
 class StopEvent(Protocol):
@@ -167,35 +169,43 @@ class ConsumerGroup:
         """
         if self.closed:
             raise UsageError("this ConsumerGroup is closed")
-        with self._exclusive(wait=False) as free:
+
+        def run(free: bool) -> EndReason:
             if not free:
                 raise UsageError("another call of consume is running")
-            try:
-                if stop is not None and stop.is_set():
-                    return _STOPPED
-                membership = self._subscribe(topics)
-                while not (self.closed or (stop is not None and stop.is_set())):
-                    self._partitions.drop(self._partitions.assigned)
-                    assignment = membership.poll_rebalance(
-                        self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
-                    )
-                    _report_errors(membership, self._on_error)
-                    if assignment.pending_reason is None:
-                        shared = _Shared(
-                            self._client,
-                            self._config.consumer.max_poll_interval_ms,
-                            self._config.max_poll_records,
-                            self._partitions,
-                            self._commits,
-                            membership,
-                            self._on_error,
-                            self._end_reason_of(stop),
-                            self._thread_local,
-                        )
-                        return _SessionRun(shared, handler, assignment).run()
-                return _CLOSED if self.closed else _STOPPED
-            finally:
+            return self._consume(topics, handler, stop)
+
+        return self._exclusively(run, wait=False)
+
+    def _consume(
+        self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler, stop: StopEvent | None
+    ) -> EndReason:
+        try:
+            if stop is not None and stop.is_set():
+                return _STOPPED
+            membership = self._subscribe(topics)
+            while not (self.closed or (stop is not None and stop.is_set())):
                 self._partitions.drop(self._partitions.assigned)
+                assignment = membership.poll_rebalance(
+                    self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
+                )
+                _report_errors(membership, self._on_error)
+                if assignment.pending_reason is None:
+                    shared = _Shared(
+                        self._client,
+                        self._config.consumer.max_poll_interval_ms,
+                        self._config.max_poll_records,
+                        self._partitions,
+                        self._commits,
+                        membership,
+                        self._on_error,
+                        self._end_reason_of(stop),
+                        self._thread_local,
+                    )
+                    return _SessionRun(shared, handler, assignment).run()
+            return _CLOSED if self.closed else _STOPPED
+        finally:
+            self._partitions.drop(self._partitions.assigned)
 
     def _end_reason_of(self, stop: StopEvent | None) -> Callable[[], EndReason | None]:
         """Return a function that returns the reason why the user has ended the session, or None."""
@@ -271,23 +281,23 @@ class ConsumerGroup:
         """
         self._closed = True
         if not getattr(self._thread_local, "is_handler", False):
-            with self._exclusive():
-                pass
+            self._exclusively(lambda free: None, wait=True)
 
-    @contextmanager
-    def _exclusive(self, *, wait: bool = True) -> Iterator[bool]:
-        """Yield True if no other call holds this object. The call that ends after `close` releases all resources."""
+    def _exclusively(self, call: Callable[[bool], T], *, wait: bool) -> T:
+        """Return `call(free)`, `free` if no other call holds this object.
+
+        The call that ends after `close` releases all resources.
+        """
         try:
-            with acquired(self._lock, -1 if wait else 0) as free:
-                yield free
+            return locked(self._lock, -1 if wait else 0, call)
         finally:
             # After releasing the lock: a signal handler may have called `close` while it was held.
             if self._closed and not self._releasing:
-                with acquired(self._lock, 0) as free:
-                    if free and not self._releasing:
-                        self._release()
+                locked(self._lock, 0, self._release)
 
-    def _release(self) -> None:
+    def _release(self, free: bool) -> None:
+        if not free or self._releasing:
+            return
         with DeferredInterrupts():
             self._releasing = True
             try:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
+from protocol.condition import locked
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
@@ -859,15 +860,15 @@ class KafkaConsumer:
         """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
         if self._process_id not in (None, os.getpid()):  # its threads do not exist here
             raise UsageError("this consumer was used before a fork: make one in this process")
-        try:  # no context manager: an exception of a signal handler would keep its generator, and so the lock
-            if not self._in_use.acquire(timeout=0):
+
+        def exclusively(free: bool) -> T:
+            if not free and not self._is_in_use_here:
                 raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
             return call()
+
+        try:
+            return locked(self._in_use, 0, exclusively)
         finally:
-            try:  # noqa: SIM105 - Ctrl-C may come in `suppress`
-                self._in_use.release()
-            except RuntimeError:  # not acquired
-                pass
             if self._pending_close is not None:  # no call without need: a signal may come at its begin
                 self._close_if_pending()
 

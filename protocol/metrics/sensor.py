@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from protocol.clock import Clock
-from protocol.condition import acquired
+from protocol.condition import locked
 
 # Java's `metrics.sample.window.ms` and `metrics.num.samples`.
 WINDOW_S = 30.0
@@ -123,9 +123,7 @@ class Sensor:
         pending = self._pending
         pending.append(event)
         if len(pending) >= _FOLD_AT:
-            with acquired(self._lock, 0) as free:
-                if free:
-                    self._fold()
+            locked(self._lock, 0, lambda free: self._fold() if free else None)
 
     def read(self, now_s: float) -> Reading:
         """Return the present state."""

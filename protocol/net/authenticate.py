@@ -14,7 +14,7 @@ from typing import Any
 
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.clock import Backoff, Clock, Deadline
-from protocol.condition import acquired
+from protocol.condition import locked
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectionLost, KafkaError, RequestTimedOut
 from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
@@ -100,12 +100,15 @@ class Authenticator:
         """
         if self._proven:
             return self._sign_in(address, ask, deadline, before)
-        with acquired(self._trying, deadline.remaining_s()) as free:
+
+        def sign_in(free: bool) -> Session:
             if not free:
                 raise RequestTimedOut(
                     f"{address}: not authenticated: another connection was still trying to authenticate"
                 )
             return self._sign_in(address, ask, deadline, before)
+
+        return locked(self._trying, deadline.remaining_s(), sign_in)
 
     def _sign_in(self, address: str, ask: Ask, deadline: Deadline, before: Session | None) -> Session:
         refusal = self._refusal

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Clock, Deadline
-from protocol.condition import Condition, acquired
+from protocol.condition import Condition, locked
 from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream, empty_buffer
@@ -263,12 +263,15 @@ class Connection:
         TransportError
             The connection failed, or other threads were sending until the deadline.
         """
-        with acquired(self._sending, deadline.remaining_s()) as free:
+
+        def send(free: bool) -> Reply:
             if not free:
                 raise RequestTimedOut(f"{self.address}: {api.name} v{version} could not be sent in time")
             if self._authenticator is not None and self._clock.now_s() >= self.reauthenticate_at_s:
                 self._authenticate(self._authenticator, deadline)
             return self._send(api, version, body, deadline, replies)
+
+        return locked(self._sending, deadline.remaining_s(), send)
 
     def _send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, replies: bool) -> Reply:
         self._raise_if_closed()

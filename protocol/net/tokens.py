@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.clock import Clock, Deadline
-from protocol.condition import acquired
+from protocol.condition import locked
 from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
 from protocol.sasl.cloud_identity import (
     AwsIam,
@@ -62,21 +62,24 @@ class Tokens:
             The source gave no token, and the last one has expired. `RequestTimedOut` if another thread was still
             requesting a token at the deadline.
         """
-        with acquired(self._lock, deadline.remaining_s()) as free:
+
+        def token(free: bool) -> Token:
             if not free:
                 raise RequestTimedOut("no token in time: another thread is still requesting it")
             known = self._token if source == self._source else None
             if known is not None and not known.needs_renewal(self._now_s()):
                 return known
             try:
-                token = self._ask(source, config, address, deadline)
+                asked = self._ask(source, config, address, deadline)
             except KafkaError as error:
                 if known is None or known.is_expired(self._now_s()):
                     raise
                 log.warning("The current token is used until it expires, since the source gave no new one: %s", error)
                 return known
-            self._source, self._token = source, token
-            return token
+            self._source, self._token = source, asked
+            return asked
+
+        return locked(self._lock, deadline.remaining_s(), token)
 
     def _now_s(self) -> float:
         return self._clock.wall_ms() / 1000

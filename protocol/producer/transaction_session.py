@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 from protocol.broker_errors import ErrorCode, TransactionEffect, error_row
 from protocol.clock import Deadline
@@ -30,6 +31,8 @@ from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
 _S = TransactionState
 _SENDING = (_S.IN_TRANSACTION, _S.FLUSHING)
 _FOR_GOOD = (TransactionEffect.FATAL, TransactionEffect.FENCED)
+
+T = TypeVar("T")
 
 
 class TransactionSession:
@@ -173,13 +176,13 @@ class TransactionSession:
                 v2=self._v2,
             )
 
-    @contextmanager
-    def flushing(self) -> Iterator[None]:
-        """Accept no more records, unless the flush in this block fails."""
+    def after_flush(self, flush: Callable[[], None], then: Callable[[], T]) -> T:
+        """Accept no more records, flush, and return `then()`. Accepts records again if either fails."""
         begins = self._lifecycle.may(_S.FLUSHING)
-        try:
+        try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the state
             self._lifecycle.transition(_S.FLUSHING)
-            yield
+            flush()
+            return then()
         except BaseException:  # such as Ctrl-C, also right after the transition
             if begins and self.state is _S.FLUSHING:
                 self._lifecycle.transition(_S.IN_TRANSACTION)

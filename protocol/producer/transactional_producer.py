@@ -6,9 +6,9 @@ It can hand its open transaction over to another process, which then commits or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -191,32 +191,30 @@ class TransactionalProducer(Producer):
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
     ) -> SentColumns:
         """Send columns within the transaction, as `Producer.send_columns`. After any error, abort it."""
-        with self._in_transaction():
-            return super().send_columns(topic, columns, partitions)
+        return self._in_transaction(partial(super().send_columns, topic, columns, partitions))
 
     def _send(self, *message: Any, **fields: Any) -> Future[RecordMetadata]:
         """Send a message within the transaction, as `Producer.send`."""
-        with self._in_transaction():
-            return super()._send(*message, **fields)
+        return self._in_transaction(partial(super()._send, *message, **fields))
 
-    @contextmanager
-    def _in_transaction(self) -> Iterator[None]:
-        with self._let_in():
+    def _in_transaction(self, send: Callable[[], T]) -> T:
+        def fail_on_errors() -> T:
             try:
-                yield
+                return send()
             except KafkaError as error:
                 self._session.failed(error)
                 raise
 
-    @contextmanager
-    def _let_in(self) -> Iterator[None]:
+        return self._let_in(fail_on_errors)
+
+    def _let_in(self, call: Callable[[], T]) -> T:
         send = object()
         self._require_alive()  # before the lock: after a fork, another thread may hold it forever
-        try:
+        try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the send
             with self._no_send:
                 self._session.require(_S.IN_TRANSACTION)
                 self._sends[send] = threading.get_ident()
-            yield
+            return call()
         finally:
             self._sends.pop(send, None)  # first: Ctrl-C may come before the lock is held
             with self._no_send:
@@ -263,8 +261,8 @@ class TransactionalProducer(Producer):
             An offset belongs to a deleted topic, and a new topic has its name: abort the transaction.
         """
         if offsets:
-            with self._let_in():
-                self._session.send_offsets(offsets, group_metadata, self._client.deadline(timeout_ms))
+            deadline = self._client.deadline(timeout_ms)
+            self._let_in(lambda: self._session.send_offsets(offsets, group_metadata, deadline))
 
     @_transaction_call("txn_commit")
     def commit_transaction(self, timeout_ms: float | None = None) -> None:
@@ -288,10 +286,8 @@ class TransactionalProducer(Producer):
         deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
         self._require_alive()
         if self._session.state is not _S.COMMITTING_TRANSACTION:
-            with self._session.flushing():
-                self._wait_for_sends(deadline or self._client.deadline())
-                self._flush(deadline)
-                self._session.begin_to_end(commit=True)
+            begin_to_end = self._session.begin_to_end
+            self._session.after_flush(partial(self._flush_sends, deadline), partial(begin_to_end, commit=True))
         try:
             self._session.end(commit=True, deadline=deadline or self._client.deadline())
         except OutcomeUnknown as error:
@@ -344,10 +340,11 @@ class TransactionalProducer(Producer):
         TransactionalIdentity
         """
         deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
-        with self._session.flushing():
-            self._wait_for_sends(deadline or self._client.deadline())
-            self._flush(deadline)
-            return self._session.prepare()
+        return self._session.after_flush(partial(self._flush_sends, deadline), self._session.prepare)
+
+    def _flush_sends(self, deadline: Deadline | None) -> None:
+        self._wait_for_sends(deadline or self._client.deadline())
+        self._flush(deadline)
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from protocol.condition import Condition, Event, acquired
+from protocol.condition import Condition, Event, locked
 from tests.support.interrupts import interrupted_at
 from tests.support.wait_until import wait_until
 
@@ -86,14 +86,9 @@ def test_interrupted_with_statement_leaves_the_lock_free() -> None:
     every_interrupt(use, condition)
 
 
-def test_interrupted_acquired_leaves_the_lock_free() -> None:
+def test_interrupted_call_with_a_lock_leaves_it_free() -> None:
     lock = threading.RLock()
-
-    def use() -> None:
-        with acquired(lock, 1):
-            pass
-
-    every_interrupt(use, lock)
+    every_interrupt(lambda: locked(lock, 1, lambda free: None), lock)
 
 
 def every_interrupt(use: Callable[[], None], lock: threading.RLock | Condition) -> None:
@@ -108,13 +103,13 @@ def every_interrupt(use: Callable[[], None], lock: threading.RLock | Condition) 
             place += 1
 
 
-def test_acquired_yields_false_if_the_lock_is_held() -> None:
+def test_call_learns_if_the_lock_is_free() -> None:
     lock = threading.RLock()
-    with acquired(lock, 1) as free, acquired(lock, 1) as again, ThreadPoolExecutor(1) as other:
 
-        def attempt() -> bool:
-            with acquired(lock, 0) as free:
-                return free
+    def call(free: bool) -> list[bool]:
+        with ThreadPoolExecutor(1) as other:
+            elsewhere = other.submit(locked, lock, 0, lambda free: free).result()
+        return [free, locked(lock, 1, lambda free: free), elsewhere]
 
-        assert (free, again, other.submit(attempt).result()) == (True, False, False)
-    assert attempt()
+    assert locked(lock, 1, call) == [True, False, False]
+    assert locked(lock, 0, call)[0]

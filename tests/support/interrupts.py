@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_kept: list[BaseException] = []
+
 
 @contextmanager
 def interrupted_at(
@@ -20,6 +22,8 @@ def interrupted_at(
     """Send a signal at a place, by number, of the modules whose names begin with one of `code`.
 
     Yields a function that returns True if there was such a place.
+
+    The exception is kept until the next one, as notebooks keep that of a cell, and with it the frames it passed.
 
     The places are those where Python handles signals: the begin of functions, and the return from functions in C.
     """
@@ -38,6 +42,9 @@ def interrupted_at(
     sys.setprofile(profile)
     try:
         yield lambda: count >= place
+    except BaseException as error:
+        _kept[:] = [error]
+        raise
     finally:
         sys.setprofile(None)
         signal.signal(number, former)

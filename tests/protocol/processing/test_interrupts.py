@@ -25,7 +25,7 @@ from tests.support.wait_until import wait_until
 pytestmark = pytest.mark.soak
 
 RECORDS = 8
-_CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts")
+_CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts", "contextlib")
 # Interrupt at every `_STEP`-th place.
 _STEP = 1 if SOAK else 7
 
