@@ -25,7 +25,7 @@ from protocol.metrics.sensor import timed
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.partitioner import Partitioner, PartitionFunction, Partitions
 from protocol.producer.topics import MissingTopics, require_partition, topic_to_write
-from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
+from protocol.records.arrow_numpy import to_numpy, valid
 
 GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no type stubs
 
@@ -61,7 +61,7 @@ class PartitionChoice:
 
         Raises `UsageError` for missing partitions.
         """
-        partitions = None if given is None else _int32(given, rows, f"for {rows} rows of topic {topic}")
+        partitions = None if given is None else int32_partitions(given, rows, f"for {rows} rows of topic {topic}")
         numbers = None if partitions is None else to_numpy(partitions)[valid(partitions)]
         highest = int(numbers.max()) if numbers is not None and len(numbers) else 0
         limit = self._client.deadline().at_most_ms(self._config.max_block_ms)
@@ -136,7 +136,7 @@ class PartitionChoice:
     def _by_function(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         assert self._function is not None
         count, source = len(topic.partitions), f"by the partitioner for {rows.num_rows} rows"
-        found = _int32(self._function(topic.name, rows, count), rows.num_rows, source)
+        found = int32_partitions(self._function(topic.name, rows, count), rows.num_rows, source)
         chosen = to_numpy(found)[valid(found)]
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
             raise UsageError(
@@ -157,12 +157,21 @@ class PartitionChoice:
         return self._partitioners[topic.name].choose(keys, sizes, len(topic.partitions), *load)
 
 
-def _int32(partitions: GivenPartitions, rows: int, source: str) -> pa.Int32Array:
+def int32_partitions(partitions: GivenPartitions, rows: int, source: str) -> pa.Int32Array:
+    """Return one partition per row, null where none is given; `source` ends the messages of errors.
+
+    Raises
+    ------
+    UsageError
+        Another number of partitions than rows, or a partition that is no int32.
+    """
     if len(partitions) != rows:
         raise UsageError(f"{len(partitions)} partitions were given {source}")
-    if isinstance(partitions, np.ndarray):
-        return to_arrow(partitions.astype(np.int32, copy=False))
-    return partitions if partitions.type == pa.int32() else partitions.cast(pa.int32())
+    try:
+        found = pa.array(partitions) if isinstance(partitions, np.ndarray) else partitions
+        return found if found.type == pa.int32() else found.cast(pa.int32())
+    except pa.ArrowException as error:
+        raise UsageError(f"partitions that are no 32-bit integers were given {source}: {error}") from error
 
 
 def _fill_nulls(given: pa.Int32Array, chosen: Partitions) -> Partitions:

@@ -260,6 +260,10 @@ class TransactionalProducer(Producer):
         TopicRecreated
             An offset belongs to a deleted topic, and a new topic has its name: abort the transaction.
         """
+        if not isinstance(group_metadata, ConsumerGroupMetadata):
+            raise UsageError(
+                f"group_metadata is {type(group_metadata).__name__}, not what `KafkaConsumer.group_metadata()` returns"
+            )
         if offsets:
             deadline = self._client.deadline(timeout_ms)
             self._let_in(lambda: self._session.send_offsets(offsets, group_metadata, deadline))

@@ -42,7 +42,7 @@ def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatc
     Raises
     ------
     UsageError
-        A column is missing, unknown or of another type, or a header has no key.
+        A column is missing, unknown, there twice or of another type, or a header has no key.
     """
     if isinstance(columns, pa.Table):
         whole = [column.combine_chunks() for column in columns.columns]
@@ -53,6 +53,8 @@ def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatc
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise UsageError(f"{unknown[0]} is not a column of a record; the columns are {', '.join(NAMES)}")
+    if repeated := [name for name in NAMES if names.count(name) > 1]:
+        raise UsageError(f"{repeated[0]} is the name of {names.count(repeated[0])} columns")
     arrays = {name: _binary(name, columns.column(name)) for name in ("key", "value") if name in names}
     timestamps = columns.column("timestamp_ms") if "timestamp_ms" in names else None
     arrays["timestamp_ms"] = _timestamps(timestamps, columns.num_rows, default_timestamp_ms)

@@ -17,7 +17,7 @@ from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.producer.messages import Headers, Message, ProducerMessage
-from protocol.producer.partition_choice import GivenPartitions
+from protocol.producer.partition_choice import GivenPartitions, int32_partitions
 from protocol.producer.partitioner import partition_of
 from protocol.producer.results import BatchResult, MessageFuture, ProducedRange, RecordMetadata, SentColumns, results_of
 from protocol.records.record_columns import record_columns
@@ -221,7 +221,9 @@ class MockProducer:
         checked = record_columns(columns, _now_ms())
         keys = checked.column("key").to_pylist() if "key" in checked.schema.names else [None] * checked.num_rows
         headers = columns.column("headers").to_pylist() if "headers" in columns.schema.names else []
-        given = [None] * checked.num_rows if partitions is None else list(np.asarray(partitions).tolist())
+        count = checked.num_rows
+        source = f"for {count} rows of topic {topic}"
+        given = [None] * count if partitions is None else int32_partitions(partitions, count, source).to_pylist()
         times_ms = checked.column("timestamp_ms").to_pylist()
         values = checked.column("value").to_pylist()
         rows = [

@@ -282,6 +282,9 @@ class TestRefusals:
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
+            for given in (np.array([1 << 32]), np.array([0.5]), pa.array([1 << 32]), pa.array(["x"])):
+                with pytest.raises(UsageError, match="partitions that are no 32-bit integers were given for 1 rows"):
+                    producer.send_columns(name, numbered(0, 1), given)
 
     def test_unknown_topic_is_named(self, kafka: LocalKafka) -> None:
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
@@ -299,11 +302,18 @@ class TestRefusals:
         ],
     )
     def test_invalid_columns_are_named(self, columns: dict[str, pa.Array], message: str) -> None:
+        self._is_refused(pa.RecordBatch.from_pydict(columns), message)
+
+    def test_repeated_column_is_named(self) -> None:
+        twice = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([b"w"])], names=["value", "value"])
+        self._is_refused(twice, "value is the name of 2 columns")
+
+    def _is_refused(self, columns: pa.RecordBatch, message: str) -> None:
         with (
             pytest.raises(UsageError, match=message),
             producer_of("127.0.0.1:1") as producer,
         ):
-            producer.send_columns("t", pa.RecordBatch.from_pydict(columns))
+            producer.send_columns("t", columns)
 
     def test_closed_producer_refuses_sends(self) -> None:
         producer = producer_of("127.0.0.1:1")

@@ -148,3 +148,13 @@ def test_closed_producer_refuses_messages() -> None:
     producer.close()
     with pytest.raises(UsageError, match="closed"):
         producer.send("orders", b"1")
+
+
+def test_null_partition_is_chosen_and_wrong_ones_are_refused() -> None:
+    columns = pa.record_batch({"value": [b"a"]})
+    with MockProducer({"orders": 3}) as producer:
+        producer.expect_send("orders")
+        producer.send_columns("orders", columns, pa.array([None], pa.int32()))
+        for given, message in (([0, 1], "2 partitions were given for 1 rows"), ([1 << 32], "no 32-bit integers")):
+            with pytest.raises(UsageError, match=message):
+                producer.send_columns("orders", columns, pa.array(given))

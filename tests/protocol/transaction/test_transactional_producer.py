@@ -259,6 +259,12 @@ class TestErrors:
         producer.commit_transaction()
         assert visible(client) == [3]
 
+    def test_name_of_a_group_is_not_taken_for_its_metadata(self, producer: TransactionalProducer) -> None:
+        producer.begin_transaction()
+        with pytest.raises(UsageError, match="group_metadata is str"):
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(7)}, "etl")  # type: ignore[arg-type]
+        producer.commit_transaction()
+
     def test_refused_send_fails_the_transaction(self, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
