@@ -148,6 +148,8 @@ class PartitionProducer:
             return None
         # Unless draining, the batches in flight are the front of the queue.
         batch = self._queue[self.in_flight]
+        if self._gap_from is not None and not self._is_before_gap(batch):
+            return None
         # A retried batch is sent alone: newer batches could push it out of the five batches that the broker remembers,
         # and the broker could then not detect a duplicate.
         if self.in_flight and (batch.attempts or self._queue[0].attempts > 1):
@@ -216,7 +218,7 @@ class PartitionProducer:
         elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
             if first and batch.maybe_written:
                 self._give_up(error)
-            else:
+            else:  # brokers with this code refuse late copies of later batches as well
                 self._restart = self._restart or first
                 self._retry(now_s)
         elif code in _TOO_LARGE and batch.record_count > 1:
@@ -332,8 +334,12 @@ class PartitionProducer:
         self._end(batch, BatchResult(error=error))
         if batch.base_sequence != NO_SEQUENCE:
             self._draining = True
-            if self._gap_from is None:
+            if self._gap_from is None or self._is_before_gap(batch):
                 self._gap_from = batch.base_sequence
+
+    def _is_before_gap(self, batch: ProducerBatch) -> bool:
+        gap, number = self._gap_from, batch.base_sequence
+        return gap is not None and number != NO_SEQUENCE and comes_before(number, gap)
 
     def _is_behind_gap(self, batch: ProducerBatch) -> bool:
         gap, number = self._gap_from, batch.base_sequence
@@ -374,12 +380,18 @@ class PartitionProducer:
 
     def _finish_draining(self) -> None:
         """Prepare the remaining batches for a restart once no batch is in flight after a failure."""
-        if not self._draining or self.in_flight:
+        if self.in_flight or not (self._draining or self._gap_from is not None):
             return
         self._draining = False
         if self._given_up is not None:
             self.drop(self._unknown_outcome(self._given_up))
             self._given_up = None
+            self._restart = True
+        behind = list(filter(self._is_behind_gap, self._queue))
+        if any(batch.maybe_written for batch in behind):
+            # A late copy must not fill the gap: the next epoch makes the broker refuse it.
+            if any(map(self._is_before_gap, self._queue)):
+                return  # these may be written, and keep their epoch; they are sent first
             self._restart = True
         if self._restart and self.sequences is not None:
             self.broken_identity = self.sequences.identity
@@ -387,7 +399,7 @@ class PartitionProducer:
         elif self._gap_from is not None and self.sequences is not None:
             # Batches behind the gap were refused, so their numbers are free. Batches before it may be written.
             self.sequences.next = self._gap_from
-            for batch in filter(self._is_behind_gap, self._queue):
+            for batch in behind:
                 batch.base_sequence = self.sequences.take(batch.record_count)
         self._restart = False
         self._gap_from = None

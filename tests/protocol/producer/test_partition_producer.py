@@ -184,6 +184,34 @@ class TestRetries:
 
 
 class TestFailures:
+    def test_late_copy_of_a_batch_behind_a_failed_one_cannot_take_its_number(self) -> None:
+        made, (failed, lost, refused) = confirmed(3, rows=1)
+        made.refused(failed, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
+        made.lost(lost, LOST, 0.0)
+        made.refused(refused, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 0.0)
+        assert made.broken_identity == IDENTITY
+        made.begin(ProducerIdentity(7, 1))
+        assert numbers_of_the_rest(made) == [0, 1]
+
+    def test_lost_batch_before_a_failed_one_keeps_its_epoch(self) -> None:
+        made, (before, failed, behind) = confirmed(3, rows=1)
+        made.lost(before, LOST, 0.0)
+        made.refused(failed, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
+        made.lost(behind, LOST, 0.0)
+        assert (send_all(made, 1e9), before.base_sequence) == ([before], 1)
+        made.written(before, 1)
+        assert made.broken_identity == IDENTITY
+        made.begin(ProducerIdentity(7, 1))
+        assert numbers_of_the_rest(made) == [0]
+
+    def test_gap_begins_at_the_first_of_several_failed_batches(self) -> None:
+        made, (lost, second, third) = confirmed(3, rows=1)
+        made.lost(lost, LOST, 0.0)
+        made.refused(third, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
+        made.refused(second, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
+        fill(made, 1)
+        assert numbers_of_the_rest(made) == [1, 2]
+
     def test_permanently_refused_batch_leaves_no_sequence_gap(self) -> None:
         made, sent = confirmed(3)
         made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, 1.0, "record 3: no key")
@@ -422,6 +450,29 @@ class TestWithModelBroker:
         assert simulation.log.values == written
         assert sorted(simulation.acknowledged) == written
         assert all("MESSAGE_TOO_LARGE" in str(error) for error in failures_of(simulation.made))
+
+    @given(
+        batches=st.lists(st.sampled_from([1, 1, 2]), min_size=8, max_size=20),
+        seed=st.integers(0, 2**32),
+        too_large=st.frozensets(st.integers(0, 20), min_size=1, max_size=8),
+    )
+    def test_late_copies_of_lost_batches_are_written_once_after_a_failed_one(
+        self, batches: list[int], seed: int, too_large: frozenset[int]
+    ) -> None:
+        simulation = Simulation(batches, random.Random(seed).randrange, largest=100)
+        simulation.log.too_large = too_large
+        simulation.run(steps=300)
+        written, acknowledged = simulation.log.values, simulation.acknowledged
+        assert written == sorted(set(written))
+        assert len(acknowledged) == len(set(acknowledged))
+        failed = {
+            value
+            for each in simulation.made.completed
+            if each.result and each.result.error
+            for value in values_of(each)
+        }
+        assert set(acknowledged) == set(written) - failed
+        assert set(acknowledged) | failed == set(simulation.sent_values)
 
     def test_truncated_log_is_an_error_and_never_a_silent_gap(self) -> None:
         simulation = Simulation([3, 3, 3], lambda n: n - 1, largest=100)
