@@ -100,8 +100,8 @@ class ClassicMember(MemberMachine):
         )
 
     @property
-    def awaits_member_id(self) -> bool:
-        """Return True while the first JoinGroup is in flight.
+    def is_becoming_known(self) -> bool:
+        """Return True while the first JoinGroup is in flight, which assigns the member id.
 
         From its response on, the coordinator and all members wait for the new member until its session timeout
         (KIP-394).

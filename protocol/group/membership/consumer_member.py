@@ -14,7 +14,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError, ConnectFailed, KafkaError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
@@ -61,6 +61,8 @@ class ConsumerMember(MemberMachine):
         self._member_id = str(uuid.uuid4())
         self._epoch = _JOIN
         self._assigned_since: int | None = None
+        # True if a join request has no response: the coordinator may have added the member.
+        self._may_have_joined = False
         # Time limit for the release of the instance id, from the first refusal on.
         self._released_s = math.inf
         # Fields of the last request, and those that the coordinator has acknowledged; others are sent again.
@@ -82,6 +84,11 @@ class ConsumerMember(MemberMachine):
         return GroupMember(
             self._member_id, member_epoch=epoch, group_instance_id=instance_id, assigned_since=self._assigned_since
         )
+
+    @property
+    def is_becoming_known(self) -> bool:
+        """Return True while the first heartbeat is in flight: after an earlier leave request it would join again."""
+        return self._in_flight is not None and self._assigned_since is None
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -127,8 +134,7 @@ class ConsumerMember(MemberMachine):
         return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
-        # While a join request is in flight, the coordinator may have added the member already.
-        is_known = self._assigned_since is not None or self._in_flight is not None
+        is_known = self._assigned_since is not None or self._in_flight is not None or self._may_have_joined
         if not is_known or for_good is False:
             return None
         static = self.config.group_instance_id is not None and for_good is None
@@ -146,6 +152,8 @@ class ConsumerMember(MemberMachine):
 
         A member that was killed holds its instance id until its session timeout; its successor waits for that.
         """
+        if request is self._in_flight and not isinstance(error, (BrokerError, ConnectFailed)):
+            self._may_have_joined = True
         unreleased = isinstance(error, BrokerError) and error.code == ErrorCode.UNRELEASED_INSTANCE_ID
         if unreleased and request is self._in_flight:
             self._released_s = min(self._released_s, now_s + _RELEASED_IN_S)
@@ -157,6 +165,7 @@ class ConsumerMember(MemberMachine):
         self._acknowledged_fields, self._ownership_acknowledged, self._released_s = self._sent_fields, True, math.inf
         self._heartbeat_s = now_s + max(_LEAST_INTERVAL_MS, reply["heartbeat_interval_ms"]) / 1000
         self._epoch = reply["member_epoch"]
+        self._may_have_joined = False
         if self._assigned_since is None:
             self._assigned_since = self._epoch
         if reply["assignment"] is not None:

@@ -112,9 +112,9 @@ class MemberMachine(ABC):
         """Return the member as the coordinator knows it; without generation or epoch outside a session."""
 
     @property
-    def awaits_member_id(self) -> bool:
-        """Return True if the response in flight assigns the member id that a leave request needs."""
-        return False
+    @abstractmethod
+    def is_becoming_known(self) -> bool:
+        """Return True while a request is in flight whose response a leave request must wait for."""
 
     def pending(self, now_s: float) -> EndReason | None:
         """Return the reason why the owner must act; None if it need not."""

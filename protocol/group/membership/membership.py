@@ -250,7 +250,7 @@ class Membership:
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self.changed:
             try:
-                while self.machine.awaits_member_id and not deadline.passed:
+                while leave is not False and self.machine.is_becoming_known and not deadline.passed:
                     self.changed.wait(min(deadline.remaining_s(), TICK_S))
             finally:  # also at Ctrl-C
                 self.machine.leave(for_good=leave)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,6 +106,35 @@ def test_close_during_join_leaves_at_once(
     two.poll_rebalance(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
     assert_leaves_at_once(two, fake)
+
+
+@pytest.mark.parametrize("protocol", ["consumer"])
+@pytest.mark.parametrize("reply", ["late", "lost"])
+def test_close_during_the_first_heartbeat_leaves_no_member(
+    fake: FakeKafka, client: Client, new_member: NewMember, group: str, reply: str
+) -> None:
+    """A heartbeat that arrives after the leave request would make a member of it."""
+    asked, closing = threading.Event(), threading.Event()
+
+    def first(body: Any) -> None:
+        if body["member_epoch"] == 0 and not asked.is_set():
+            asked.set()
+            assert closing.wait(20)
+            time.sleep(0.2)  # longer than a leave request takes
+
+    if reply == "lost":
+        fake.lose_replies(CONSUMER_GROUP_HEARTBEAT, 1)
+    fake.before[CONSUMER_GROUP_HEARTBEAT] = first
+    owner = new_member(client, "orders")
+    owner.poll_rebalance()
+    assert asked.wait(20)
+    with ThreadPoolExecutor(1) as other:
+        closed = other.submit(owner.membership.close, timeout_ms=20_000)
+        closing.set()
+        closed.result(20)
+    time.sleep(0.3)
+    assert [body["member_epoch"] for body in fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)][-1] == -1
+    assert not fake.groups.consumer_groups[group].members
 
 
 def test_close_leaves_while_a_silent_broker_is_asked_for_metadata(
