@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import protocol
 from protocol.admin.acls import AclBinding, AclFilter, AclOperation, PatternType, ResourceType
-from protocol.errors import UsageError
+from protocol.errors import BrokerError, ProducerFenced, UsageError
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.process_state import PROCESS
-from spark_kafka_source.sink.exactly_once import ledger_group
-from tests.support.exactly_once_query import Query
+from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
+from tests.support.exactly_once_query import Query, paused_at
 
 FIRST, SECOND = "first", "second"
 USERS = {"admin": "admin-secret", "writer": "writer-secret"}
@@ -77,6 +78,61 @@ def test_start_that_cannot_read_the_ledger_writes_nothing(
         query.commit(query.task("D", 1, 0, (SECOND, "1")))
         query.commit(query.task("D", 2, 0, (SECOND, "2")))
         assert values(cluster, SECOND) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("lost", ["ACL", "group"])
+def test_ledger_lost_after_a_start_that_failed_to_write_it_is_noticed(
+    cluster: FakeKafka, admin: protocol.Admin, query: Query, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """The failed start has called InitProducerId for the ledger: its transactional id no longer shows a commit."""
+    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
+    admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
+    may_write_first = replace(MAY_READ_FIRST, operation=AclOperation.WRITE)  # and describe
+    admin.create_acls([may_write_first])
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+        query.task("B", 1, 0, (SECOND, "1"))
+    if lost == "ACL":
+        admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
+    else:
+        admin.create_acls([MAY_READ_FIRST])
+        admin.delete_groups([query.transactional_id()])
+    with pytest.raises(UsageError, match="was deleted, or the user may not read it"):
+        query.task("C", 1, 0, (SECOND, "1"))
+    assert values(cluster, SECOND) == [b"1"]
+
+
+def test_ledger_lost_after_a_driver_was_fenced_is_noticed(
+    admin: protocol.Admin, cluster: FakeKafka, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
+    written = query.task("A", 2, 0, (SECOND, "2"))
+
+    def decide_in_newer_start() -> None:
+        query.commit(query.task("B", 2, 0, (SECOND, "2")))
+
+    with paused_at(batch_commit, "decide", decide_in_newer_start), pytest.raises(ProducerFenced):
+        query.commit(written)
+    admin.delete_groups([query.transactional_id()])
+    with pytest.raises(UsageError, match="was deleted, or the user may not read it"):
+        query.task("C", 2, 0, (SECOND, "2"))
+    assert values(cluster, SECOND) == [b"1", b"2"]
+
+
+def test_start_killed_before_it_wrote_a_ledger_is_no_loss(
+    cluster: FakeKafka, admin: protocol.Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = {f"kafka.{name}": str(value) for name, value in cluster.client_properties("writer").items()}
+    query = Query(cluster.bootstrap_servers, settings=properties)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_group, "add_offsets", killed)
+        with pytest.raises(KeyboardInterrupt):
+            query.task("A", 0, 0, (FIRST, "0"))
+    query.commit(query.task("B", 0, 0, (FIRST, "0")))
+    assert values(cluster, FIRST) == [b"0"]
 
 
 def test_late_attempt_that_cannot_read_the_ledger_any_more_writes_nothing(

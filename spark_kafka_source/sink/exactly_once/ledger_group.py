@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from protocol.admin.transactions import describe_transactions
+from protocol.admin.transactions import list_transactions
 from protocol.broker_errors import ErrorCode, TransactionEffect, broker_error, error_row
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -56,17 +56,14 @@ def read_written_ledger(client: Client, query: Query, deadline: Deadline) -> Led
     return ledger
 
 
-def _require_readable(client: Client, query: Query, deadline: Deadline) -> None:
-    """Raise `UsageError` if a ledger was written that cannot be read; not known before Kafka 3.0.
+def _is_written(client: Client, query: Query, deadline: Deadline) -> bool:
+    """Return True if the ledger was written before: every task writes it before its first transaction.
 
-    Before InitProducerId, which would make the coordinator forget how the last transaction ended.
+    False before Kafka 3.0, which does not list transactional ids.
     """
     with suppress(UnsupportedVersion):
-        found = describe_transactions(client, [query.transactional_id], deadline).get(query.transactional_id)
-        if found is not None and found.state == "PrepareCommit":
-            raise _contended(query, None)
-        if found is not None and found.state == "CompleteCommit":
-            read_written_ledger(client, query, deadline)
+        return bool(list_transactions(client, deadline, prefix=query.task_prefix))
+    return False
 
 
 def rewrite_ledger(
@@ -104,16 +101,16 @@ def rewrite_ledger(
     # The key has the process id, because a forked child must not use its parent's producer identity.
     key = (os.getpid(), query)
     known: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
-    if is_new := known is None or fence_first:
-        _require_readable(client, query, deadline)
+    if known is None or fence_first:
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
         before = read_ledger(client, query, deadline, require_stable=True)
+        if before is None and _is_written(client, query, deadline):
+            before = read_written_ledger(client, query, deadline)
     else:
         identity, before = known
     after = change(before)
-    if after is None or (after == before and not is_new):
+    if after is None or after == before:
         return after
-    # After InitProducerId an equal ledger is written, too: `_require_readable` looks at how the last transaction ended.
     offsets = to_offsets(after, len(client.topic(after.topic, deadline).partitions))
     try:
         add_offsets(client, identity, query.transactional_id, offsets, deadline)

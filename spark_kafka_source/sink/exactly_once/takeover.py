@@ -158,8 +158,6 @@ def take_over(
             if ledger.start_id == batch.start_id if ledger is not None else topic is None:
                 return ledger
             if is_due:
-                if ledger is not None:  # before InitProducerId, see `rewrite_ledger`
-                    _require_checkpoint_not_reset(ledger, batch)
                 return rewrite_ledger(
                     client, batch.query, add_start, transaction_timeout_ms, deadline, fence_first=True
                 )
