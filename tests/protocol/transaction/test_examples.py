@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from protocol.errors import ProducerFenced
+from protocol.errors import OutcomeUnknown, ProducerFenced
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce
@@ -31,7 +31,7 @@ def test_records_are_copied_once_while_copiers_join_and_leave(kafka1: LocalKafka
     def run(transactional_id: str, stopped: Callable[[], bool]) -> None:
         try:
             namespace["copy"](kafka1.bootstrap_servers, group, source, target, transactional_id, stopped)
-        except ProducerFenced:
+        except (ProducerFenced, OutcomeUnknown):  # UNKNOWN_SERVER_ERROR if it is fenced while the broker ends it
             fenced.append(transactional_id)
 
     def start(transactional_id: str) -> threading.Thread:
