@@ -290,8 +290,8 @@ class TransactionalProducer(Producer):
         deadline = None if timeout_ms is None else self._client.deadline(timeout_ms)
         self._require_alive()
         if self._session.state is not _S.COMMITTING_TRANSACTION:
-            begin_to_end = self._session.begin_to_end
-            self._session.after_flush(partial(self._flush_sends, deadline), partial(begin_to_end, commit=True))
+            flush = partial(self._flush_sends, deadline)
+            self._session.after_flush(flush, partial(self._session.begin_to_end, commit=True))
         try:
             self._session.end(commit=True, deadline=deadline or self._client.deadline())
         except OutcomeUnknown as error:
