@@ -165,13 +165,14 @@ def int32_partitions(partitions: GivenPartitions, rows: int, source: str) -> pa.
     UsageError
         Another number of partitions than rows, or a partition that is no int32.
     """
-    if len(partitions) != rows:
-        raise UsageError(f"{len(partitions)} partitions were given {source}")
     try:
-        found = pa.array(partitions) if isinstance(partitions, np.ndarray) else partitions
-        return found if found.type == pa.int32() else found.cast(pa.int32())
-    except pa.ArrowException as error:
+        found = partitions if isinstance(partitions, (pa.Array, pa.ChunkedArray)) else pa.array(partitions)
+        found = found if found.type == pa.int32() else found.cast(pa.int32())
+    except (pa.ArrowException, TypeError) as error:
         raise UsageError(f"partitions that are no 32-bit integers were given {source}: {error}") from error
+    if len(found) != rows:
+        raise UsageError(f"{len(found)} partitions were given {source}")
+    return found
 
 
 def _fill_nulls(given: pa.Int32Array, chosen: Partitions) -> Partitions:

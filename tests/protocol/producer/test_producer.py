@@ -282,7 +282,7 @@ class TestRefusals:
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
-            for given in (np.array([1 << 32]), np.array([0.5]), pa.array([1 << 32]), pa.array(["x"])):
+            for given in (np.array([1 << 32]), np.array([0.5]), pa.array([1 << 32]), pa.array(["x"]), 3):
                 with pytest.raises(UsageError, match="partitions that are no 32-bit integers were given for 1 rows"):
                     producer.send_columns(name, numbered(0, 1), given)
 
