@@ -57,12 +57,13 @@ class DeferredInterrupts:
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """Handle signals at once in this inner block, for waits and for the user's code."""
+        before = self._allowed
         try:
             self._allowed = True
             self._run_handlers()
             yield
         finally:
-            self._allowed = False
+            self._allowed = before
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._arrived[number] = frame

@@ -7,6 +7,7 @@ thread, in which the handler reads it.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -125,6 +126,7 @@ class ConsumerGroup:
         # Reentrant, since a signal handler may call `close` in the thread of `consume` or of another `close`.
         self._lock = threading.RLock()
         self._releasing = False
+        self._process_id: int | None = None
         self._thread_local = threading.local()
 
     def __enter__(self) -> ConsumerGroup:
@@ -173,6 +175,7 @@ class ConsumerGroup:
         def run(free: bool) -> EndReason:
             if not free:
                 raise UsageError("another call of consume is running")
+            self._process_id = os.getpid()
             return self._consume(topics, handler, stop)
 
         return self._exclusively(run, wait=False)
@@ -278,6 +281,11 @@ class ConsumerGroup:
         -----
         In a thread of a handler, or in a signal handler that interrupts `consume`, this call does not wait: `consume`
         completes the work before it returns.
+
+        Raises
+        ------
+        UsageError
+            `consume` was called before a fork of this process.
         """
         self._closed = True
         if not getattr(self._thread_local, "is_handler", False):
@@ -288,6 +296,8 @@ class ConsumerGroup:
 
         The call that ends after `close` releases all resources.
         """
+        if self._process_id not in (None, os.getpid()):  # its threads do not exist here, and one may hold the lock
+            raise UsageError("this ConsumerGroup was used before a fork: make one in this process")
         try:
             return locked(self._lock, -1 if wait else 0, call)
         finally:

@@ -138,11 +138,14 @@ class ConsumerLoop:
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._late: dict[TopicPartition, list[LanePartition]] = defaultdict(list)
         self._commit_at_s = 0.0
+        self.interrupts = DeferredInterrupts()
 
-    def run(self) -> None:
-        """Poll until `closing` is set."""
+    def run(self, interrupts: DeferredInterrupts) -> None:
+        """Poll until `closing` is set. Polled records are dispatched before Ctrl-C is handled."""
+        self.interrupts = interrupts
         while not self._closing.is_set():
-            timeout_ms = self._wait_for_room()
+            with interrupts.allowed():
+                timeout_ms = self._wait_for_room()
             try:
                 records = self.consumer.poll(timeout_ms)
             except WakeUp:
@@ -150,14 +153,12 @@ class ConsumerLoop:
             except DeadlineExceeded as error:
                 log.warning("%s", error)
                 continue
-            self._leave_deleted_topics(self._partitions, records)
-            for key, batches in records.items():
-                for batch, epochs in zip(batches, records.leader_epochs(key), strict=True):
-                    self._dispatch(key, batch, epochs)
-            self._update_pauses(may_wait=bool(records))
-            if self._clock.now_s() >= self._commit_at_s:
-                self._commit_at_s = self._clock.now_s() + self._config.commit_interval_ms / 1000
-                self._commit()
+            self._dispatch_all(records)
+            with interrupts.allowed():
+                self._update_pauses(may_wait=bool(records))
+                if self._clock.now_s() >= self._commit_at_s:
+                    self._commit_at_s = self._clock.now_s() + self._config.commit_interval_ms / 1000
+                    self._commit()
 
     def _wait_for_room(self) -> float:
         """Return the timeout of the next poll; wait a little if all partitions are paused."""
@@ -171,6 +172,20 @@ class ConsumerLoop:
         return 0
 
     # -- records ------------------------------------------------------------------------------
+
+    def _dispatch_all(self, records: ConsumerRecords) -> None:
+        """Pass records to the pool; after an error, seek back to those that no tracker knows."""
+        try:
+            self._leave_deleted_topics(self._partitions, records)
+            for key, batches in records.items():
+                for batch, epochs in zip(batches, records.leader_epochs(key), strict=True):
+                    self._dispatch(key, batch, epochs)
+        except BaseException:
+            for key in records.keys() & self.consumer.assignment:
+                assigned, start = self._partitions.get(key), _start(records, key)
+                if start is not None and (assigned is None or assigned.tracker.committable is None):
+                    self.consumer.seek(key, start)
+            raise
 
     def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch, epochs: LeaderEpochs) -> None:
         if (assigned := self._partitions.get(key)) is None:
@@ -382,23 +397,26 @@ def _start(records: ConsumerRecords, key: TopicPartition) -> CommittedOffset | N
 
 
 class _Listener(ConsumerRebalanceListener):
-    """Passes rebalances to the loop, then to the user's listener."""
+    """Passes rebalances to the loop, then to the user's listener. Ctrl-C interrupts both."""
 
     def __init__(self, loop: ConsumerLoop, user: ConsumerRebalanceListener | None) -> None:
         self._loop = loop
         self.user = user
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        self._loop.release(partitions)
-        if self.user is not None:
-            self.user.on_partitions_revoked(partitions)
+        with self._loop.interrupts.allowed():
+            self._loop.release(partitions)
+            if self.user is not None:
+                self.user.on_partitions_revoked(partitions)
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        self._loop.assigned(partitions)
-        if self.user is not None:
-            self.user.on_partitions_assigned(partitions)
+        with self._loop.interrupts.allowed():
+            self._loop.assigned(partitions)
+            if self.user is not None:
+                self.user.on_partitions_assigned(partitions)
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        self._loop.release(partitions, lost=True)
-        if self.user is not None:
-            self.user.on_partitions_lost(partitions)
+        with self._loop.interrupts.allowed():
+            self._loop.release(partitions, lost=True)
+            if self.user is not None:
+                self.user.on_partitions_lost(partitions)

@@ -7,6 +7,7 @@ order and the offsets to commit.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -152,6 +153,7 @@ class Processor:
         self._lock = threading.RLock()
         # The threads of `run` and of the further consumers; None before `run` or `close`.
         self._running_in: set[int] | None = None
+        self._process_id: int | None = None
         self._failure: BaseException | None = None
         self._given_listener: ConsumerRebalanceListener | None = None
         with ExitStack() as resources:
@@ -239,6 +241,7 @@ class Processor:
                 if self._running_in is not None:
                     raise UsageError("this Processor was run or closed before; make a new one")
                 self._running_in = {threading.get_ident()}
+                self._process_id = os.getpid()
             first, *others = self._loops
             threads = [
                 threading.Thread(target=self._run_loop, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
@@ -288,8 +291,7 @@ class Processor:
         try:
             with DeferredInterrupts() as interrupts:
                 try:
-                    with interrupts.allowed():
-                        loop.run()
+                    loop.run(interrupts)
                 finally:
                     self._halt()
                     if not self._owns_consumers:
@@ -308,7 +310,14 @@ class Processor:
 
         Records that no handler has begun are not handled. In a handler, and in a signal handler that interrupts `run`,
         this call does not wait.
+
+        Raises
+        ------
+        UsageError
+            `run` was called before a fork of this process.
         """
+        if self._process_id not in (None, os.getpid()):  # its threads do not exist here, and one may hold a lock
+            raise UsageError("this Processor was run before a fork: make one in this process")
         self._halt()
         with DeferredInterrupts(), self._lock:
             if self._running_in is None:

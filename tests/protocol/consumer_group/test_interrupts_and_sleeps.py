@@ -248,17 +248,18 @@ def test_interrupted_call_leaves_the_consumer_to_other_threads(client: Client) -
             place += 1
 
 
+class Nothing(ConsumerGroupHandler):
+    def setup(self, session: ConsumerGroupSession) -> None:
+        pass
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        pass
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        pass
+
+
 def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> None:
-    class Nothing(ConsumerGroupHandler):
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            pass
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
     stop = threading.Event()
     stop.set()
     given = parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"})
@@ -379,6 +380,34 @@ def test_consumer_is_refused_in_a_forked_child_after_it_has_polled(client: Clien
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert consumer.position(("orders", 0)) == END
+
+
+def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Client) -> None:
+    class Waiting(Nothing):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            consuming.set()
+            session.ended.wait(20)
+
+    consuming, stop = threading.Event(), threading.Event()
+    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
+    with ThreadPoolExecutor(1) as other:
+        consumed = other.submit(group.consume, ["orders"], Waiting(), stop)
+        assert consuming.wait(20)
+        child = os.fork()
+        if not child:
+            code = 1
+            signal.alarm(20)
+            try:
+                with pytest.raises(UsageError, match="before a fork"):
+                    group.close()
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        stop.set()
+        assert "stop event" in str(consumed.result(20))
+    group.close()
 
 
 @pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])

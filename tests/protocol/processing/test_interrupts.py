@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +93,79 @@ def _client_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "(_serve)" not in thread.name]
 
 
+def test_consumer_given_to_a_processor_interrupted_anywhere_reads_all_other_records(fake: FakeKafka) -> None:
+    place, reached = 1, True
+    while reached:
+        handled: list[int] = []
+        all_handled = threading.Event()
+
+        def handle(
+            message: ConsumerMessage, handled: list[int] = handled, all_handled: threading.Event = all_handled
+        ) -> None:
+            handled.append(message.offset)
+            if len(handled) == RECORDS:
+                all_handled.set()
+
+        given = {**properties_of(fake, f"etl-{place}"), "enable.auto.commit": False, "max.poll.records": 2}
+        with KafkaConsumer(given) as consumer, ThreadPoolExecutor(1) as other:
+            consumer.assign([("orders", 0)])
+            processor = Processor(consumer, handle, threads=1)
+            closing = other.submit(lambda done, run: (done.wait(20), run.close()), all_handled, processor)
+            with suppress(KeyboardInterrupt), interrupted_at(place, _CODE) as was_reached:
+                processor.run()
+            reached = was_reached()
+            processor.close()
+            all_handled.set()
+            closing.result(20)
+            assert handled + read_offsets(consumer, RECORDS - len(handled)) == list(range(RECORDS)), place
+        place += _STEP
+    assert place > 100, "run was interrupted"
+
+
+def test_consumer_given_to_a_processor_that_cannot_dispatch_reads_all_records(fake: FakeKafka) -> None:
+    fake.create_topic("other", 2)
+    for partition in range(2):
+        fake.produce("other", *["value"] * 3, partition=partition)
+    given = {**properties_of(fake, "etl"), "enable.auto.commit": False}
+    with KafkaConsumer(given, columns=["offset", "value"]) as consumer:
+        consumer.assign([("other", 0), ("other", 1)])
+        with pytest.raises(UsageError, match="needs the column key"):
+            Processor(consumer, lambda message: None).run()
+        assert sorted(read_offsets(consumer, 6)) == [0, 0, 1, 1, 2, 2]
+
+
+def read_offsets(consumer: KafkaConsumer, count: int) -> list[int]:
+    """Return the offsets of this number of records."""
+    found: list[int] = []
+    deadline = consumer.client.deadline(20_000)
+    while len(found) < count and not deadline.passed:
+        for several in consumer.poll(100).values():
+            found += [offset for each in several for offset in each["offset"].to_pylist()]
+    return found
+
+
+def test_processor_is_refused_in_a_forked_child(fake: FakeKafka) -> None:
+    running = threading.Event()
+    processor = Processor(properties_of(fake, "etl"), lambda message: running.set(), ["orders"])
+    with ThreadPoolExecutor(1) as other:
+        ran = other.submit(processor.run)
+        assert running.wait(20)
+        child = os.fork()
+        if not child:
+            code = 1
+            signal.alarm(20)
+            try:
+                with pytest.raises(UsageError, match="before a fork"):
+                    processor.close()
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        processor.close()
+        ran.result(20)
+
+
 def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
     fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,11 +186,4 @@ def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
         with pytest.raises(KeyboardInterrupt):
             processor.run()
         release.set()
-        found: list[int] = []
-        deadline = consumer.client.deadline()
-        while len(found) < RECORDS and not deadline.passed:
-            polled = consumer.poll(100)
-            found += [
-                offset for several in polled.values() for each in several for offset in each["offset"].to_pylist()
-            ]
-    assert found == list(range(RECORDS))
+        assert read_offsets(consumer, RECORDS) == list(range(RECORDS))
