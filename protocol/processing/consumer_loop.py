@@ -379,8 +379,7 @@ class ConsumerLoop:
             with interrupts.allowed():
                 self.shut_down()
         finally:
-            if listener is not None:
-                self.consumer.replace_listener(listener)
+            self.consumer.replace_listener(listener or self.listener.user or ConsumerRebalanceListener())
             for key, to in self._unfinished(partitions).items():
                 self.consumer.seek(key, to)
             for key in partitions.keys() & self.consumer.assignment:

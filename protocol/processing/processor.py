@@ -38,6 +38,8 @@ _LANES_PER_THREAD = 4
 _AUTO_COMMIT = "enable.auto.commit"
 # Limit of the wait for threads whose handlers were waited for before.
 _STOP_MS = 1_000
+# After Ctrl-C during the wait for other consumers: how long they may take to leave the group.
+_LEAVE_MS = 5_000
 
 OnFailure = Literal["stop", "skip"]
 
@@ -264,6 +266,12 @@ class Processor:
                         for thread in threads:
                             if thread.ident is not None:
                                 thread.join()
+                except BaseException:  # such as Ctrl-C: the other consumers need the client to leave the group
+                    self._pool.end_waits()
+                    deadline = Deadline.after_ms(_LEAVE_MS)
+                    for thread in threads:
+                        thread.join(deadline.remaining_s())
+                    raise
                 finally:
                     self._release()
         if self._failure is not None:

@@ -95,6 +95,7 @@ class WorkerPool:
         self._left_a_run = Condition(lock)
         self._idle = 0
         self._stopped = False
+        self._waits_ended = False
         # Runs without order that are being handled.
         self._unordered: set[Run[PolledBatch]] = set()
         # Mean time per record; at first everything is worth stealing.
@@ -134,11 +135,11 @@ class WorkerPool:
             self._lanes.drop(partitions)
 
     def wait(self, partitions: Collection[LanePartition], deadline: Deadline) -> bool:
-        """Wait until no thread handles records of these dropped partitions; False after the deadline."""
+        """Wait until no thread handles records of these dropped partitions; False after the deadline or `end_waits`."""
         with self._left_a_run:
             # A list: an interrupt while a generator is closed would be lost.
             while [partition for partition in partitions if partition.running]:
-                if deadline.passed:
+                if deadline.passed or self._waits_ended:
                     return False
                 self._left_a_run.wait(deadline.remaining_s())
         return True
@@ -148,6 +149,12 @@ class WorkerPool:
         with self._left_a_run:
             while not self._stopped and [each for each in partitions if each.waiting] and not deadline.passed:
                 self._left_a_run.wait(min(_HALT_CHECK_S, deadline.remaining_s()))
+
+    def end_waits(self) -> None:
+        """End all calls of `wait`."""
+        with self._left_a_run:
+            self._waits_ended = True
+            self._left_a_run.notify_all()
 
     def halt(self) -> None:
         """Let the threads begin no further record. Takes no lock, for signal handlers."""

@@ -241,6 +241,10 @@ class MemberMachine(ABC):
             elif self._suspicion is not None:
                 self._heartbeat_s = now_s  # the response is older than the suspicion
 
+    def awaits(self, request: SendRequest) -> bool:
+        """Return False if the session of a request has ended: a response would be ignored."""
+        return request is self._in_flight or request is self._pending_leave
+
     def extend_session(self, request: SendRequest, since_s: float, now_s: float) -> None:
         """Restart the session timeout, after a response or while the coordinator delays one."""
         self.tick(now_s)

@@ -22,7 +22,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Metadata
 from protocol.condition import Condition
 from protocol.config import ConsumerConfig
-from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
 from protocol.group.membership.classic_member import ClassicMember
@@ -101,6 +101,8 @@ class Membership:
         self._rebalancing_since_s: float | None = None
         self.changed = Condition()
         self._in_flight: SendRequest | None = None
+        # False while the coordinator of the request is being looked up.
+        self._is_sent = False
         self._checked_s = self._clock.now_s()
         self._failing_since_s: float | None = None
         self._has_warned = False
@@ -250,7 +252,7 @@ class Membership:
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self.changed:
             try:
-                while leave is not False and self.machine.is_becoming_known and not deadline.passed:
+                while leave is not False and self._is_sent and self.machine.is_becoming_known and not deadline.passed:
                     self.changed.wait(min(deadline.remaining_s(), TICK_S))
             finally:  # also at Ctrl-C
                 self.machine.leave(for_good=leave)
@@ -355,6 +357,7 @@ class Membership:
                 self._notify()
                 if isinstance(step, (SendRequest, RefreshMetadata)):
                     self._in_flight = step if isinstance(step, SendRequest) else None
+                    self._is_sent = False
                     return step
                 self.changed.wait(min(max(0.0, step.until_s - now_s), TICK_S))
             return None
@@ -362,11 +365,16 @@ class Membership:
     def _send_request(self, request: SendRequest) -> None:
         """Send a request once, after resolving the coordinator if unknown; the state machine decides about retries."""
         deadline = Deadline.after_ms(request.timeout_ms, self._clock)
+        what = f"{request.api.name} for {self._coordinator}"
         since_s = self._clock.now_s()
 
         def attempt() -> dict[str, Any]:
             nonlocal since_s
             broker = self._client.coordinator(self._coordinator, deadline)
+            with self.changed:
+                if not self.machine.awaits(request):  # a late join would make a member of one that has left
+                    raise ConnectFailed(f"{what} was not sent: the member has left or joins again")
+                self._is_sent = True
             since_s = self._clock.now_s()
             options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
             reply = self._client.send(broker, request.api, request.body, deadline, **options)
@@ -375,12 +383,11 @@ class Membership:
             body = reply.result(deadline)
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
-                what = f"{request.api.name} for {self._coordinator} at {broker}{own}"
+                where = f"{what} at {broker}{own}"
                 about = {"api": request.api.name, "topic": ", ".join(sorted(self.machine.subscription.names))}
-                raise broker_error(body["error_code"], what, **about, **self._coordinator.context)
+                raise broker_error(body["error_code"], where, **about, **self._coordinator.context)
             return body
 
-        what = f"{request.api.name} for {self._coordinator}"
         key = self._coordinator
         try:
             body = self._client.retrying(what, attempt, deadline, coordinator_of=key, max_attempts=1)

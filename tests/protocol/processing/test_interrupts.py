@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from protocol.admin import Admin
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import UsageError
+from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.failures import NO_RETRIES
 from protocol.processing.processor import Processor
 from protocol.processing.worker_pool import WorkerPool
@@ -106,7 +108,7 @@ def test_consumer_given_to_a_processor_interrupted_anywhere_reads_all_other_reco
             if len(handled) == RECORDS:
                 all_handled.set()
 
-        given = {**properties_of(fake, f"etl-{place}"), "enable.auto.commit": False, "max.poll.records": 2}
+        given = {**properties_of(fake, f"etl-{place}"), "enable.auto.commit": False, "fetch.max.wait.ms": 10}
         with KafkaConsumer(given) as consumer, ThreadPoolExecutor(1) as other:
             consumer.assign([("orders", 0)])
             processor = Processor(consumer, handle, threads=1)
@@ -118,7 +120,7 @@ def test_consumer_given_to_a_processor_interrupted_anywhere_reads_all_other_reco
             all_handled.set()
             closing.result(20)
             assert handled + read_offsets(consumer, RECORDS - len(handled)) == list(range(RECORDS)), place
-        place += _STEP
+        place += 2 * _STEP
     assert place > 100, "run was interrupted"
 
 
@@ -142,6 +144,71 @@ def read_offsets(consumer: KafkaConsumer, count: int) -> list[int]:
         for several in consumer.poll(100).values():
             found += [offset for each in several for offset in each["offset"].to_pylist()]
     return found
+
+
+def test_all_consumers_leave_the_group_after_several_interrupts(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the other consumer is in a rebalance, and waits for its handlers."""
+    fake.create_topic("wide", 4)
+    for partition in range(4):
+        fake.produce("wide", *["value"] * 2, partition=partition)
+    release, begun, ended = threading.Event(), set[int](), threading.Event()
+
+    def handle(message: ConsumerMessage) -> None:
+        begun.add(message.partition)
+        release.wait(60)
+
+    def interrupt() -> None:
+        wait_until(lambda: len(begun) == 4)
+        joining.subscribe(["wide"])
+        joining.poll(0)
+        assert revoking.wait(20)
+        while not ended.wait(0.3):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def raise_in_run(*_: object) -> None:
+        if not ended.is_set():
+            raise KeyboardInterrupt
+
+    def note_and_release(loop: ConsumerLoop, *given: Any, **named: Any) -> None:
+        if threading.current_thread().name == "processor-consumer-2":
+            revoking.set()
+        original(loop, *given, **named)
+
+    original, revoking = ConsumerLoop.release, threading.Event()
+    monkeypatch.setattr(ConsumerLoop, "release", note_and_release)
+    former = signal.signal(signal.SIGUSR1, raise_in_run)
+    joining = KafkaConsumer(properties_of(fake, "etl"))
+    processor = Processor(properties_of(fake, "etl"), handle, ["wide"], threads=8, consumers=2, drain_timeout_ms=60_000)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            interrupting = other.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                processor.run()
+            ended.set()
+            interrupting.result(20)
+        with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+            assert len(admin.describe_groups(["etl"])["etl"].members) == 1, "that of `joining`"
+    finally:
+        ended.set()
+        release.set()
+        joining.close()
+        signal.signal(signal.SIGUSR1, former)
+
+
+def test_consumer_is_given_back_without_the_listener_of_the_processor(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assigned: list[object] = []
+    monkeypatch.setattr(ConsumerLoop, "assigned", lambda loop, partitions: assigned.append(partitions))
+    with KafkaConsumer({**properties_of(fake, "etl"), "enable.auto.commit": False}) as consumer:
+        processor = Processor(consumer, lambda message: processor.close(), ["orders"])
+        processor.run()
+        assert len(assigned) == 1
+        consumer.enforce_rebalance()
+        wait_until(lambda: consumer.poll(100))
+        assert len(assigned) == 1
 
 
 def test_processor_is_refused_in_a_forked_child(fake: FakeKafka) -> None:

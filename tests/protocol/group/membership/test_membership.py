@@ -137,6 +137,29 @@ def test_close_during_the_first_heartbeat_leaves_no_member(
     assert not fake.groups.consumer_groups[group].members
 
 
+def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
+    fake: FakeKafka, client: Client, new_member: NewMember, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """The client stays open, since others use it."""
+    asked, found = threading.Event(), threading.Event()
+    coordinator = client.coordinator
+
+    def find(*given: Any) -> Broker:
+        asked.set()
+        assert found.wait(20)
+        return coordinator(*given)
+
+    monkeypatch.setattr(client, "coordinator", find)
+    owner = new_member(client, "orders")
+    owner.poll_rebalance()
+    assert asked.wait(20)
+    owner.membership.close(timeout_ms=100)
+    found.set()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.endswith(f"of {group}")])
+    assert not fake.request_bodies(JOIN_GROUP)
+    assert not fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)
+
+
 def test_close_leaves_while_a_silent_broker_is_asked_for_metadata(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
