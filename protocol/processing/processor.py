@@ -261,15 +261,15 @@ class Processor:
                     self._run_loop(first)
             finally:
                 self._halt()
+                started = [thread for thread in threads if thread.ident is not None]
                 try:
                     with interrupts.allowed():
-                        for thread in threads:
-                            if thread.ident is not None:
-                                thread.join()
+                        for thread in started:
+                            thread.join()
                 except BaseException:  # such as Ctrl-C: the other consumers need the client to leave the group
                     self._pool.end_waits()
                     deadline = Deadline.after_ms(_LEAVE_MS)
-                    for thread in threads:
+                    for thread in started:
                         thread.join(deadline.remaining_s())
                     raise
                 finally:
