@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
@@ -22,6 +22,19 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.wait_until import wait_until
+
+
+class IdleHandler(ConsumerGroupHandler):
+    """Returns from each claim at once."""
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        pass
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        pass
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        pass
 
 
 def remove_member(client: Client, group: str, member: GroupMember) -> None:

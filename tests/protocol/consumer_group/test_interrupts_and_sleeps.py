@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 import time
@@ -20,7 +19,7 @@ from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
-from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
+from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
@@ -35,7 +34,8 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer_group.members import Member, read
+from tests.protocol.consumer_group.members import IdleHandler, Member, read
+from tests.support.forked_child import check_in_child
 from tests.support.internals import membership_of, partitions_of
 from tests.support.interrupts import interrupted_at
 from tests.support.small_cluster import END, SmallCluster
@@ -248,17 +248,6 @@ def test_interrupted_call_leaves_the_consumer_to_other_threads(client: Client) -
             place += 1
 
 
-class Nothing(ConsumerGroupHandler):
-    def setup(self, session: ConsumerGroupSession) -> None:
-        pass
-
-    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-        pass
-
-    def cleanup(self, session: ConsumerGroupSession) -> None:
-        pass
-
-
 def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> None:
     stop = threading.Event()
     stop.set()
@@ -269,7 +258,7 @@ def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> No
             group = ConsumerGroup(client, given)
             code = ("protocol.consumer_group", "protocol.condition", "contextlib")
             with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
-                group.consume(["orders"], Nothing(), stop)
+                group.consume(["orders"], IdleHandler(), stop)
             reached = was_reached()
             other.submit(group.close).result(20)
             assert group.closed
@@ -367,23 +356,18 @@ def test_consumer_is_refused_in_a_forked_child_after_it_has_polled(client: Clien
     with consumer_of(client, {}) as unused, consumer_of(client, {}) as consumer:
         consumer.assign(BOTH)
         assert len(read(consumer, 2 * END)) == 2 * END
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                assert unused.assignment == frozenset()
-                with pytest.raises(UsageError, match="before a fork"):
-                    consumer.poll(0)
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+
+        def check() -> None:
+            assert unused.assignment == frozenset()
+            with pytest.raises(UsageError, match="before a fork"):
+                consumer.poll(0)
+
+        check_in_child(check)
         assert consumer.position(("orders", 0)) == END
 
 
 def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Client) -> None:
-    class Waiting(Nothing):
+    class Waiting(IdleHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             consuming.set()
             session.ended.wait(20)
@@ -393,18 +377,12 @@ def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Cl
     with ThreadPoolExecutor(1) as other:
         consumed = other.submit(group.consume, ["orders"], Waiting(), stop)
         assert consuming.wait(20)
-        child = os.fork()
-        if not child:
-            code = 1
-            signal.alarm(20)
-            try:
-                with pytest.raises(UsageError, match="before a fork"):
-                    group.close()
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+
+        def check() -> None:
+            with pytest.raises(UsageError, match="before a fork"):
+                group.close()
+
+        check_in_child(check)
         stop.set()
         assert "stop event" in str(consumed.result(20))
     group.close()

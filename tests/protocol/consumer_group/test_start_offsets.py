@@ -38,6 +38,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.schema import Api
 from tests.protocol.consumer.consuming import client_of, records
+from tests.protocol.consumer_group.members import IdleHandler
 from tests.support.internals import partitions_of
 from tests.support.wait_until import wait_until
 
@@ -382,19 +383,9 @@ def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_co
 
 
 def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKafka, client: Client) -> None:
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            pass
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
     fake.delay_replies(OFFSET_FETCH, 20)
     group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
-    thread = threading.Thread(target=group.consume, args=(["healthy"], Handler()))
+    thread = threading.Thread(target=group.consume, args=(["healthy"], IdleHandler()))
     thread.start()
     wait_until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
     since_s = time.monotonic()

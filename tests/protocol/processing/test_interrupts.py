@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from protocol.processing.processor import Processor
 from protocol.processing.worker_pool import WorkerPool
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
+from tests.support.forked_child import check_in_child
 from tests.support.interrupts import interrupted_at
 from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
@@ -49,6 +49,26 @@ def properties_of(fake: FakeKafka, group: str) -> dict[str, object]:
     return {"bootstrap.servers": fake.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
 
 
+class Handler:
+    """Keeps the offsets of handled records; with `fails`, raises for the second one."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.offsets: list[int] = []
+        self.all_handled = threading.Event()
+        self._fails = fails
+
+    def __call__(self, message: ConsumerMessage) -> None:
+        self.offsets.append(message.offset)
+        if len(self.offsets) == RECORDS:
+            self.all_handled.set()
+        if self._fails and message.offset == 1:
+            raise ValueError("no")
+
+    def close_at_the_end(self, processor: Processor) -> None:
+        self.all_handled.wait(20)
+        processor.close()
+
+
 def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_records(fake: FakeKafka) -> None:
     with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as other:
         admin.describe_groups(["etl"])
@@ -56,28 +76,17 @@ def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_
         others = set(threading.enumerate())
         place, reached = 1, True
         while reached:
-            handled: list[int] = []
-            all_handled = threading.Event()
-
-            def handle(
-                message: ConsumerMessage, handled: list[int] = handled, all_handled: threading.Event = all_handled
-            ) -> None:
-                handled.append(message.offset)
-                if len(handled) == RECORDS:
-                    all_handled.set()
-                if message.offset == 1:
-                    raise ValueError("no")
-
+            handle = Handler(fails=True)
             group = f"etl-{place}"
             properties = properties_of(fake, group)
             options = {"threads": 2, "dead_letter_topic": "failed", "retry": NO_RETRIES}
             processor = Processor(properties, handle, ["orders"], **options)  # type: ignore[arg-type]
-            closing = other.submit(lambda done, run: (done.wait(20), run.close()), all_handled, processor)
+            closing = other.submit(handle.close_at_the_end, processor)
             with suppress(KeyboardInterrupt), interrupted_at(place, _CODE) as was_reached:
                 processor.run()
             reached = was_reached()
             processor.close()
-            all_handled.set()
+            handle.all_handled.set()
             closing.result(20)
             with pytest.raises(UsageError, match="was run or closed before"):
                 processor.run()
@@ -85,7 +94,7 @@ def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_
             assert not admin.describe_groups([group])[group].members, place
             for committed in admin.list_consumer_group_offsets(group).values():
                 assert committed is not None
-                assert set(range(committed.offset)) <= set(handled), place
+                assert set(range(committed.offset)) <= set(handle.offsets), place
             place += _STEP
     assert place > 100, "run was interrupted"
 
@@ -98,28 +107,19 @@ def _client_threads() -> list[threading.Thread]:
 def test_consumer_given_to_a_processor_interrupted_anywhere_reads_all_other_records(fake: FakeKafka) -> None:
     place, reached = 1, True
     while reached:
-        handled: list[int] = []
-        all_handled = threading.Event()
-
-        def handle(
-            message: ConsumerMessage, handled: list[int] = handled, all_handled: threading.Event = all_handled
-        ) -> None:
-            handled.append(message.offset)
-            if len(handled) == RECORDS:
-                all_handled.set()
-
+        handle = Handler()
         given = {**properties_of(fake, f"etl-{place}"), "enable.auto.commit": False, "fetch.max.wait.ms": 10}
         with KafkaConsumer(given) as consumer, ThreadPoolExecutor(1) as other:
             consumer.assign([("orders", 0)])
             processor = Processor(consumer, handle, threads=1)
-            closing = other.submit(lambda done, run: (done.wait(20), run.close()), all_handled, processor)
+            closing = other.submit(handle.close_at_the_end, processor)
             with suppress(KeyboardInterrupt), interrupted_at(place, _CODE) as was_reached:
                 processor.run()
             reached = was_reached()
             processor.close()
-            all_handled.set()
+            handle.all_handled.set()
             closing.result(20)
-            assert handled + read_offsets(consumer, RECORDS - len(handled)) == list(range(RECORDS)), place
+            assert handle.offsets + read_offsets(consumer, RECORDS - len(handle.offsets)) == list(range(RECORDS)), place
         place += 2 * _STEP
     assert place > 100, "run was interrupted"
 
@@ -217,18 +217,12 @@ def test_processor_is_refused_in_a_forked_child(fake: FakeKafka) -> None:
     with ThreadPoolExecutor(1) as other:
         ran = other.submit(processor.run)
         assert running.wait(20)
-        child = os.fork()
-        if not child:
-            code = 1
-            signal.alarm(20)
-            try:
-                with pytest.raises(UsageError, match="before a fork"):
-                    processor.close()
-                code = 0
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
+
+        def check() -> None:
+            with pytest.raises(UsageError, match="before a fork"):
+                processor.close()
+
+        check_in_child(check)
         processor.close()
         ran.result(20)
 
