@@ -325,7 +325,7 @@ class Processor:
             `run` was called before a fork of this process.
         """
         if self._process_id not in (None, os.getpid()):  # its threads do not exist here, and one may hold a lock
-            raise UsageError("this Processor was run before a fork: make one in this process")
+            raise UsageError("this Processor was used before a fork: make one in this process")
         self._halt()
         with DeferredInterrupts(), self._lock:
             if self._running_in is None:
