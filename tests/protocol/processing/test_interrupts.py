@@ -160,10 +160,15 @@ def test_all_consumers_leave_the_group_after_several_interrupts(
         release.wait(60)
 
     def interrupt() -> None:
-        wait_until(lambda: len(begun) == 4)
-        joining.subscribe(["wide"])
-        joining.poll(0)
-        assert revoking.wait(20)
+        try:
+            wait_until(lambda: len(begun) == 4)
+            joining.subscribe(["wide"])
+            joining.poll(0)
+            assert revoking.wait(20)
+        except BaseException:  # else `run` would not end
+            release.set()
+            processor.close()
+            raise
         while not ended.wait(0.3):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
