@@ -242,12 +242,14 @@ class ConsumerLoop:
         if full and may_wait:
             self._closing.wait(_BEFORE_PAUSE_S)
             return self._update_pauses()
+        for key in full:  # before the call, which Ctrl-C may interrupt: `hand_back` resumes paused partitions
+            self._partitions[key].paused = True
         if full:
             self.consumer.pause(full)
         if empty:
             self.consumer.resume(empty)
-        for key in (*full, *empty):
-            self._partitions[key].paused = key in full
+        for key in empty:
+            self._partitions[key].paused = False
 
     # -- commits ------------------------------------------------------------------------------
 

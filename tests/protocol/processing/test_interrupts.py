@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,6 +15,7 @@ from protocol.admin import Admin
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import UsageError
+from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.failures import NO_RETRIES
 from protocol.processing.processor import Processor
@@ -134,6 +135,28 @@ def test_consumer_given_to_a_processor_that_cannot_dispatch_reads_all_records(fa
         with pytest.raises(UsageError, match="needs the column key"):
             Processor(consumer, lambda message: None).run()
         assert sorted(read_offsets(consumer, 6)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_consumer_given_to_a_processor_interrupted_in_a_pause_reads_all_other_records(fake: FakeKafka) -> None:
+    was_paused = threading.Event()
+    handled: list[int] = []
+
+    class PauseInterrupted(KafkaConsumer):
+        def pause(self, partitions: Collection[TopicPartition]) -> None:
+            super().pause(partitions)
+            was_paused.set()
+            raise KeyboardInterrupt
+
+    def handle(message: ConsumerMessage) -> None:
+        handled.append(message.offset)
+        was_paused.wait(20)
+
+    with PauseInterrupted({**properties_of(fake, "etl"), "enable.auto.commit": False}) as consumer:
+        consumer.assign([("orders", 0)])
+        with pytest.raises(KeyboardInterrupt):
+            Processor(consumer, handle, threads=1, max_in_flight=1).run()
+        assert was_paused.is_set()
+        assert handled + read_offsets(consumer, RECORDS - len(handled)) == list(range(RECORDS))
 
 
 def read_offsets(consumer: KafkaConsumer, count: int) -> list[int]:
