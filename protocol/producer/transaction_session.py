@@ -179,14 +179,16 @@ class TransactionSession:
     def after_flush(self, flush: Callable[[], None], then: Callable[[], T]) -> T:
         """Accept no more records, flush, and return `then()`. Accepts records again if either fails."""
         begins = self._lifecycle.may(_S.FLUSHING)
-        try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the state
-            self._lifecycle.transition(_S.FLUSHING)
-            flush()
-            return then()
-        except BaseException:  # such as Ctrl-C, also right after the transition
-            if begins and self.state is _S.FLUSHING:
-                self._lifecycle.transition(_S.IN_TRANSACTION)
-            raise
+        with DeferredInterrupts() as interrupts:  # else another Ctrl-C may leave the state
+            try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the state
+                self._lifecycle.transition(_S.FLUSHING)
+                with interrupts.allowed():
+                    flush()
+                return then()
+            except BaseException:
+                if begins and self.state is _S.FLUSHING:
+                    self._lifecycle.transition(_S.IN_TRANSACTION)
+                raise
 
     def prepare(self) -> TransactionalIdentity:
         """Hand the transaction over: the returned identity allows another process to end it."""
@@ -201,17 +203,17 @@ class TransactionSession:
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
         """Commit or abort after `begin_to_end`; raise if the transaction was not ended as requested."""
-        forgotten, held = False, self.held
+        forgotten, held, maybe_ended = False, self.held, self._maybe_ended
         if self._begun:
-            ended = end_transaction(
-                self._client, self.held, commit=commit, deadline=deadline, maybe_ended=self._maybe_ended
-            )
-            self._maybe_ended = self._maybe_ended or ended.repeated
+            self._maybe_ended = True  # until the outcome is known: Ctrl-C may come after the request was sent
+            ended = end_transaction(self._client, held, commit=commit, deadline=deadline, maybe_ended=maybe_ended)
+            maybe_ended = maybe_ended or ended.repeated
             done = ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
             forgotten = _effect(ended.cause) is TransactionEffect.NEEDS_PRODUCER_ID
             # No transaction is open: its records never reached the coordinator, or that has forgotten the producer id.
             nothing_open = forgotten or _code(ended.cause) == ErrorCode.INVALID_TXN_STATE
             if not done and (commit or not nothing_open):
+                self._maybe_ended = maybe_ended
                 raise self._not_ended(ended, commit=commit, deadline=deadline)
             held = ended.identity
         # Dropped records may have used sequence numbers, and a late EndTxn must not end the next transaction: both
@@ -219,7 +221,7 @@ class TransactionSession:
         # needs a new producer id; that fences it if another producer exists (KIP-360).
         with DeferredInterrupts():  # else a repeated call would end the next transaction
             self.held = held
-            self._needs_epoch = forgotten or (not self._v2 and (not commit or self._maybe_ended))
+            self._needs_epoch = forgotten or (not self._v2 and (not commit or maybe_ended))
             self._lifecycle.transition(_S.READY)
 
     def _not_ended(self, ended: EndedTransaction, *, commit: bool, deadline: Deadline) -> KafkaError:

@@ -36,6 +36,8 @@ from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState
 
+_SENDS_POLL_S = 0.1
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -234,8 +236,11 @@ class TransactionalProducer(Producer):
         if threading.get_ident() in list(self._sends.values()):
             raise _already_in_transaction()
         with self._no_send:
-            if not self._no_send.wait_for(lambda: not self._sends, deadline.remaining_s()):
-                raise DeadlineExceeded("another thread is still sending")
+            while self._sends:
+                if deadline.remaining_s() <= 0:
+                    raise DeadlineExceeded("another thread is still sending")
+                # In parts: Ctrl-C may end a send before it notifies.
+                self._no_send.wait(min(_SENDS_POLL_S, deadline.remaining_s()))
 
     @_transaction_call("txn_send_offsets")
     def send_offsets_to_transaction(
