@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -17,6 +18,24 @@ Handler = Callable[[int, FrameType | None], object]
 # Signals for which programs have handlers that raise, or that end their work; some are missing on Windows.
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+
+# How soon a signal is handled during `join`.
+_JOIN_S = 0.05
+
+
+def join(thread: threading.Thread, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
+    """Wait for the end of a thread; True if it has ended. Signals are handled between parts of the wait.
+
+    Before Python 3.13, a signal handler that raises in `Thread.join` makes a running thread count as ended.
+    """
+    end_s = time.monotonic() + timeout_s
+    while True:
+        with DeferredInterrupts():
+            left_s = end_s - time.monotonic()
+            thread.join(max(0.0, min(_JOIN_S, left_s)))
+            ended = not thread.is_alive()
+        if ended or left_s <= 0:
+            return ended
 
 
 class DeferredInterrupts:

@@ -25,7 +25,7 @@ from protocol.consumer.leaders import compare_topic_ids, decide_with_leader, res
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.topic_ids import TopicIdChecks
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import DeferredInterrupts, join
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics import definitions
 from protocol.metrics.client_sensors import Tags
@@ -191,8 +191,7 @@ class PartitionFetcher:
         for each in [*threads, self._leader_thread]:
             if each.ident is None:
                 continue
-            each.join(deadline.remaining_s())
-            if each.is_alive():
+            if not join(each, deadline.remaining_s()):
                 log.warning("%s still waits for a broker; it ends with the reply or its timeout", each.name)
 
     # -- called by `PartitionConsumer`, under the lock -------------------------------------------

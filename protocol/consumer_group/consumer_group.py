@@ -27,7 +27,7 @@ from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import DeferredInterrupts, join
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
@@ -470,12 +470,11 @@ class _SessionRun:
 
     def _join(self, threads: Sequence[threading.Thread], deadline: Deadline, reason: EndReason) -> None:
         for thread in threads:
-            while thread.is_alive() and not deadline.passed:
-                thread.join(min(deadline.remaining_s(), _CHECK_INTERVAL_S))
+            while not (ended := join(thread, min(deadline.remaining_s(), _CHECK_INTERVAL_S))) and not deadline.passed:
                 # Other claims go on, and leave with the member if this handler does not return.
                 if not self._session.ended.is_set() and self._commits.take_auto_commit_due():
                     self._commit_in_background()
-            if thread.is_alive():
+            if not ended:
                 log.warning(
                     "the handler of %s has not returned %g s after the end of its claim (%s): the group continues "
                     "without this member, and offsets marked from now on are not committed; return sooner, or raise "
@@ -484,7 +483,7 @@ class _SessionRun:
                     self._shared.max_poll_interval_ms / 1000,
                     reason,
                 )
-                thread.join()
+                join(thread)
 
     def _commit_marked(self) -> None:
         """Commit marked offsets if commits are automatic."""

@@ -38,7 +38,7 @@ from protocol.group.committed_offsets import (
     fetch_offsets,
 )
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import DeferredInterrupts, join
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.metrics import definitions
 
@@ -280,7 +280,7 @@ class OffsetManager:
             self._retry_clock.stop()
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)
+            join(self._thread, 1.0)
 
     # -- the thread ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from protocol.errors import UsageError
+from protocol.interrupts import join
 from protocol.metrics.client_sensors import Metric
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class MetricsReporter:
         if not self._closed.is_set():
             self._closed.set()
             if threading.current_thread() is not self._thread:
-                self._thread.join()
+                join(self._thread)
 
     def _run(self) -> None:
         closed = False

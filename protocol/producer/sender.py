@@ -22,6 +22,7 @@ from protocol.cluster.metadata import Broker
 from protocol.condition import Event
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.interrupts import join
 from protocol.kafka_terms import TopicPartition
 from protocol.net.readiness import SelfPipe, ready
 from protocol.producer.broker_producer import BrokerProducer
@@ -119,11 +120,10 @@ class Sender:
     def join(self, deadline: Deadline) -> None:
         """Wait for the end of the thread, at most until the deadline."""
         if self.in_this_process and not self.is_current_thread:
-            self.thread.join(deadline.remaining_s())
-            if self.thread.is_alive():
-                log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
-            else:
+            if join(self.thread, deadline.remaining_s()):
                 self._finish_surely(self._stop_error)  # if the thread could not
+            else:
+                log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
 
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.

@@ -29,7 +29,7 @@ from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import DeferredInterrupts, join
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
 
@@ -262,7 +262,7 @@ class Membership:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None and self._thread.ident is not None:
-            self._thread.join(deadline.remaining_s())
+            join(self._thread, deadline.remaining_s())
         with self.changed:
             self.machine.leave(for_good=False)  # without waiting for a response
             self._notify()
