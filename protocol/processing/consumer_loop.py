@@ -304,8 +304,12 @@ class ConsumerLoop:
                 self.consumer.pause([key])
 
     def release(self, partitions: Collection[TopicPartition], *, lost: bool = False) -> None:
-        """Drop partitions: wait for their running handlers, close gaps, then commit, unless they are lost."""
-        dropped = {key: self._partitions.pop(key) for key in partitions if key in self._partitions}
+        """Drop partitions: wait for their running handlers, close gaps, then commit, unless they are lost.
+
+        The consumer, which owns them for now, is left at their first unfinished records: after Ctrl-C its owner may go
+        on, and the user's listener may commit. A call that Ctrl-C ends may be repeated.
+        """
+        dropped = {key: self._partitions[key] for key in partitions if key in self._partitions}
         deadline = Deadline.after_ms(0 if lost else self._config.drain_timeout_ms, self._clock)
         ended = self._end_runs(dropped, deadline)
         if ended and not lost and self._begin_gaps(dropped):
@@ -319,6 +323,9 @@ class ConsumerLoop:
             log.warning("%s: handlers still run when the partitions are released; their results are dropped", names)
         if not lost:
             self._commit_released(dropped)
+        self._seek_to_unfinished(dropped)
+        for key in dropped:
+            del self._partitions[key]
 
     def _end_runs(self, partitions: Mapping[TopicPartition, _Assigned], deadline: Deadline) -> bool:
         lanes = [each.lanes for each in partitions.values()]
@@ -367,6 +374,10 @@ class ConsumerLoop:
         except CommitFailed as error:
             log.warning("%s", error)
 
+    def _seek_to_unfinished(self, partitions: Mapping[TopicPartition, _Assigned]) -> None:
+        for key, to in self._unfinished(partitions).items():
+            self.consumer.seek(key, to)
+
     def shut_down(self) -> None:
         """Wait for running handlers, and commit."""
         self.release(list(self._partitions))
@@ -382,8 +393,7 @@ class ConsumerLoop:
                 self.shut_down()
         finally:
             self.consumer.replace_listener(listener or self.listener.user or ConsumerRebalanceListener())
-            for key, to in self._unfinished(partitions).items():
-                self.consumer.seek(key, to)
+            self._seek_to_unfinished(partitions)
             for key in partitions.keys() & self.consumer.assignment:
                 if partitions[key].paused:
                     self.consumer.resume([key])

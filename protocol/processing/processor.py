@@ -23,7 +23,7 @@ from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, p
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import UsageError
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import DeferredInterrupts, join
 from protocol.processing.consumer_loop import ConsumerLoop, LoopConfig, Order
 from protocol.processing.failures import RetryPolicy, dead_letter_headers
 from protocol.processing.worker_pool import ProcessorMetrics, WorkerPool
@@ -246,13 +246,13 @@ class Processor:
                 self._process_id = os.getpid()
             first, *others = self._loops
             threads = [
-                threading.Thread(target=self._run_loop, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
+                threading.Thread(target=self._run_other, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
                 for number, loop in enumerate(others, 2)
             ]
             try:
                 if self._dead_letter_topic is not None and self._producer is None:
                     self._producer = Producer(self._client, {})
-                    self._resources.callback(self._producer.close)
+                    self._resources.callback(self._producer.abort)  # handlers have waited for all that counts
                 self._subscribe()
                 self._pool.start()
                 for thread in threads:
@@ -265,12 +265,12 @@ class Processor:
                 try:
                     with interrupts.allowed():
                         for thread in started:
-                            thread.join()
+                            join(thread)
                 except BaseException:  # such as Ctrl-C: the other consumers need the client to leave the group
                     self._pool.end_waits()
                     deadline = Deadline.after_ms(_LEAVE_MS)
                     for thread in started:
-                        thread.join(deadline.remaining_s())
+                        join(thread, deadline.remaining_s())
                     raise
                 finally:
                     self._release()
@@ -291,6 +291,13 @@ class Processor:
             else:
                 self._given_listener = loop.consumer.replace_listener(loop.listener)
                 loop.listener.user = loop.listener.user or self._given_listener
+
+    def _run_other(self, loop: ConsumerLoop) -> None:
+        """Run a loop in a thread, whose exceptions nobody else sees."""
+        try:
+            self._run_loop(loop)
+        except BaseException as error:  # such as SystemExit of the user's listener
+            self._fail(error)
 
     def _run_loop(self, loop: ConsumerLoop) -> None:
         """Run a loop, and end its consumer in the same thread."""

@@ -13,6 +13,7 @@ from typing import Any
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.interrupts import join
 from protocol.processing.failures import NO_RETRIES, RetryPolicy
 from protocol.processing.lanes import LanePartition, Lanes, Run
 from protocol.processing.polled_batch import PolledBatch
@@ -96,6 +97,8 @@ class WorkerPool:
         self._idle = 0
         self._stopped = False
         self._waits_ended = False
+        # True if handlers run after the end of the pool.
+        self._left_behind = False
         # Runs without order that are being handled.
         self._unordered: set[Run[PolledBatch]] = set()
         # Mean time per record; at first everything is worth stealing.
@@ -166,10 +169,9 @@ class WorkerPool:
         with self._work:
             self._work.notify_all()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(deadline.remaining_s())
-                if thread.is_alive():
-                    log.warning("%s: a handler has not returned in time; its thread is left behind", thread.name)
+            if thread.ident is not None and not join(thread, deadline.remaining_s()):
+                log.warning("%s: a handler has not returned in time; its thread is left behind", thread.name)
+                self._left_behind = True
 
     def count(self, *, handled: int = 0, skipped: int = 0, dead_letters: int = 0) -> None:
         """Add to the counters."""
@@ -376,4 +378,7 @@ class WorkerPool:
 
     def _fail(self, error: BaseException) -> None:
         self.halt()
-        self._on_failure(error)
+        if self._left_behind:
+            log.warning("a handler that was left behind has failed: %r", error)
+        else:
+            self._on_failure(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from protocol.admin import Admin
+from protocol.broker_errors import ErrorCode
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
@@ -22,6 +25,8 @@ from protocol.processing.processor import Processor
 from protocol.processing.worker_pool import WorkerPool
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m00_produce import PRODUCE
+from tests.protocol.processing.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.support.forked_child import check_in_child
 from tests.support.interrupts import interrupted_at
 from tests.support.soak import SOAK
@@ -276,3 +281,113 @@ def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
             processor.run()
         release.set()
         assert read_offsets(consumer, RECORDS) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+@pytest.mark.parametrize("given", [True, False], ids=["given consumer", "own consumer"])
+def test_exactly_handled_records_are_committed_after_an_interrupt_in_a_revocation(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, object], given: bool
+) -> None:
+    """One partition is revoked, or both."""
+    fake.create_topic("pair", 2)
+    for partition in range(2):
+        fake.produce("pair", *["value"] * RECORDS, partition=partition)
+    properties = {**properties_of(fake, "etl"), "enable.auto.commit": False, **protocol}
+    properties["auto.commit.interval.ms"] = 60_000
+    release, begun, handled = threading.Event(), set[int](), list[tuple[int, int]]()
+
+    def handle(message: ConsumerMessage) -> None:
+        if message.offset == 3:
+            begun.add(message.partition)
+            release.wait(20)
+        handled.append((message.partition, message.offset))
+
+    def interrupted_wait(*_: object) -> bool:
+        monkeypatch.undo()
+        release.set()
+        raise KeyboardInterrupt
+
+    def join() -> None:
+        wait_until(lambda: len(begun) == 2)
+        monkeypatch.setattr(WorkerPool, "wait", interrupted_wait)
+        joining.subscribe(["pair"])
+        joining.poll(0)
+
+    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining, ThreadPoolExecutor(1) as other:
+        processor = Processor(consumer if given else properties, handle, ["pair"], order="partition")
+        joined = other.submit(join)
+        with pytest.raises(KeyboardInterrupt):
+            processor.run()
+        joined.result(20)
+        if given:
+            consumer.commit_sync()
+        with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+            committed = admin.list_consumer_group_offsets("etl")
+    for partition in range(2):
+        offset = committed["pair", partition]
+        assert offset is not None
+        assert [each for in_partition, each in handled if in_partition == partition] == list(range(offset.offset))
+    assert len(handled) >= 8
+
+
+def test_commit_of_a_listener_includes_no_record_whose_handler_still_runs(fake: FakeKafka) -> None:
+    release, begun, revoked = threading.Event(), threading.Event(), threading.Event()
+
+    class Committing(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            consumer.commit_sync()
+            revoked.set()
+
+    def handle(message: ConsumerMessage) -> None:
+        begun.set()
+        release.wait(60)
+
+    properties = {**properties_of(fake, "etl"), "enable.auto.commit": False}
+    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining, ThreadPoolExecutor(1) as other:
+        processor = Processor(consumer, handle, ["orders"], listener=Committing(), drain_timeout_ms=100)
+        ran = other.submit(processor.run)
+        assert begun.wait(20)
+        joining.subscribe(["orders"])
+        wait_until(lambda: joining.poll(20) or revoked.is_set())
+        release.set()
+        processor.close()
+        ran.result(20)
+        with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+            committed = admin.list_consumer_group_offsets("etl").get(("orders", 0))
+    assert committed is None or committed.offset == 0
+
+
+@pytest.mark.parametrize("kind", [SystemExit, ZeroDivisionError])
+def test_exception_in_the_thread_of_another_consumer_is_raised(fake: FakeKafka, kind: type[BaseException]) -> None:
+    class Raising(ConsumerRebalanceListener):
+        def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+            if threading.current_thread().name == "processor-consumer-2":
+                raise kind
+
+    fake.create_topic("wide", 4)
+    properties = properties_of(fake, "etl")
+    processor = Processor(properties, lambda message: None, ["wide"], consumers=2, listener=Raising())
+    with pytest.raises(kind):
+        processor.run()
+
+
+def test_close_does_not_wait_for_the_delivery_of_dead_letters(fake: FakeKafka) -> None:
+    fake.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, 1_000_000)
+    failed = threading.Event()
+
+    def handle(message: ConsumerMessage) -> None:
+        failed.set()
+        raise ValueError("as if")
+
+    options: dict[str, Any] = {"dead_letter_topic": "failed", "retry": NO_RETRIES, "drain_timeout_ms": 100}
+    processor = Processor(properties_of(fake, "etl"), handle, ["orders"], **options)
+    with ThreadPoolExecutor(1) as other:
+        ran = other.submit(processor.run)
+        assert failed.wait(20)
+        began_s = time.monotonic()
+        processor.close()
+        assert time.monotonic() - began_s < 20
+        ran.result(20)
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        committed = admin.list_consumer_group_offsets("etl").get(("orders", 0))
+    assert committed is None or committed.offset == 0
