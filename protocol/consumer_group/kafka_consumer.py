@@ -268,7 +268,8 @@ class KafkaConsumer:
         Parameters
         ----------
         timeout_ms : float
-            Maximum wait for records. Listeners may take longer.
+            Maximum wait for records. Longer in a rebalance: listeners, and up to `request.timeout.ms` for automatic
+            commits before partitions are revoked.
 
         Returns
         -------
@@ -360,9 +361,10 @@ class KafkaConsumer:
             # The second condition: an interrupt may have prevented partitions of the membership from being added here.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._partitions):
                 assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
-                if assignment.member.is_in_group:
-                    self._member = assignment.member
-                self._add_assigned(assignment.owned - self._partitions.assigned)
+                if self._membership is membership:  # else the listener has left the group
+                    if assignment.member.is_in_group:
+                        self._member = assignment.member
+                    self._add_assigned(assignment.owned - self._partitions.assigned)
                 self._raise_user_error()
         if self._commits.take_auto_commit_due():
             self._commit_in_background()
@@ -440,13 +442,14 @@ class KafkaConsumer:
         )
 
     def _on_revocation(self, revocation: Revocation) -> None:
-        partitions = revocation.partitions
+        partitions, membership = revocation.partitions, self._membership
         if revocation.lost:
             if partitions:
                 self._call_listener(self._listener.on_partitions_lost, partitions)
         else:
             self._revoke(partitions, self._client.deadline())
-        self._partitions.drop(partitions)
+        if self._membership is membership:  # else the listener has dropped them, and may have assigned others
+            self._partitions.drop(partitions)
         self._call_user_code(self._commits.retain, self._partitions.assigned)
 
     def _add_assigned(self, added: Collection[TopicPartition]) -> None:
@@ -457,15 +460,16 @@ class KafkaConsumer:
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
         """Commit positions, call the listener, and wait for commits in flight, before partitions are released."""
         limit_ms = self._client.config.request_timeout_ms
-        self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
+        completed = self._commit_positions(partitions, deadline.at_most_ms(limit_ms))
         if partitions and self._membership is not None:
             lost = self._membership.assignment_lost is not None
             listener = self._listener
             self._call_listener(listener.on_partitions_lost if lost else listener.on_partitions_revoked, partitions)
-        self._call_user_code(self._commits.await_pending, deadline.at_most_ms(limit_ms))
+        # Commits of the listener; not a second time for a coordinator that does not respond.
+        self._call_user_code(self._commits.await_pending, deadline.at_most_ms(limit_ms if completed else 0))
 
-    def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Commit positions if commits are automatic; wait for commits in flight."""
+    def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> bool:
+        """Commit positions if commits are automatic, and wait for commits in flight; False after the deadline."""
         if self._commits.auto:
             uncommitted = self._uncommitted()
             try:
@@ -474,6 +478,7 @@ class KafkaConsumer:
             except CommitFailed as error:
                 log.warning("%s", error)
         self._call_user_code(self._commits.await_pending, deadline)
+        return not deadline.passed
 
     @_single_threaded
     def enforce_rebalance(self) -> None:

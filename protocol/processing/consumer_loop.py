@@ -342,11 +342,12 @@ class ConsumerLoop:
         self._update_trackers(partitions)
         runs: list[Run[PolledBatch]] = []
         for each in partitions.values():
-            if each.lanes.failed:
+            gaps = each.tracker.unfinished_below_finished()
+            if each.lanes.failed or not gaps:
                 continue
             each.lanes = LanePartition(retries=False)
             batches = {polled.tracked: polled for polled in each.polled}
-            for tracked, rows in each.tracker.unfinished_below_finished().items():
+            for tracked, rows in gaps.items():
                 runs += self._gap_runs(each, batches[tracked], rows)
         self._pool.add(runs)
         return bool(runs)

@@ -61,7 +61,8 @@ class ConsumerMember(MemberMachine):
         self._member_id = str(uuid.uuid4())
         self._epoch = _JOIN
         self._assigned_since: int | None = None
-        # True if a join request has no response: the coordinator may have added the member.
+        # True if the coordinator may know the member without a session: a join request has no response, or only this
+        # client has noticed the end of the session.
         self._may_have_joined = False
         # Time limit for the release of the instance id, from the first refusal on.
         self._released_s = math.inf
@@ -262,5 +263,6 @@ class ConsumerMember(MemberMachine):
         self._acknowledged_fields = {}
 
     def _end_session(self) -> None:
+        self._may_have_joined |= self._assigned_since is not None
         self._epoch, self._assigned_since = _JOIN, None
         self._acknowledged_fields, self._target, self._ids, self._owned_ids = {}, {}, {}, {}

@@ -15,6 +15,7 @@ from protocol.errors import CommitFailed, UsageError
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import read, remove_member
@@ -194,6 +195,42 @@ def test_poll_returns_if_the_listener_calls_a_method_that_leaves_the_group(
 
 
 @PROTOCOLS
+@pytest.mark.parametrize("event", ["revoked", "lost"])
+def test_partitions_that_the_listener_assigns_after_leaving_are_read(
+    fake: SmallCluster, client: Client, protocol: dict[str, object], event: str
+) -> None:
+    def leave_and_assign() -> None:
+        consumer.unsubscribe()
+        consumer.assign(BOTH)
+
+    listener = CallingListener()
+    with (
+        consumer_of(client, protocol) as consumer,
+        client_of(fake.bootstrap_servers) as another,
+        consumer_of(another, protocol) as second,
+    ):
+        consumer.subscribe(["orders"], listener)
+        read(consumer, 2 * END)
+        listener.function = leave_and_assign
+        if event == "lost":
+            remove_member(client, "etl", consumer.group_metadata().member)
+        else:
+            second.subscribe(["orders"])
+        rows: list[int] = []
+
+        def has_left() -> bool:
+            if event == "revoked":
+                second.poll(20)
+            rows.append(consumer.poll(20).num_rows)
+            return listener.function is None
+
+        wait_until(has_left)
+        assert listener.calls[0] == event
+        assert sum(rows) + len(read(consumer, 2 * END - sum(rows))) == 2 * END
+        assert consumer.assignment == BOTH
+
+
+@PROTOCOLS
 @pytest.mark.parametrize("call", ["unsubscribe", "enforce_rebalance"])
 def test_listener_that_leaves_the_group_again_is_refused(
     fake: SmallCluster, client: Client, protocol: dict[str, object], call: str
@@ -240,3 +277,32 @@ def test_leaving_after_a_removal_calls_on_partitions_lost(
     getattr(consumer, end)()
     assert listener.calls == ["lost"]
     consumer.close()
+
+
+@PROTOCOLS
+def test_revocation_waits_once_for_commits_without_a_reply(
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
+) -> None:
+    timeout_s = 2
+    with (
+        client_of(fake.bootstrap_servers, request_timeout_ms=timeout_s * 1000) as patient,
+        consumer_of(patient, protocol, **{"enable.auto.commit": True}) as consumer,
+        consumer_of(client, protocol) as second,
+    ):
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        fake.handlers[OFFSET_COMMIT] = lambda body, version: None
+        second.subscribe(["orders"])
+        longest_s = 0.0
+
+        def shared() -> bool:
+            nonlocal longest_s
+            second.poll(20)
+            began_s = time.monotonic()
+            consumer.poll(20)
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            return len(consumer.assignment) == len(second.assignment) == 1
+
+        wait_until(shared)
+        fake.handlers.clear()
+        assert longest_s < 1.8 * timeout_s

@@ -272,6 +272,16 @@ def test_member_leaving_before_it_joined_notifies_the_coordinator(cluster: Clust
     assert step.body["member_epoch"] == -1  # type: ignore[index]
 
 
+def test_member_leaving_after_only_it_noticed_the_end_of_its_session_notifies_the_coordinator(cluster: Cluster) -> None:
+    member = member_of(cluster, **CONSUMER)
+    member.machine.tick(member.now_s + 3_600)
+    assert member.machine.state is not MemberState.STABLE
+    member.machine.leave(for_good=None)
+    step = member.machine.next_step(member.now_s + 3_600)
+    assert isinstance(step, SendRequest)
+    assert step.body["member_epoch"] == -1  # type: ignore[index]
+
+
 def test_state_transitions_are_those_of_the_table() -> None:
     life = Lifecycle("member", CLASSIC_TRANSITIONS)
     with pytest.raises(UsageError, match="STABLE may not follow UNJOINED"):
