@@ -41,6 +41,7 @@ _CHECK_INTERVAL_MS = _CHECK_INTERVAL_S * 1000
 
 _CLOSED = EndReason("this ConsumerGroup was closed")
 _STOPPED = EndReason("the stop event of consume was set")
+_INTERRUPTED = EndReason("the session was interrupted")
 
 OnError = Callable[[KafkaError], None]
 
@@ -122,6 +123,8 @@ class ConsumerGroup:
         self._commits = Commits(self._client, settings)
         self._subscription: TopicSubscription | None = None
         self._membership: Membership | None = None
+        # The last session. If Ctrl-C has interrupted its end, the next call completes it.
+        self._session_run: _SessionRun | None = None
         self._closed = False
         # Reentrant, since a signal handler may call `close` in the thread of `consume` or of another `close`.
         self._lock = threading.RLock()
@@ -168,6 +171,11 @@ class ConsumerGroup:
             next call continues to join.
         Exception
             The first exception of the handler.
+
+        Notes
+        -----
+        Ctrl-C is raised after the end of the session. Repeated, it ends the wait for the session's handlers; the next
+        call of `consume` or `close` waits for them, and commits.
         """
         if self.closed:
             raise UsageError("this ConsumerGroup is closed")
@@ -184,6 +192,7 @@ class ConsumerGroup:
         self, topics: Collection[str] | re.Pattern[str], handler: ConsumerGroupHandler, stop: StopEvent | None
     ) -> EndReason:
         try:
+            self._complete_session()
             if stop is not None and stop.is_set():
                 return _STOPPED
             membership = self._subscribe(topics)
@@ -205,10 +214,16 @@ class ConsumerGroup:
                         self._end_reason_of(stop),
                         self._thread_local,
                     )
-                    return _SessionRun(shared, handler, assignment).run()
+                    self._session_run = _SessionRun(shared, handler, assignment)
+                    return self._session_run.run()
             return _CLOSED if self.closed else _STOPPED
         finally:
             self._partitions.drop(self._partitions.assigned)
+
+    def _complete_session(self) -> None:
+        if self._session_run is not None:
+            self._session_run.end(_INTERRUPTED)
+            self._session_run = None
 
     def _end_reason_of(self, stop: StopEvent | None) -> Callable[[], EndReason | None]:
         """Return a function that returns the reason why the user has ended the session, or None."""
@@ -280,7 +295,7 @@ class ConsumerGroup:
         Notes
         -----
         In a thread of a handler, or in a signal handler that interrupts `consume`, this call does not wait: `consume`
-        completes the work before it returns.
+        completes the work before it returns. Ctrl-C in this call ends the wait for handlers.
 
         Raises
         ------
@@ -289,7 +304,7 @@ class ConsumerGroup:
         """
         self._closed = True
         if not getattr(self._thread_local, "is_handler", False):
-            self._exclusively(lambda free: None, wait=True)
+            self._exclusively(lambda free: self._complete_session() if free else None, wait=True)
 
     def _exclusively(self, call: Callable[[bool], T], *, wait: bool) -> T:
         """Return `call(free)`, `free` if no other call holds this object.
@@ -358,17 +373,21 @@ class _SessionRun:
         self._assigned = assignment.owned
         self._threads: dict[TopicPartition, threading.Thread] = {}
         self._raised: list[BaseException] = []
-        self._cleaned = False
+        self._lost = self._cleaned = False
+        self._ended = True  # until `run`
 
     def run(self) -> EndReason:
-        session = self._session
+        session, self._ended = self._session, False
         try:
-            self._handler.setup(session)
-            self._add_assigned(self._assigned, self._session.member)
-            while not session.ended.wait(_CHECK_INTERVAL_S):
-                self._run_once()
+            try:
+                self._handler.setup(session)
+                self._add_assigned(self._assigned, self._session.member)
+                while not session.ended.wait(_CHECK_INTERVAL_S):
+                    self._run_once()
+            finally:
+                self.end(_INTERRUPTED)
         finally:
-            self._end(EndReason("the session was interrupted"))
+            self.end(_INTERRUPTED)  # if Ctrl-C has interrupted the end: handlers still run
         if self._raised:
             raise self._raised[0]
         assert session.end_reason is not None
@@ -420,8 +439,9 @@ class _SessionRun:
             recover, most = self._partitions.recover, self._shared.max_poll_records
             claim = ConsumerGroupClaim(self._session, consumer, recover, self._on_error, most)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
-            self._threads[key] = thread
-            thread.start()
+            with DeferredInterrupts():
+                thread.start()
+                self._threads[key] = thread
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
         name = f"{claim.topic}-{claim.partition}"
@@ -440,33 +460,41 @@ class _SessionRun:
     def _on_revocation(self, revocation: Revocation) -> None:
         """End claims, and commit their marked offsets before the partitions are released."""
         if revocation.lost or revocation.partitions >= self._partitions.assigned:
-            self._end(revocation.reason, lost=revocation.lost)
+            self.end(revocation.reason, lost=revocation.lost)
         else:
             self._stop_claims(revocation.partitions, revocation.reason)
             self._commit_marked()
             self._session.remove_claims(revocation.partitions)
         self._commits.retain(self._membership.owned - revocation.partitions)
 
-    def _end(self, reason: EndReason, *, lost: bool = False) -> None:
-        """End the session: handlers return, `cleanup` is called, and marked offsets are committed."""
-        if self._cleaned:
+    def end(self, reason: EndReason, *, lost: bool = False) -> None:
+        """End the session: handlers return, `cleanup` is called, and marked offsets are committed.
+
+        A call that Ctrl-C ends may be repeated, and completes the work; otherwise further calls have no effect.
+        """
+        if self._ended:
             return
-        self._cleaned = True
+        self._lost = self._lost or lost
         self._session.end(reason)
-        self._stop_claims(self._partitions.assigned, reason)
+        self._stop_claims(self._partitions.assigned | self._threads.keys(), reason)
         try:
-            self._handler.cleanup(self._session)
+            if not self._cleaned:
+                self._cleaned = True
+                self._handler.cleanup(self._session)
         finally:
-            if not lost:
+            if not self._lost:
                 self._commit_marked()
+            self._ended = True
 
     def _stop_claims(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
         self._session.ignore_marks_in_recreated_topics()
         self._partitions.drop(partitions)
-        threads = [self._threads.pop(key) for key in partitions if key in self._threads]
+        threads = [self._threads[key] for key in partitions if key in self._threads]
         deadline = Deadline.after_ms(self._shared.max_poll_interval_ms, self._client.clock)
         with self._session.awaiting_handlers():
             self._join(threads, deadline, reason)
+        for key in partitions:
+            self._threads.pop(key, None)
 
     def _join(self, threads: Sequence[threading.Thread], deadline: Deadline, reason: EndReason) -> None:
         for thread in threads:

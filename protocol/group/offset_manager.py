@@ -258,11 +258,13 @@ class OffsetManager:
 
         with self._changed:
             self._wake()  # Ctrl-C may have prevented it after offsets were staged
-            while any(committing(mark) for mark in self._marks_of(partitions)):
+            # A list: an interrupt while a generator is closed would be lost.
+            while [mark for mark in self._marks_of(partitions) if committing(mark)]:
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), partition_timeout_s, 0.5))
-            return all(mark.completed_at_s is not None and mark.refused is None for mark in self._marks_of(partitions))
+            marks = self._marks_of(partitions)
+            return not [mark for mark in marks if mark.completed_at_s is None or mark.refused is not None]
 
     def _marks_of(self, partitions: Collection[TopicPartition] | None) -> list[OffsetMark]:
         keys = self._marks if partitions is None else partitions

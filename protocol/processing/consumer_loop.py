@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -138,6 +138,8 @@ class ConsumerLoop:
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._late: dict[TopicPartition, list[LanePartition]] = defaultdict(list)
         self._commit_at_s = 0.0
+        # Set by a wait for handlers during which the end began: one time limit for both.
+        self._drain_deadline: Deadline | None = None
         self.interrupts = DeferredInterrupts()
 
     def run(self, interrupts: DeferredInterrupts) -> None:
@@ -148,10 +150,11 @@ class ConsumerLoop:
                 timeout_ms = self._wait_for_room()
             try:
                 records = self.consumer.poll(timeout_ms)
-            except WakeUp:
-                continue
-            except DeadlineExceeded as error:
-                log.warning("%s", error)
+            except (WakeUp, DeadlineExceeded) as error:
+                if error is self.listener.raised:
+                    raise
+                if isinstance(error, DeadlineExceeded):
+                    log.warning("%s", error)
                 continue
             self._dispatch_all(records)
             with interrupts.allowed():
@@ -310,7 +313,16 @@ class ConsumerLoop:
         on, and the user's listener may commit. A call that Ctrl-C ends may be repeated.
         """
         dropped = {key: self._partitions[key] for key in partitions if key in self._partitions}
-        deadline = Deadline.after_ms(0 if lost else self._config.drain_timeout_ms, self._clock)
+        deadline = self._drain_deadline or Deadline.after_ms(self._config.drain_timeout_ms, self._clock)
+        try:
+            self._release(dropped, deadline.at_most_ms(0) if lost else deadline, lost=lost)
+        except BaseException:
+            self._drain_deadline = deadline
+            raise
+        if self._closing.is_set():
+            self._drain_deadline = deadline
+
+    def _release(self, dropped: Mapping[TopicPartition, _Assigned], deadline: Deadline, *, lost: bool) -> None:
         ended = self._end_runs(dropped, deadline)
         if ended and not lost and self._begin_gaps(dropped):
             self._pool.finish([each.lanes for each in dropped.values()], deadline)
@@ -409,26 +421,39 @@ def _start(records: ConsumerRecords, key: TopicPartition) -> CommittedOffset | N
 
 
 class _Listener(ConsumerRebalanceListener):
-    """Passes rebalances to the loop, then to the user's listener. Ctrl-C interrupts both."""
+    """Passes rebalances to the loop, then to the user's listener. Ctrl-C interrupts both.
+
+    `raised` is the last exception of the user's listener, which `poll` raises.
+    """
 
     def __init__(self, loop: ConsumerLoop, user: ConsumerRebalanceListener | None) -> None:
         self._loop = loop
         self.user = user
+        self.raised: Exception | None = None
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
         with self._loop.interrupts.allowed():
             self._loop.release(partitions)
             if self.user is not None:
-                self.user.on_partitions_revoked(partitions)
+                self._call(self.user.on_partitions_revoked, partitions)
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
         with self._loop.interrupts.allowed():
             self._loop.assigned(partitions)
             if self.user is not None:
-                self.user.on_partitions_assigned(partitions)
+                self._call(self.user.on_partitions_assigned, partitions)
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
         with self._loop.interrupts.allowed():
             self._loop.release(partitions, lost=True)
             if self.user is not None:
-                self.user.on_partitions_lost(partitions)
+                self._call(self.user.on_partitions_lost, partitions)
+
+    def _call(
+        self, function: Callable[[Collection[TopicPartition]], None], partitions: Collection[TopicPartition]
+    ) -> None:
+        try:
+            function(partitions)
+        except Exception as error:
+            self.raised = error
+            raise

@@ -293,7 +293,7 @@ class Processor:
                 loop.listener.user = loop.listener.user or self._given_listener
 
     def _run_other(self, loop: ConsumerLoop) -> None:
-        """Run a loop in a thread, whose exceptions nobody else sees."""
+        """Run a loop in its own thread; `run` raises the exception."""
         try:
             self._run_loop(loop)
         except BaseException as error:  # such as SystemExit of the user's listener

@@ -306,6 +306,7 @@ class WorkerPool:
                 raise error
             self._recover(message, error)
         except BaseException as fatal:
+            self.halt()  # first: the next run of its lane must not begin
             self._leave(run)
             self._fail(fatal)
             return False
@@ -362,6 +363,7 @@ class WorkerPool:
             return
         if self._recover is None or not isinstance(error, Exception):
             log.error("%s: the handler has failed, and the processing stops", place, exc_info=error)
+            self.halt()
             self._leave(run)
             self._fail(error)
             return
