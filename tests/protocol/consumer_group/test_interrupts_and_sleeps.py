@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -263,6 +264,112 @@ def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> No
             other.submit(group.close).result(20)
             assert group.closed
             place += 1
+
+
+class BlockingHandler(IdleHandler):
+    """Marks records; waits at offset 3 of both partitions until `release` is set."""
+
+    def __init__(self) -> None:
+        self.release, self.blocked = threading.Event(), set[int]()
+        self.handled = Counter[int]()
+        self.cleanups = 0
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        for message in claim.messages():
+            if message.offset == 3:
+                self.blocked.add(claim.partition)
+                self.release.wait(20)
+            self.handled[claim.partition] += 1
+            session.mark_message(message)
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        self.cleanups += 1
+
+
+def interrupt_main(times: int) -> None:
+    for _ in range(times):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.3)
+
+
+def claim_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("claim ")]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_end_of_a_session_is_completed_after_interrupts(fake: SmallCluster, client: Client, times: int) -> None:
+    handler, stop = BlockingHandler(), threading.Event()
+
+    def end() -> None:
+        wait_until(lambda: len(handler.blocked) == 2)
+        stop.set()
+        time.sleep(0.3)
+        interrupt_main(times)
+        handler.release.set()
+
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
+    with ConsumerGroup(client, parse_group_consumer(given)) as group, ThreadPoolExecutor(1) as other:
+        ended = other.submit(end)
+        with pytest.raises(KeyboardInterrupt):
+            group.consume(["orders"], handler, stop)
+        ended.result(20)
+        group.close()
+        assert handler.cleanups == 1
+        assert not claim_threads()
+        assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
+
+
+@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+def test_handlers_of_revoked_claims_are_awaited_after_an_interrupt(
+    fake: SmallCluster, client: Client, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, revoking, original = BlockingHandler(), threading.Event(), ConsumerGroupSession.awaiting_handlers
+
+    def noted(session: ConsumerGroupSession) -> Any:
+        revoking.set()
+        return original(session)
+
+    def end() -> None:
+        wait_until(lambda: len(handler.blocked) == 2)
+        joining.subscribe(["orders"])
+        joining.poll(0)
+        assert revoking.wait(20)
+        time.sleep(0.1)
+        interrupt_main(1)
+        handler.release.set()
+
+    monkeypatch.setattr(ConsumerGroupSession, "awaiting_handlers", noted)
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **protocol}
+    with (
+        consumer_of(client, protocol) as joining,
+        ConsumerGroup(client, parse_group_consumer(given)) as group,
+        ThreadPoolExecutor(1) as other,
+    ):
+        ended = other.submit(end)
+        with pytest.raises(KeyboardInterrupt):
+            group.consume(["orders"], handler)
+        ended.result(20)
+        assert handler.cleanups == 1
+        assert not claim_threads()
+        assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
+
+
+def test_session_ends_after_an_interrupted_start_of_a_claim(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, handler = threading.Thread.start, BlockingHandler()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.startswith("claim "):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    handler.release.set()
+    given = {"group.id": "etl", "auto.offset.reset": "earliest"}
+    with ConsumerGroup(client, parse_group_consumer(given)) as group:
+        with pytest.raises(KeyboardInterrupt):
+            group.consume(["orders"], handler)
+        assert handler.cleanups == 1
 
 
 @pytest.mark.parametrize("when", ["before the poll", "within the poll"])

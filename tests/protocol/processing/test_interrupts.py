@@ -17,7 +17,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, UsageError, WakeUp
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.failures import NO_RETRIES
@@ -355,6 +355,17 @@ def test_commit_of_a_listener_includes_no_record_whose_handler_still_runs(fake: 
         with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
             committed = admin.list_consumer_group_offsets("etl").get(("orders", 0))
     assert committed is None or committed.offset == 0
+
+
+@pytest.mark.parametrize("kind", [WakeUp, DeadlineExceeded])
+def test_exception_of_the_listener_that_poll_also_raises_ends_run(fake: FakeKafka, kind: type[KafkaError]) -> None:
+    class Raising(ConsumerRebalanceListener):
+        def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+            raise kind("as if")
+
+    processor = Processor(properties_of(fake, "etl"), lambda message: None, ["orders"], listener=Raising())
+    with pytest.raises(kind, match="as if"):
+        processor.run()
 
 
 @pytest.mark.parametrize("kind", [SystemExit, ZeroDivisionError])

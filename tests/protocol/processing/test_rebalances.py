@@ -147,6 +147,22 @@ def test_no_record_is_handled_again_after_a_revocation(
     running.close()
 
 
+def test_close_during_a_revocation_waits_once_for_handlers(
+    write: Write, start: Start, handler: Handler, join: Join
+) -> None:
+    for partition in (0, 1):
+        write(NUMBERS, partition=partition)
+    release = handler.block(b"3")
+    running = start(handler, order="partition", drain_timeout_ms=3_000, **COOPERATIVE)
+    wait_until(lambda: handler.at_once == 2)
+    join(**COOPERATIVE)
+    wait_until(lambda: len(processed_partitions(running.processor)) == 1)
+    began_s = time.monotonic()
+    running.close()
+    assert time.monotonic() - began_s < 6
+    release.set()
+
+
 @pytest.mark.parametrize("fails", [b"3", b"5"])
 def test_records_behind_a_failed_one_are_left_to_the_next_member(
     write: Write, start: Start, handler: Handler, join: Join, fails: bytes
