@@ -267,18 +267,20 @@ def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> No
 
 
 class BlockingHandler(IdleHandler):
-    """Marks records; waits at offset 3 of both partitions until `release` is set."""
+    """Marks records; waits at offset 3 of both partitions until `release` is set, and longer in those of `slow`."""
 
     def __init__(self) -> None:
-        self.release, self.blocked = threading.Event(), set[int]()
+        self.release, self.blocked = threading.Event(), dict[int, ConsumerGroupClaim]()
+        self.slow = set[int]()
         self.handled = Counter[int]()
         self.cleanups = 0
 
     def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
         for message in claim.messages():
             if message.offset == 3:
-                self.blocked.add(claim.partition)
+                self.blocked[claim.partition] = claim
                 self.release.wait(20)
+                time.sleep(0.5 if claim.partition in self.slow else 0)
             self.handled[claim.partition] += 1
             session.mark_message(message)
 
@@ -334,6 +336,7 @@ def test_handlers_of_revoked_claims_are_awaited_after_an_interrupt(
         joining.subscribe(["orders"])
         joining.poll(0)
         assert revoking.wait(20)
+        handler.slow = {number for number, claim in handler.blocked.items() if claim.revoked}
         time.sleep(0.1)
         interrupt_main(1)
         handler.release.set()

@@ -17,6 +17,7 @@ from protocol.errors import BrokerError, UsageError
 from protocol.kafka_terms import EARLIEST, NO_TIMESTAMP_MS
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
+from protocol.processing.worker_pool import WorkerPool
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -125,6 +126,25 @@ def test_failure_stops_and_is_raised_by_run(
     start(handle, order="partition", batch_size=batch_size)
     wait_until(lambda: committed() == {0: 100}, committed, every_s=0.02)
     assert set(failing.values) == set(NUMBERS)
+
+
+def test_no_later_record_is_handled_after_a_failure(
+    write: Write, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_late(pool: WorkerPool, error: BaseException) -> None:
+        time.sleep(0.2)  # another thread may take the next batch meanwhile
+        fail(pool, error)
+
+    def handle(given: Any) -> None:
+        firsts.append(min(message.offset for message in given.messages()))
+        if firsts[-1] == 20:
+            raise ZeroDivisionError
+
+    fail, firsts = WorkerPool._fail, list[int]()
+    monkeypatch.setattr(WorkerPool, "_fail", fail_late)
+    write(NUMBERS)
+    assert isinstance(start(handle, order="partition", batch_size=10, retry=NEVER).join(), ZeroDivisionError)
+    assert firsts == [0, 10, 20]
 
 
 def test_first_failure_is_raised_and_one_of_a_running_handler_logged(
