@@ -289,7 +289,7 @@ class Sender:
         if any(broker.in_flight for broker in self._brokers.values()):
             return
         for partition in self._partitions.values():
-            partition.drop(UsageError("this was not sent: the transaction was aborted"))
+            partition.drop(UsageError("the transaction was aborted: this was not sent, or not acknowledged"))
             self._complete(partition.take_completed())
         self._partitions.clear()
         self.busy.clear()
