@@ -307,8 +307,9 @@ class AssignedPartitions:
             self._committed.pop(key, None)
             self._recreations.pop(key, None)
             self._unseen_topics.discard(key)
-            if (consumer := self._consumers.pop(key, None)) is not None:
-                consumer.close()
+            with DeferredInterrupts():  # one that stays open could not be assigned again
+                if (consumer := self._consumers.pop(key, None)) is not None:
+                    consumer.close()
         for lookup in self._lookups:
             if not [key for key in lookup.partitions if self._start_of(key, lookup)]:
                 lookup.cancel()

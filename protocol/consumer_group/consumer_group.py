@@ -221,9 +221,12 @@ class ConsumerGroup:
             self._partitions.drop(self._partitions.assigned)
 
     def _complete_session(self) -> None:
-        if self._session_run is not None:
-            self._session_run.end(_INTERRUPTED)
+        """Complete the end of the last session, if Ctrl-C has interrupted it."""
+        if (run := self._session_run) is not None:
+            run.end(_INTERRUPTED)
             self._session_run = None
+            for error in run.raised:
+                log.error("a handler of an interrupted session has failed: %r", error, exc_info=error)
 
     def _end_reason_of(self, stop: StopEvent | None) -> Callable[[], EndReason | None]:
         """Return a function that returns the reason why the user has ended the session, or None."""
@@ -304,7 +307,7 @@ class ConsumerGroup:
         """
         self._closed = True
         if not getattr(self._thread_local, "is_handler", False):
-            self._exclusively(lambda free: self._complete_session() if free else None, wait=True)
+            self._exclusively(lambda free: None, wait=True)
 
     def _exclusively(self, call: Callable[[bool], T], *, wait: bool) -> T:
         """Return `call(free)`, `free` if no other call holds this object.
@@ -323,17 +326,24 @@ class ConsumerGroup:
     def _release(self, free: bool) -> None:
         if not free or self._releasing:
             return
-        with DeferredInterrupts():
+        with DeferredInterrupts() as interrupts:
             self._releasing = True
             try:
-                if self._membership is not None:
-                    self._membership.close()
-                self._partitions.close()
-                self._commits.close()
-                if self._owns_client:
-                    self._client.close()
+                with interrupts.allowed():
+                    self._complete_session()
             finally:
-                self._releasing = False
+                self._close_resources()
+
+    def _close_resources(self) -> None:
+        try:
+            if self._membership is not None:
+                self._membership.close()
+            self._partitions.close()
+            self._commits.close()
+            if self._owns_client:
+                self._client.close()
+        finally:
+            self._releasing = False
 
 
 def _report_errors(membership: Membership, on_error: OnError) -> None:
@@ -372,7 +382,8 @@ class _SessionRun:
         )
         self._assigned = assignment.owned
         self._threads: dict[TopicPartition, threading.Thread] = {}
-        self._raised: list[BaseException] = []
+        self.raised: list[BaseException] = []
+        """Exceptions of handlers that `run` has not raised."""
         self._lost = self._cleaned = False
         self._ended = True  # until `run`
 
@@ -388,8 +399,8 @@ class _SessionRun:
                 self.end(_INTERRUPTED)
         finally:
             self.end(_INTERRUPTED)  # if Ctrl-C has interrupted the end: handlers still run
-        if self._raised:
-            raise self._raised[0]
+        if self.raised:
+            raise self.raised.pop(0)
         assert session.end_reason is not None
         return session.end_reason
 
@@ -449,7 +460,7 @@ class _SessionRun:
         try:
             self._handler.consume_claim(self._session, claim)
         except BaseException as error:  # raised by `consume`
-            self._raised.append(error)
+            self.raised.append(error)
             self._session.end(EndReason(f"consume_claim of {name} has failed: {error!r}"))
         else:
             if not claim.revoked and self._session.keeps_claims():
@@ -482,8 +493,12 @@ class _SessionRun:
                 self._cleaned = True
                 self._handler.cleanup(self._session)
         finally:
-            if not self._lost:
-                self._commit_marked()
+            try:
+                if not self._lost:
+                    self._commit_marked()
+            except Exception:  # of `on_error`
+                self._ended = True
+                raise
             self._ended = True
 
     def _stop_claims(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:

@@ -25,6 +25,7 @@ from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
+from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -192,7 +193,7 @@ class ConsumerGroupSession:
         """
         self._progress()  # also detects that this process was suspended
         self.ignore_marks_in_recreated_topics()
-        with self._lock:
+        with DeferredInterrupts(), self._lock:  # an offset must not get lost on its way to the commits
             refused = self._commits.refused(self._marked.taken)
             offsets = {**refused, **self._marked.take()}
             self._commits.commit_async(offsets, self._member, self._topic_ids)

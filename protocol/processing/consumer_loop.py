@@ -155,6 +155,8 @@ class ConsumerLoop:
                     raise
                 if isinstance(error, DeadlineExceeded):
                     log.warning("%s", error)
+                if not self._closing.is_set():
+                    self._drain_deadline = None
                 continue
             self._dispatch_all(records)
             with interrupts.allowed():

@@ -8,13 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
@@ -25,13 +26,14 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import CommitFailed, KafkaError, UsageError
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
@@ -319,6 +321,86 @@ def test_end_of_a_session_is_completed_after_interrupts(fake: SmallCluster, clie
         assert handler.cleanups == 1
         assert not claim_threads()
         assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
+
+
+def test_close_of_another_thread_waits_for_handlers_after_interrupts(fake: SmallCluster, client: Client) -> None:
+    handler = BlockingHandler()
+
+    def end() -> None:
+        wait_until(lambda: len(handler.blocked) == 2)
+        closing.append(closer.submit(group.close))
+        time.sleep(0.3)
+        interrupt_main(2)
+        handler.release.set()
+
+    closing = list[Future[None]]()
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
+    group = ConsumerGroup(client, parse_group_consumer(given))
+    with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as closer:
+        ended = other.submit(end)
+        with pytest.raises(KeyboardInterrupt):
+            group.consume(["orders"], handler)
+        ended.result(20)
+        closing[0].result(20)
+        assert handler.cleanups == 1
+        assert not claim_threads()
+        assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
+
+
+def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_raised(
+    fake: SmallCluster, client: Client
+) -> None:
+    def raise_it(error: KafkaError) -> None:
+        raise error
+
+    def consume(stop: threading.Event) -> None:
+        handled = handler.handled.total()
+        other.submit(lambda: wait_until(lambda: handler.handled.total() == handled + 2 * END) or stop.set())
+        group.consume(["orders"], handler, stop)
+
+    handler = BlockingHandler()
+    handler.release.set()
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000}
+    with (
+        ConsumerGroup(client, parse_group_consumer(given), on_error=raise_it) as group,
+        ThreadPoolExecutor(1) as other,
+    ):
+        fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        with pytest.raises(CommitFailed):
+            consume(threading.Event())
+        consume(threading.Event())
+    assert fake.committed_offsets("etl") == dict.fromkeys(BOTH, END)
+    assert handler.cleanups == 2
+
+
+def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commit(
+    fake: SmallCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, place, reached = ConsumerGroupSession.commit_marked, 1, True
+
+    def interrupted(session: ConsumerGroupSession, *given: Any, **named: Any) -> None:
+        nonlocal reached
+        monkeypatch.setattr(ConsumerGroupSession, "commit_marked", commit)
+        code = ("protocol.consumer_group", "protocol.group.offset_manager", "protocol.condition", "protocol.interrupts")
+        with interrupted_at(place, code) as was_reached:
+            try:
+                commit(session, *given, **named)
+            finally:
+                reached = was_reached()
+
+    while reached:
+        handler, stop = BlockingHandler(), threading.Event()
+        handler.release.set()
+        given = {"group.id": f"etl-{place}", "auto.offset.reset": "earliest", **EAGER}
+        given["auto.commit.interval.ms"] = 60_000
+        monkeypatch.setattr(ConsumerGroupSession, "commit_marked", interrupted)
+        with ConsumerGroup(client, parse_group_consumer(given)) as group, ThreadPoolExecutor(1) as other:
+            other.submit(lambda: wait_until(lambda: handler.handled.total() == 2 * END) or stop.set())  # noqa: B023
+            with suppress(KeyboardInterrupt):
+                group.consume(["orders"], handler, stop)
+        assert fake.committed_offsets(f"etl-{place}") == dict.fromkeys(BOTH, END), place
+        place += 1 if SOAK else 3
+    assert place > 60, "the commit was interrupted"
 
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
