@@ -223,10 +223,13 @@ class ConsumerGroup:
     def _complete_session(self) -> None:
         """Complete the end of the last session, if Ctrl-C has interrupted it."""
         if (run := self._session_run) is not None:
-            run.end(_INTERRUPTED)
-            self._session_run = None
-            for error in run.raised:
-                log.error("a handler of an interrupted session has failed: %r", error, exc_info=error)
+            try:
+                run.end(_INTERRUPTED)
+                self._session_run = None
+            finally:
+                while run.raised:
+                    error = run.raised.pop(0)
+                    log.error("a handler of an interrupted session has failed: %r", error, exc_info=error)
 
     def _end_reason_of(self, stop: StopEvent | None) -> Callable[[], EndReason | None]:
         """Return a function that returns the reason why the user has ended the session, or None."""
@@ -320,8 +323,9 @@ class ConsumerGroup:
             return locked(self._lock, -1 if wait else 0, call)
         finally:
             # After releasing the lock: a signal handler may have called `close` while it was held.
-            if self._closed and not self._releasing:
-                locked(self._lock, 0, self._release)
+            # `close` waits until the thread that has called `consume` has released them.
+            if self._closed and (wait or not self._releasing):
+                locked(self._lock, -1 if wait else 0, self._release)
 
     def _release(self, free: bool) -> None:
         if not free or self._releasing:
@@ -474,7 +478,8 @@ class _SessionRun:
             self.end(revocation.reason, lost=revocation.lost)
         else:
             self._stop_claims(revocation.partitions, revocation.reason)
-            self._commit_marked()
+            if (refused := self._commit_marked()) is not None:
+                self._on_error(refused)
             self._session.remove_claims(revocation.partitions)
         self._commits.retain(self._membership.owned - revocation.partitions)
 
@@ -493,13 +498,10 @@ class _SessionRun:
                 self._cleaned = True
                 self._handler.cleanup(self._session)
         finally:
-            try:
-                if not self._lost:
-                    self._commit_marked()
-            except Exception:  # of `on_error`
-                self._ended = True
-                raise
+            refused = None if self._lost else self._commit_marked()
             self._ended = True
+            if refused is not None:
+                self._on_error(refused)
 
     def _stop_claims(self, partitions: Collection[TopicPartition], reason: EndReason) -> None:
         self._session.ignore_marks_in_recreated_topics()
@@ -528,15 +530,16 @@ class _SessionRun:
                 )
                 join(thread)
 
-    def _commit_marked(self) -> None:
-        """Commit marked offsets if commits are automatic."""
+    def _commit_marked(self) -> CommitFailed | None:
+        """Commit marked offsets if commits are automatic; return the failure."""
         if not self._commits.auto:
-            return
+            return None
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
             self._session.commit_marked(deadline, partition_timeout_s=DELETED_TOPIC_S)
         except CommitFailed as error:
-            self._on_error(error)
+            return error
+        return None
 
     def _commit_in_background(self) -> None:
         try:

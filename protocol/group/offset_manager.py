@@ -288,12 +288,12 @@ class OffsetManager:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
-        try:
-            with DeferredInterrupts():
+        with DeferredInterrupts():
+            try:
                 thread.start()
                 self._thread = thread
-        except RuntimeError as error:
-            self._record_result(error)  # the process has too many threads: the next mark or flush retries
+            except RuntimeError as error:
+                self._record_result(error)  # the process has too many threads: the next mark or flush retries
 
     def _due_marks(self) -> dict[TopicPartition, OffsetMark]:
         """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""

@@ -373,16 +373,20 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
     assert handler.cleanups == 2
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commit(
-    fake: SmallCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, client: Client, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def raise_it(*_: object) -> None:
+        raise kind
+
     commit, place, reached = ConsumerGroupSession.commit_marked, 1, True
 
     def interrupted(session: ConsumerGroupSession, *given: Any, **named: Any) -> None:
         nonlocal reached
         monkeypatch.setattr(ConsumerGroupSession, "commit_marked", commit)
         code = ("protocol.consumer_group", "protocol.group.offset_manager", "protocol.condition", "protocol.interrupts")
-        with interrupted_at(place, code) as was_reached:
+        with interrupted_at(place, code, handler=raise_it) as was_reached:
             try:
                 commit(session, *given, **named)
             finally:
@@ -396,7 +400,7 @@ def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commi
         monkeypatch.setattr(ConsumerGroupSession, "commit_marked", interrupted)
         with ConsumerGroup(client, parse_group_consumer(given)) as group, ThreadPoolExecutor(1) as other:
             other.submit(lambda: wait_until(lambda: handler.handled.total() == 2 * END) or stop.set())  # noqa: B023
-            with suppress(KeyboardInterrupt):
+            with suppress(kind):
                 group.consume(["orders"], handler, stop)
         assert fake.committed_offsets(f"etl-{place}") == dict.fromkeys(BOTH, END), place
         place += 1 if SOAK else 3
