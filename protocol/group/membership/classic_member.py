@@ -167,7 +167,8 @@ class ClassicMember(MemberMachine):
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         instance_id = self.config.group_instance_id
-        leaves = instance_id is None if for_good is None else for_good
+        # With partitions to give up, the group waits for a join that a returning static member does not send (KIP-814).
+        leaves = instance_id is None or self._rejoins if for_good is None else for_good
         if not leaves or not self._member_id:
             return None
         identity = {"member_id": self._member_id, "group_instance_id": instance_id, "reason": "the member was closed"}

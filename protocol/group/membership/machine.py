@@ -175,7 +175,7 @@ class MemberMachine(ABC):
         ----------
         for_good : bool or None
             True: leave. False: send no request. None: leave, but a static member may return to its partitions until its
-            session ends (KIP-345).
+            session ends (KIP-345), unless it is giving some up in a cooperative rebalance.
         """
         if self.state in TERMINAL:
             return

@@ -280,6 +280,35 @@ def test_leaving_after_a_removal_calls_on_partitions_lost(
 
 
 @PROTOCOLS
+def test_all_partitions_have_owners_after_a_static_member_was_closed_in_a_revocation(
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def static(name: str, client: Client) -> KafkaConsumer:
+        return consumer_of(client, protocol, **{"group.instance.id": name})
+
+    def all_are_owned() -> bool:
+        for consumer in (first, second):
+            consumer.poll(20)
+        return len(first.assignment) == len(second.assignment) == 1
+
+    listener = CallingListener()
+    with client_of(fake.bootstrap_servers) as another, static("b", another) as second:
+        with static("a", client) as first:
+            first.subscribe(["orders"], listener)
+            read(first, 2 * END)
+            listener.function = interrupt
+            second.subscribe(["orders"])
+            with pytest.raises(KeyboardInterrupt):
+                wait_until(all_are_owned)
+        with static("a", client) as first:
+            first.subscribe(["orders"])
+            wait_until(all_are_owned)
+
+
+@PROTOCOLS
 def test_revocation_waits_once_for_commits_without_a_reply(
     fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
