@@ -323,7 +323,7 @@ class ConsumerGroup:
             return locked(self._lock, -1 if wait else 0, call)
         finally:
             # After releasing the lock: a signal handler may have called `close` while it was held.
-            # `close` waits until the thread that has called `consume` has released them.
+            # `close` waits for another thread that releases them.
             if self._closed and (wait or not self._releasing):
                 locked(self._lock, -1 if wait else 0, self._release)
 

@@ -245,7 +245,7 @@ class Membership:
         ----------
         leave : bool, optional
             True: leave. False: send no request; the coordinator waits for the session timeout. None: leave, but a
-            static member may return to its partitions (KIP-345).
+            static member may return to its partitions (KIP-345), unless it is giving some up (KIP-429).
         timeout_ms : float
             Maximum wait for the coordinator.
         """
