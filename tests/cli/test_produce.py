@@ -182,7 +182,7 @@ def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: Loca
     ("arguments", "given", "code", "says"),
     [
         (("-i", "json"), b"[1]\n", 1, "line 1: a record is a JSON object"),
-        (("-p", "9"), b"x\n", 1, "partition 9"),
+        (("-p", "9", "-X", "max.block.ms=1000"), b"x\n", 1, "partition 9"),
         (("-i", "json", "-K", ":"), b"", 2, "--key-separator is for lines"),
         (("--value-column", "x"), b"", 2, "for tables"),
         (("-X", "acks=2"), b"", 2, "acks"),

@@ -530,14 +530,14 @@ def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCl
     """The next `consume` continues to join."""
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
     reported: list[KafkaError] = []
-    given = {"group.id": "etl", "group.join.retries": 3, **EAGER}
+    given = {"group.id": "etl", "group.join.retries": 2, **EAGER}
     with (
         client_of(fake.bootstrap_servers, retry_backoff_ms=100) as client,
         ConsumerGroup(client, given, on_error=reported.append) as members,
     ):
         for _ in range(2):
             with pytest.raises(
-                BrokerError, match=r"4 attempts to join have failed \(group\.join\.retries=3\)"
+                BrokerError, match=r"3 attempts to join have failed \(group\.join\.retries=2\)"
             ) as raised:
                 members.consume(["orders"], Handler())
             assert raised.value.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

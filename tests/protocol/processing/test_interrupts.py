@@ -37,7 +37,7 @@ pytestmark = pytest.mark.soak
 RECORDS = 8
 _CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts", "contextlib")
 # Interrupt at every `_STEP`-th place.
-_STEP = 1 if SOAK else 7
+_STEP = 1 if SOAK else 17
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_consumer_given_to_a_processor_interrupted_anywhere_reads_all_other_reco
             handle.all_handled.set()
             closing.result(20)
             assert handle.offsets + read_offsets(consumer, RECORDS - len(handle.offsets)) == list(range(RECORDS)), place
-        place += 2 * _STEP
+        place += _STEP
     assert place > 100, "run was interrupted"
 
 

@@ -20,13 +20,16 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from tests.support import read_committed
 from tests.support.interrupts import interrupted_at
+from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
+
+pytestmark = pytest.mark.soak
 
 TOPIC = "t"
 WAIT_S = 20.0
 _CODE = ("protocol.producer", "protocol.transaction", "protocol.interrupts", "contextlib")
 # Interrupt at every `_STEP`-th place.
-_STEP = 5
+_STEP = 2 if SOAK else 11
 
 _S = TransactionState
 
@@ -151,7 +154,7 @@ def test_interrupted_abort_lets_later_transactions_send(broker: FakeKafka) -> No
             producer.send_columns(TOPIC, columns_of(*[b"x" * 100] * 5))
             producer.commit_transaction()
             committed += 5
-            place += 2
+            place += _STEP
     assert read_committed.by_this_project(broker.bootstrap_servers, TOPIC)[0] == [b"x" * 100] * committed
     assert place > 100, "the producer was interrupted"
 
