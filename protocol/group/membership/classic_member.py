@@ -144,7 +144,8 @@ class ClassicMember(MemberMachine):
             ],
             "reason": str(self.reason)[:255],
         }
-        return self._request(JOIN_GROUP, body, held=True, timeout_ms=self._held_timeout_ms)
+        timeout_ms = max(self._request_timeout_ms, config.max_poll_interval_ms + _HELD_LONGER_MS)
+        return self._request(JOIN_GROUP, body, held=True, timeout_ms=timeout_ms)
 
     def _subscription(self, user_data: bytes | None) -> Subscription:
         assert self._topics is not None
@@ -159,8 +160,9 @@ class ClassicMember(MemberMachine):
             "protocol_name": self._assignor_name,
             "assignments": [{"member_id": name, "assignment": each} for name, each in assignments.items()],
         }
-        # Since Kafka 3.7 a stable group responds without restarting the session timeout.
-        return self._request(SYNC_GROUP, body, held=True, renews=False, timeout_ms=self._held_timeout_ms)
+        # Since Kafka 3.7 a stable group responds without restarting the session timeout. If the leader needs longer,
+        # the request is repeated: a reply that will never come must not be awaited for `max.poll.interval.ms`.
+        return self._request(SYNC_GROUP, body, held=True, renews=False, timeout_ms=self._request_timeout_ms)
 
     def _heartbeat(self) -> SendRequest:
         return self._request(HEARTBEAT, {"generation_id": self._generation_id}, timeout_ms=self._heartbeat_timeout_ms)
@@ -188,10 +190,6 @@ class ClassicMember(MemberMachine):
         identity = {"group_id": self.group, "member_id": self._member_id, "group_instance_id": instance_id}
         at_least = 0 if instance_id is None else _FIRST_STATIC[api]
         return SendRequest(api, {**identity, **fields}, at_least=at_least, accept=_ANSWERS, **options)
-
-    @property
-    def _held_timeout_ms(self) -> float:
-        return max(self._request_timeout_ms, self.config.max_poll_interval_ms + _HELD_LONGER_MS)
 
     # -- responses ----------------------------------------------------------------------------
 
@@ -247,6 +245,10 @@ class ClassicMember(MemberMachine):
         self._lifecycle.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
 
     # -- rebalances ---------------------------------------------------------------------------
+
+    @property
+    def _is_outdated(self) -> bool:
+        return self._pattern_pending or self._topics != self._joined_topics
 
     @property
     def _assigned(self) -> frozenset[TopicPartition]:

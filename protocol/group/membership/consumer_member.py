@@ -76,6 +76,8 @@ class ConsumerMember(MemberMachine):
         self._names: dict[bytes, str] = {}
         self._ids: dict[TopicPartition, bytes] = {}
         self._owned_ids: dict[TopicPartition, bytes] = {}
+        # True from a change of the subscription until the coordinator has assigned partitions for it.
+        self._outdated = False
 
     @property
     def member(self) -> GroupMember:
@@ -90,6 +92,12 @@ class ConsumerMember(MemberMachine):
     def is_becoming_known(self) -> bool:
         """Return True while the first heartbeat is in flight: after an earlier leave request it would join again."""
         return self._in_flight is not None and self._assigned_since is None
+
+    def subscribe(self, subscription: TopicSubscription, now_s: float) -> None:
+        """Change the subscription, and report it at once."""
+        self._outdated |= subscription != self.subscription
+        super().subscribe(subscription, now_s)
+        self._heartbeat_s = now_s
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -199,6 +207,8 @@ class ConsumerMember(MemberMachine):
             if topic_id in self._names
             for number in numbers
         }
+        if self._outdated and not self._pattern_pending and self._subscribed() == self._subscribed_before:
+            self._outdated = not self._assignment_fits
         if self._epoch == _JOIN:
             return
         if self._ids != {key: self._owned_ids[key] for key in self.owned}:
@@ -215,6 +225,17 @@ class ConsumerMember(MemberMachine):
             )
 
     # -- owned partitions --------------------------------------------------------------------
+
+    @property
+    def _is_outdated(self) -> bool:
+        return self._outdated
+
+    @property
+    def _assignment_fits(self) -> bool:
+        """Return False if topics are assigned that are not subscribed: the coordinator will revoke them."""
+        if self.subscription.pattern is not None and not self._matches_in_client:
+            return True  # only brokers know which topics the pattern matches
+        return {topic for topic, _ in self._ids} <= (self._topics or frozenset())
 
     @property
     def _assigned(self) -> frozenset[TopicPartition]:

@@ -41,6 +41,8 @@ _MISSING_TOPIC_S = 5.0
 _SESSION_TIMEOUT = frozenset({"session.timeout.ms"})
 _MAX_POLL_INTERVAL = frozenset({"max.poll.interval.ms"})
 
+_RESUBSCRIBED = EndReason("the subscription has changed")
+
 NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 
 
@@ -82,6 +84,8 @@ class MemberMachine(ABC):
         self._refresh_s = now_s
         # With a pattern matched by this client: None until metadata were received.
         self._topics = None if self._matches_in_client else subscription.names
+        # True until metadata have shown which topics a new pattern matches.
+        self._pattern_pending = False
         # The request in flight, unless its session has ended; and the leave request to send.
         self._in_flight: SendRequest | None = None
         # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
@@ -99,12 +103,16 @@ class MemberMachine(ABC):
     @property
     def reason(self) -> EndReason:
         """Return the reason of the state, or of the suspicion that the assignment is lost."""
-        return self._suspicion or self._lifecycle.reason
+        outdated = _RESUBSCRIBED if self.state in RECONCILED and self._is_outdated else None
+        return self._suspicion or outdated or self._lifecycle.reason
 
     @property
     def is_reconciled(self) -> bool:
-        """Return True if the owner has all assigned partitions, and the session is not suspected to have ended."""
-        return self.state in RECONCILED and self._suspicion is None
+        """Return True if the owner has all partitions assigned for its present subscription.
+
+        False also while the session is suspected to have ended.
+        """
+        return self.state in RECONCILED and self._suspicion is None and not self._is_outdated
 
     @property
     @abstractmethod
@@ -119,7 +127,9 @@ class MemberMachine(ABC):
     def pending(self, now_s: float) -> EndReason | None:
         """Return the reason why the owner must act; None if it need not."""
         self.tick(now_s)
-        return self.reason if self.state in AWAITS_OWNER else self._suspicion
+        if self.state in AWAITS_OWNER or (self.state in RECONCILED and not self.is_reconciled):
+            return self.reason
+        return self._suspicion
 
     def assignment_lost(self, now_s: float) -> EndReason | None:
         """Return the reason why the assignment is or may be lost; None if it is valid."""
@@ -132,8 +142,9 @@ class MemberMachine(ABC):
         self._polled_s = now_s
 
     def subscribe(self, subscription: TopicSubscription, now_s: float) -> None:
-        """Change the subscription."""
-        self.subscription = subscription
+        """Change the subscription. The member is not reconciled until it has an assignment for it."""
+        changed, self.subscription = subscription != self.subscription, subscription
+        self._pattern_pending = self._matches_in_client and (changed or self._pattern_pending)
         if not self._matches_in_client:
             self._topics = subscription.names
         self._refresh_s = now_s
@@ -284,7 +295,7 @@ class MemberMachine(ABC):
         self._backoff.reset()
         if self.state in IN_SESSION:
             if self._matches_in_client:
-                self._topics = self.subscription.topics(cluster)
+                self._topics, self._pattern_pending = self.subscription.topics(cluster), False
             age_s, missing = self._metadata_max_age_s, (self._topics or frozenset()) - available_topics(cluster)
             self._refresh_s = now_s + (min(_MISSING_TOPIC_S, age_s) if missing else age_s)
             self._on_metadata(cluster, now_s)
@@ -396,6 +407,11 @@ class MemberMachine(ABC):
     @abstractmethod
     def _watched_topics(self) -> frozenset[str] | None:
         """Return the topics to refresh; None: all."""
+
+    @property
+    @abstractmethod
+    def _is_outdated(self) -> bool:
+        """Return True if the assignment is for an earlier subscription."""
 
     @property
     @abstractmethod

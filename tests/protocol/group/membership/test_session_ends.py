@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
-from protocol.group.membership.assignment import EndReason
+from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.member_state import (
     CLASSIC_TRANSITIONS,
     Lifecycle,
@@ -22,7 +23,7 @@ from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
+from tests.protocol.group.membership.simulated_group import ORDERS, SimulatedMember, machine, new_cluster, until_stable
 
 CLASSIC = {"protocol": "classic", "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000}
 COOPERATIVE = {**CLASSIC, "partition_assignment_strategy": "cooperative-sticky"}
@@ -344,12 +345,14 @@ def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster
 class TestRequests:
     """Bodies and timeouts of requests."""
 
-    def test_requests_that_wait_for_other_members_alone_have_long_timeouts(self, cluster: Cluster) -> None:
+    def test_join_alone_waits_for_the_rebalance_timeout(self, cluster: Cluster) -> None:
+        """As in Java: a SyncGroup without a reply is repeated after `request.timeout.ms`."""
         member = member_of(cluster, **CLASSIC)
         cluster.clock.advance(5)  # type: ignore[attr-defined]
         member.act()
         seen = {request.api: (request.held, request.timeout_ms) for request in member.sent}
-        assert seen[JOIN_GROUP] == seen[SYNC_GROUP] == (True, 65_000)
+        assert seen[JOIN_GROUP] == (True, 65_000)
+        assert seen[SYNC_GROUP] == (True, 30_000)
         held, timeout_ms = seen[HEARTBEAT]
         assert not held
         assert timeout_ms < 10_000 / 2, "time remains to find another coordinator"
@@ -392,3 +395,48 @@ def test_repeated_join_gives_no_partitions_before_a_heartbeat(cluster: Cluster, 
     second.act()
     assert second.machine.assignment_lost(second.now_s) is None
     until_stable(first, second)
+
+
+BOTH_TOPICS = TopicSubscription(frozenset({"orders", "payments"}))
+PAYMENTS = TopicSubscription(frozenset({"payments"}))
+
+
+@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
+@pytest.mark.parametrize(
+    "subscription", [PAYMENTS, TopicSubscription(pattern=re.compile("pay.*"))], ids=["name", "pattern"]
+)
+def test_member_is_not_reconciled_before_its_new_topics_are_assigned(
+    cluster: Cluster, given: dict[str, Any], subscription: TopicSubscription
+) -> None:
+    cluster.create_topic("payments", 4)
+    member = member_of(cluster, **given)
+    member.machine.subscribe(subscription, member.now_s)
+    assert not member.machine.is_reconciled
+    assert "subscription has changed" in str(member.machine.pending(member.now_s))
+    until_stable(member)
+    assert {topic for topic, _ in member.machine.owned} == {"payments"}
+
+
+@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
+def test_member_with_its_former_subscription_again_is_soon_reconciled(cluster: Cluster, given: dict[str, Any]) -> None:
+    member = member_of(cluster, **given)
+    before_s = member.now_s
+    for subscription in (BOTH_TOPICS, ORDERS, TopicSubscription(pattern=re.compile("ord.*"))):
+        member.machine.subscribe(subscription, member.now_s)
+    until_stable(member)
+    assert member.now_s - before_s < 1, "no heartbeat interval passes"
+
+
+def test_assignment_of_topics_that_are_no_longer_subscribed_is_not_final(cluster: Cluster) -> None:
+    """A coordinator may answer a change of the subscription before it has computed the assignment."""
+    cluster.create_topic("payments", 4)
+    member = member_of(cluster, **CONSUMER)
+    member.machine.subscribe(PAYMENTS, member.now_s)
+    request = next_request(member)
+    early = {"error_code": 0, "member_epoch": 2, "heartbeat_interval_ms": 1_000, "assignment": None}
+    member.machine.on_response(request, early, member.now_s, member.now_s)
+    assert not member.machine.is_reconciled
+    revoked = early | {"assignment": {"topic_partitions": []}}
+    member.machine.on_response(next_request(member), revoked, member.now_s, member.now_s)
+    assert not member.own()
+    assert member.machine.is_reconciled
