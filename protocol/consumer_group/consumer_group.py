@@ -61,7 +61,8 @@ class ConsumerGroupHandler(Protocol):
     def setup(self, session: ConsumerGroupSession) -> None:
         """Prepare a session, before any claim is read, in the thread of `consume`.
 
-        `session.reset_offset` sets start offsets.
+        `session.reset_offset` sets start offsets of the claims that the session begins with. Claims may be added later
+        (cooperative assignors, `group.protocol=consumer`): `claim.seek` in `consume_claim` sets those of all claims.
         """
 
     def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
@@ -202,7 +203,9 @@ class ConsumerGroup:
                     self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
                 )
                 _report_errors(membership, self._on_error)
-                if assignment.pending_reason is None:
+                if assignment.pending_reason is None and not assignment.owned:
+                    self._client.clock.sleep_s(_CHECK_INTERVAL_S)
+                elif assignment.pending_reason is None:
                     shared = _Shared(
                         self._client,
                         self._config.consumer.max_poll_interval_ms,
@@ -319,13 +322,17 @@ class ConsumerGroup:
         """
         if self._process_id not in (None, os.getpid()):  # its threads do not exist here, and one may hold the lock
             raise UsageError("this ConsumerGroup was used before a fork: make one in this process")
+        wait_s = -1 if wait else 0
         try:
-            return locked(self._lock, -1 if wait else 0, call)
+            return locked(self._lock, wait_s, call)
+        except BaseException:
+            wait_s = 0  # Ctrl-C has ended the wait; the call that holds this object releases the resources
+            raise
         finally:
             # After releasing the lock: a signal handler may have called `close` while it was held.
             # `close` waits for another thread that releases them.
             if self._closed and (wait or not self._releasing):
-                locked(self._lock, -1 if wait else 0, self._release)
+                locked(self._lock, wait_s, self._release)
 
     def _release(self, free: bool) -> None:
         if not free or self._releasing:

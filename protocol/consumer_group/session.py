@@ -123,7 +123,7 @@ class ConsumerGroupSession:
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
 
-        In `ConsumerGroupHandler.setup` it sets the start offset of the claim.
+        In `ConsumerGroupHandler.setup` it sets the start offset of the claim; see also `ConsumerGroupClaim.seek`.
 
         Parameters
         ----------
@@ -316,6 +316,7 @@ class ConsumerGroupClaim:
         self._max_rows = max_poll_records
         # A batch read while the assignment was unconfirmed.
         self._withheld: pa.RecordBatch | None = None
+        self._polled = False
 
     @property
     def high_water_mark(self) -> int:
@@ -326,6 +327,28 @@ class ConsumerGroupClaim:
     def revoked(self) -> bool:
         """Return True if the claim has ended."""
         return self._consumer.closed
+
+    def seek(self, offset: int) -> None:
+        """Start at this offset instead of the committed one, for programs that store offsets themselves.
+
+        Works for all claims, while `ConsumerGroupHandler.setup` sees only those with which the session begins.
+
+        Parameters
+        ----------
+        offset : int
+            Offset of the first record to return. If it is lower than `initial_offset`, it is marked as by
+            `ConsumerGroupSession.reset_offset`.
+
+        Raises
+        ------
+        UsageError
+            Records were requested before, the offset is negative, or the claim has ended.
+        """
+        if self._polled:
+            raise UsageError(f"{self.topic}-{self.partition}: seek before the first records are requested")
+        self._consumer.seek(offset)
+        self._session.reset_offset(self.topic, self.partition, offset)
+        self.initial_offset = offset
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while (batch := self.poll()) is not None:
@@ -352,7 +375,7 @@ class ConsumerGroupClaim:
         KafkaError
             The partition cannot be read.
         """
-        session = self._session
+        session, self._polled = self._session, True
         deadline = session.deadline(timeout_ms)
         while not self.revoked and session.keeps_claims():
             if self._withheld is None:

@@ -21,6 +21,7 @@ from protocol.group.membership.assignment import EndReason
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.internals import membership_of
 from tests.support.wait_until import wait_until
 
 
@@ -83,6 +84,11 @@ class Member:
 
     def cleanup(self, session: ConsumerGroupSession) -> None:
         self.cleanups.append(session.claims)
+
+    @property
+    def is_in_group(self) -> bool:
+        """Return True if the member has joined; it may have no partitions."""
+        return membership_of(self.group).member.is_in_group
 
     @property
     def numbers(self) -> list[int]:

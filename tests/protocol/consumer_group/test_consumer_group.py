@@ -439,7 +439,7 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
     wait_until(lambda: len(one.values) == 3)
     two = Member(client, group, name, **protocol)
     try:
-        wait_until(lambda: two.setups)
+        wait_until(lambda: two.is_in_group)
         if forgotten:
             membership = membership_of(two.group)
             before = membership.member.member_id
@@ -450,6 +450,7 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
         produce(kafka1, name, range(3))
         wait_until(lambda: len(two.values) == 3)
         assert two.errors == []
+        assert all(session.claims for session in two.setups)
     finally:
         one.close()
         two.close()

@@ -1,0 +1,193 @@
+"""Sessions begin with claims of their topics, at the offsets that the handler sets; Ctrl-C ends the wait of `close`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from protocol.admin.admin import Admin
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import UsageError
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
+from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer_group.members import IdleHandler
+from tests.support.small_cluster import END, PARTITIONS, SmallCluster
+from tests.support.wait_until import wait_until
+
+ALL = sorted((number, offset) for number in range(PARTITIONS) for offset in range(END))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with SmallCluster("orders", "payments") as fake:
+        yield fake
+
+
+@pytest.fixture(params=[EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
+    return dict(request.param)
+
+
+def group_of(fake: FakeKafka, protocol: dict[str, object], **properties: object) -> ConsumerGroup:
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", **protocol, **properties}
+    return ConsumerGroup({"bootstrap.servers": fake.bootstrap_servers}, given)
+
+
+class UntilRead(IdleHandler):
+    """Reads each claim; `stop` is set after `count` records."""
+
+    def __init__(self, count: int) -> None:
+        self.setups: list[dict[str, list[int]]] = []
+        self.topics: set[str] = set()
+        self.stop = threading.Event()
+        self._missing = count
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.setups.append(session.claims)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        for message in claim.messages():
+            self.topics.add(claim.topic)
+            session.mark_message(message)
+            self._missing -= 1
+            if self._missing == 0:
+                self.stop.set()
+
+
+Topics = Collection[str] | re.Pattern[str]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["orders"], ["payments"]), (re.compile("ord.*"), re.compile("pay.*")), (re.compile("ord.*"), ["payments"])],
+    ids=["names", "patterns", "pattern and name"],
+)
+def test_session_of_other_topics_has_no_claims_of_the_former(
+    fake: SmallCluster, protocol: dict[str, object], first: Topics, second: Topics
+) -> None:
+    with group_of(fake, protocol) as members:
+        orders = UntilRead(PARTITIONS * END)
+        members.consume(first, orders, orders.stop)
+        fake.grow(5)  # records that the second handler must not get
+        payments = UntilRead(PARTITIONS * (END + 5))
+        while not payments.stop.is_set():
+            members.consume(second, payments, payments.stop)
+    assert (orders.topics, payments.topics) == ({"orders"}, {"payments"})
+    assert all(claims.keys() == {"payments"} for claims in payments.setups)
+    committed = fake.committed_offsets("etl")
+    assert {committed["orders", number] for number in range(PARTITIONS)} == {END}
+
+
+def test_standby_begins_its_session_when_it_gets_partitions(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    """`setup` can set the start offsets of its claims."""
+    offsets = dict.fromkeys(range(PARTITIONS), 0)
+    read: list[tuple[int, int]] = []
+
+    class Stores(IdleHandler):
+        def __init__(self, members: ConsumerGroup) -> None:
+            self.members = members
+            self.setups: list[dict[str, list[int]]] = []
+
+        def setup(self, session: ConsumerGroupSession) -> None:
+            self.setups.append(session.claims)
+            for number in session.claims["orders"]:
+                session.reset_offset("orders", number, offsets[number])
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                read.append((claim.partition, message.offset))
+                offsets[claim.partition] = message.offset + 1
+
+        def run(self) -> None:
+            while not self.members.closed:
+                self.members.consume(["orders"], self)
+
+    settings = {"enable.auto.commit": False, "auto.offset.reset": "latest"}
+    # One member more than partitions: it waits.
+    all_handlers = [Stores(group_of(fake, protocol, **settings)) for _ in range(PARTITIONS + 1)]
+    with ThreadPoolExecutor(len(all_handlers)) as threads:
+        running = [threads.submit(handler.run) for handler in all_handlers]
+        with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+            assigned: list[list[int]] = []
+
+            def is_distributed() -> bool:
+                members = admin.describe_groups(["etl"])["etl"].members
+                assigned[:] = sorted([number for _, number in member.assignment] for member in members)
+                return assigned == [[], *([number] for number in range(PARTITIONS))]
+
+            wait_until(is_distributed, lambda: str(assigned), every_s=0.05)
+        wait_until(lambda: sorted(read) == ALL, lambda: str(sorted(read)))
+        owner = next(handler for handler in all_handlers if handler.setups)
+        owner.members.close()
+        fake.grow(5)
+        more = [(number, END + offset) for number in range(PARTITIONS) for offset in range(5)]
+        wait_until(lambda: sorted(read) == sorted(ALL + more), lambda: str(sorted(read)))
+        for handler in all_handlers:
+            handler.members.close()
+        for each in running:
+            each.result(20)
+    assert all(claims for handler in all_handlers for claims in handler.setups), "no session begins without claims"
+
+
+def test_claim_starts_at_the_offset_that_it_seeks(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    starts, read = {0: 3, 1: 8}, list[tuple[int, int]]()
+    raised: list[UsageError] = []
+
+    class Seeks(UntilRead):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            claim.seek(starts[claim.partition])
+            assert claim.initial_offset == starts[claim.partition]
+            for message in claim.messages():
+                session.mark_message(message)
+                read.append((claim.partition, message.offset))
+                if len(read) == sum(END - start for start in starts.values()):
+                    with pytest.raises(UsageError, match="seek before the first records are requested") as error:
+                        claim.seek(0)
+                    raised.append(error.value)
+                    self.stop.set()
+
+    handler = Seeks(-1)
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", 0): 7})
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert sorted(read) == [(number, offset) for number, start in starts.items() for offset in range(start, END)]
+    assert fake.committed_offsets("etl") == {("orders", number): END for number in starts}
+    assert len(raised) == 1
+
+
+def test_ctrl_c_ends_the_wait_of_close_for_consume_in_another_thread(fake: SmallCluster) -> None:
+    blocked, go_on = threading.Event(), threading.Event()
+
+    class Blocks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            blocked.set()
+            go_on.wait(20)
+
+    def interrupt() -> None:
+        wait_until(lambda: members.closed)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    members = group_of(fake, EAGER)
+    with ThreadPoolExecutor(2) as threads:
+        consuming: Any = threads.submit(members.consume, ["orders"], Blocks())
+        assert blocked.wait(20)
+        try:
+            threads.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                members.close()
+            assert not consuming.done(), "consume waits for the handler"
+        finally:
+            go_on.set()
+        consuming.result(20)
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        assert not admin.describe_groups(["etl"])["etl"].members
