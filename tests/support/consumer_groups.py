@@ -14,6 +14,7 @@ from protocol.admin.groups import Member, describe_group
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client
+from protocol.group.committed_offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 
 T = TypeVar("T")
@@ -99,6 +100,11 @@ def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
 def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 30) -> list[GroupRow]:
     """Wait until `partitions` rows exist and all have lag 0."""
     deadline_s = time.monotonic() + timeout_s
+    # Not by librdkafka, which may crash while the first group of a cluster is being created.
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        while not fetch_offsets(client, group, None, client.deadline(timeout_s * 1000)):
+            assert time.monotonic() < deadline_s, f"group {group} has no offsets after {timeout_s} s"
+            time.sleep(0.05)
     while True:
         rows = describe(kafka, group)
         if len(rows) == partitions and all(row.lag == 0 for row in rows):
