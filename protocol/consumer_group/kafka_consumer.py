@@ -173,6 +173,8 @@ class KafkaConsumer:
     ) -> None:
         """Subscribe to topics instead of any former ones; the next `poll` joins the group.
 
+        Until the coordinator has changed the assignment, `poll` may return records of former topics, as in Java.
+
         Parameters
         ----------
         topics : collection of str or re.Pattern

@@ -69,6 +69,8 @@ class ConsumerMember(MemberMachine):
         # Fields of the last request, and those that the coordinator has acknowledged; others are sent again.
         self._sent_fields: dict[str, Any] = {}
         self._acknowledged_fields: dict[str, Any] = {}
+        # True if the coordinator may have a pattern of this member, also of an earlier session.
+        self._has_sent_regex = False
         # True if the coordinator has acknowledged the owned partitions; it assigns unreported partitions to others.
         self._ownership_acknowledged = True
         # Assigned partitions by topic id; and by name, for topics whose names are known.
@@ -117,16 +119,16 @@ class ConsumerMember(MemberMachine):
             field: value for field, value in self._sent_fields.items() if self._acknowledged_fields.get(field) != value
         }
         self._ownership_acknowledged = self._ownership_acknowledged and "topic_partitions" not in news
+        self._has_sent_regex |= bool(news.get("subscribed_topic_regex"))
         at_least = FIRST_WITH_REGEX if news.get("subscribed_topic_regex") is not None else 0
         return self._request(self._epoch, news, at_least)
 
     def _subscribed(self) -> dict[str, Any]:
         regex = None if self._matches_in_client else self.subscription.re2
-        # An empty pattern removes the former one.
-        acknowledged_regex = self._acknowledged_fields.get("subscribed_topic_regex")
         return {
             "subscribed_topic_names": sorted(self._topics or ()),
-            "subscribed_topic_regex": regex or (acknowledged_regex and ""),
+            # An empty pattern removes the former one.
+            "subscribed_topic_regex": regex or ("" if self._has_sent_regex else None),
         }
 
     @property

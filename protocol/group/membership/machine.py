@@ -84,8 +84,9 @@ class MemberMachine(ABC):
         self._refresh_s = now_s
         # With a pattern matched by this client: None until metadata were received.
         self._topics = None if self._matches_in_client else subscription.names
-        # True until metadata have shown which topics a new pattern matches.
-        self._pattern_pending = False
+        # True until metadata have shown which topics a new pattern matches; and if the metadata in flight, or the last
+        # ones, were requested for an earlier subscription.
+        self._pattern_pending = self._metadata_outdated = False
         # The request in flight, unless its session has ended; and the leave request to send.
         self._in_flight: SendRequest | None = None
         # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
@@ -145,6 +146,7 @@ class MemberMachine(ABC):
         """Change the subscription. The member is not reconciled until it has an assignment for it."""
         changed, self.subscription = subscription != self.subscription, subscription
         self._pattern_pending = self._matches_in_client and (changed or self._pattern_pending)
+        self._metadata_outdated |= changed
         if not self._matches_in_client:
             self._topics = subscription.names
         self._refresh_s = now_s
@@ -154,8 +156,11 @@ class MemberMachine(ABC):
         self.tick(now_s)
         if self.state is MemberState.LOST:
             return Revocation(self.owned, True, self.reason)
-        partitions = self._to_revoke()
-        return Revocation(partitions, False, self.reason) if partitions else None
+        if partitions := self._to_revoke():
+            return Revocation(partitions, False, self.reason)
+        if self.state is MemberState.REBALANCING:  # the subscription has changed once more, and keeps them
+            self._join(self.reason)
+        return None
 
     def complete_revocation(self, revocation: Revocation, now_s: float) -> None:
         """Record that the owner has released the partitions."""
@@ -228,6 +233,7 @@ class MemberMachine(ABC):
             return Wait(math.inf)
         step = self._refresh_metadata(now_s) if self._topics is None else self._next_step(now_s)
         self._in_flight = step if isinstance(step, SendRequest) else None
+        self._metadata_outdated &= not isinstance(step, RefreshMetadata)
         return step
 
     def on_response(self, request: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
@@ -293,12 +299,14 @@ class MemberMachine(ABC):
     def on_metadata(self, cluster: Metadata, now_s: float) -> None:
         """Process metadata."""
         self._backoff.reset()
-        if self.state in IN_SESSION:
+        if self.state not in IN_SESSION:
+            return
+        if not self._metadata_outdated:
             if self._matches_in_client:
                 self._topics, self._pattern_pending = self.subscription.topics(cluster), False
             age_s, missing = self._metadata_max_age_s, (self._topics or frozenset()) - available_topics(cluster)
             self._refresh_s = now_s + (min(_MISSING_TOPIC_S, age_s) if missing else age_s)
-            self._on_metadata(cluster, now_s)
+        self._on_metadata(cluster, now_s)
 
     def on_metadata_failure(self, error: KafkaError, now_s: float) -> None:
         """Process a failed metadata request."""

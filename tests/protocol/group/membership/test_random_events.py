@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from typing import cast
 
@@ -11,8 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster.metadata import Metadata
+from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.member_state import MemberState
 from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.group.membership.simulated_group import SimulatedMember, machine, new_cluster, until_stable
 
 pytestmark = pytest.mark.soak
@@ -91,3 +95,64 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
             assert each.machine.state is not MemberState.FAILED, each.machine.error
             assert each.may_commit, (each.machine.state, str(each.machine.reason), each.revoking)
     until_stable(*members, partitions=5)
+
+
+NAMES = [
+    TopicSubscription(frozenset(names)) for names in ({"orders"}, {"payments"}, {"orders", "payments"}, {"refunds"})
+]
+PATTERNS = [TopicSubscription(pattern=re.compile(text)) for text in ("o.*", ".*s", "p.*|r.*")]
+BY_BROKERS = [TopicSubscription(pattern=each.pattern, re2=each.pattern.pattern) for each in PATTERNS if each.pattern]
+SUBSCRIPTIONS = [*NAMES, TopicSubscription(), *PATTERNS, *BY_BROKERS]
+TOPICS = {"orders": 3, "payments": 2, "refunds": 1}
+RESUBSCRIBE = {"act": 40, "own": 20, "begin": 8, "lose": 5, "refuse": 4, "wait": 18, "sleep": 1, "subscribe": 12}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=settings.default.max_examples)
+@given(seed=st.integers(0, 2**32))
+def test_members_own_what_they_have_subscribed_last(kind: str, seed: int) -> None:
+    rng, cluster = random.Random(seed), new_cluster(partitions=TOPICS["orders"])
+    for name, partitions in TOPICS.items():
+        if name != "orders":
+            cluster.create_topic(name, partitions)
+    clock, options = cast(ManualClock, cluster.clock), {"max_poll_interval_ms": 60_000}
+
+    def new() -> SimulatedMember:
+        return SimulatedMember(cluster, machine(subscription=rng.choice(SUBSCRIPTIONS), **KINDS[kind], **options))
+
+    members = [new() for _ in range(rng.randint(1, 3))]
+    for _ in range(rng.choice((15, 40, 120))):
+        member = rng.choice(members)
+        match rng.choices(list(RESUBSCRIBE), list(RESUBSCRIBE.values()))[0]:
+            case "act":
+                member.act()
+            case "own":
+                member.own()
+            case "begin":
+                member.begin_revocation()
+            case "lose":
+                member.act(lose=True)
+            case "refuse":
+                member.act(refuse=rng.choice(_REFUSALS))
+            case "wait":
+                clock.advance(rng.random() * 2)
+                for each in members:
+                    each.act()
+            case "sleep":
+                clock.advance(rng.choice((5, 30, 100)))
+            case "subscribe":
+                member.machine.subscribe(rng.choice(SUBSCRIPTIONS), clock.now_s())
+        cluster.advance()
+        owners = Counter(key for each in members for key in each.assumed_owned)
+        assert max(owners.values(), default=0) <= 1, owners
+    metadata = Metadata.from_reply(cluster.ask(1, METADATA, {"topics": None}))
+    wanted = [member.machine.subscription.topics(metadata) & TOPICS.keys() for member in members]
+    expected = {(name, number) for name in frozenset().union(*wanted) for number in range(TOPICS[name])}
+
+    def is_complete() -> bool:
+        fits = all(
+            {name for name, _ in each.machine.owned} <= names for each, names in zip(members, wanted, strict=True)
+        )
+        return fits and sorted(key for each in members for key in each.machine.owned) == sorted(expected)
+
+    until_stable(*members, is_complete=is_complete)

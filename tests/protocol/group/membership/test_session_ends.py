@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
+from protocol.cluster.metadata import Metadata
 from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.member_state import (
@@ -18,6 +19,7 @@ from protocol.group.membership.member_state import (
     SendRequest,
 )
 from protocol.testing.fake_kafka.cluster import Cluster
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
@@ -440,3 +442,43 @@ def test_assignment_of_topics_that_are_no_longer_subscribed_is_not_final(cluster
     member.machine.on_response(next_request(member), revoked, member.now_s, member.now_s)
     assert not member.own()
     assert member.machine.is_reconciled
+
+
+def test_member_rejoins_if_it_subscribes_again_to_topics_that_it_was_to_revoke(cluster: Cluster) -> None:
+    cluster.create_topic("payments", 4)
+    cluster.create_topic("refunds", 1)
+    member = SimulatedMember(cluster, machine(subscription=BOTH_TOPICS, **COOPERATIVE))
+    until_stable(member, is_complete=lambda: True)
+    member.machine.subscribe(ORDERS, member.now_s)
+    assert not isinstance(member.machine.next_step(member.now_s), SendRequest)
+    assert member.machine.state is MemberState.REBALANCING
+    member.machine.subscribe(TopicSubscription(frozenset({"orders", "payments", "refunds"})), member.now_s)
+    until_stable(member, is_complete=lambda: True)
+    assert {topic for topic, _ in member.machine.owned} == {"orders", "payments", "refunds"}
+
+
+@pytest.mark.parametrize("ends_session", [False, True], ids=["reply lost", "session lost"])
+def test_pattern_of_brokers_is_removed_after_a_failed_heartbeat(cluster: Cluster, ends_session: bool) -> None:
+    cluster.create_topic("payments", 4)
+    by_brokers = TopicSubscription(pattern=re.compile("ord.*"), re2="ord.*")
+    member = SimulatedMember(cluster, machine(subscription=by_brokers, **CONSUMER))
+    until_stable(member)
+    lost = broker_error(ErrorCode.UNKNOWN_MEMBER_ID, "as if") if ends_session else ConnectionLost("as if")
+    member.machine.on_failure(next_request(member), lost, member.now_s)
+    member.machine.subscribe(PAYMENTS, member.now_s)
+    until_stable(member)
+    assert {topic for topic, _ in member.machine.owned} == {"payments"}
+
+
+@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
+def test_pattern_is_not_matched_with_metadata_of_the_former_topics(cluster: Cluster, given: dict[str, Any]) -> None:
+    cluster.create_topic("payments", 4)
+    member = member_of(cluster, **given)
+    member.machine.subscribe(BOTH_TOPICS, member.now_s)
+    former = Metadata.from_reply(cluster.ask(1, METADATA, {"topics": [{"name": "orders"}]}))
+    member.machine.subscribe(TopicSubscription(pattern=re.compile(".*s")), member.now_s)
+    member.machine.on_metadata(former, member.now_s)  # requested before
+    before_s = member.now_s
+    until_stable(member, is_complete=lambda: True)
+    assert {topic for topic, _ in member.machine.owned} == {"orders", "payments"}
+    assert member.now_s - before_s < 1, "before metadata.max.age.ms"
