@@ -51,6 +51,52 @@ def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[C
         yield ConsumerMessage._make([topic, partition, *row, pairs])
 
 
+class _Unread:
+    """The rows of a record batch that `messages` has not returned yet: the next read continues with them."""
+
+    def __init__(self) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._next_row = 0
+
+    @property
+    def position(self) -> int | None:
+        """Return the offset of the next row; None if there is none."""
+        batch, row = self._batch, self._next_row
+        return batch["offset"][row].as_py() if batch is not None and row < batch.num_rows else None
+
+    def drop(self) -> None:
+        """Forget the rows, also in a running iteration of `messages`."""
+        self._batch = None
+
+    def take(self, max_rows: int | None) -> pa.RecordBatch | None:
+        """Return the rows, at most `max_rows`; None if there are none."""
+        batch, row = self._batch, self._next_row
+        rows = 0 if batch is None else batch.num_rows - row
+        if batch is None or rows == 0:
+            return None
+        if max_rows is not None and max_rows < rows:
+            self._batch, self._next_row = batch.slice(row), max_rows  # another object: an iteration ends
+            return batch.slice(row, max_rows)
+        rest = batch.slice(row)
+        self._batch = None
+        return rest
+
+    def messages(self, topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
+        """Yield the records of a batch."""
+        self._batch, self._next_row = batch, 0
+        for row, message in enumerate(messages_of(topic, partition, batch)):
+            if self._batch is not batch:  # dropped, or taken by another read
+                return
+            try:
+                self._next_row = row + 1
+                yield message
+            except GeneratorExit:  # the caller has broken off after this record
+                raise
+            except BaseException:  # Ctrl-C: the caller may not have got it
+                self._next_row = row
+                raise
+
+
 class PartitionConsumer:
     """The records of one partition from an offset on; created by `Consumer.consume_partition`.
 
@@ -87,7 +133,7 @@ class PartitionConsumer:
         self._read_committed = read_committed
         self._on_read = on_read
         self._on_change = on_change
-        self._seeks = 0
+        self._unread = _Unread()
         self._sensors = sensors or ClientSensors()
         self._consumed = self._sensors.consumed[self.topic]
         # Of the reply being read: bytes that no event has counted yet, and records delivered.
@@ -116,19 +162,24 @@ class PartitionConsumer:
             yield batch
 
     def messages(self, timeout_ms: float | None = None) -> Iterator[ConsumerMessage]:
-        """Yield the records one by one as Python objects: convenient, but slow for many records."""
+        """Yield the records one by one as Python objects: convenient, but slow for many records.
+
+        If the iteration is broken off, the next read continues after its last record.
+        """
         for batch in self.batches(timeout_ms):
-            seeks = self._seeks
-            for message in messages_of(self.topic, self.partition, batch):
-                if self._seeks != seeks:
-                    break
-                yield message
+            yield from self.messages_of(batch)
+
+    def messages_of(self, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
+        """Yield the records of a batch that `poll` has just returned, as `messages` does."""
+        return self._unread.messages(self.topic, self.partition, batch)
 
     def poll(self, timeout_ms: float | None = None, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch; None after `timeout_ms` (None: no limit) or if the stream is closed.
 
         A record batch with more than `max_rows` rows is cut; the next read continues after it.
         """
+        if (rest := self._unread.take(max_rows)) is not None:
+            return rest
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
         while (batches := self._take(deadline)) is not None:
             if (batch := self._next_decoded(batches, max_rows)) is not None:
@@ -137,6 +188,8 @@ class PartitionConsumer:
 
     def poll_reply(self, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch of the current reply, without waiting; None at its end or without a reply."""
+        if (rest := self._unread.take(max_rows)) is not None:
+            return rest
         with self._lock:
             batches = self._take_what_is_there()
         return None if batches is None else self._next_decoded(batches, max_rows)
@@ -248,13 +301,14 @@ class PartitionConsumer:
         if offset < 0:
             raise UsageError(f"{self.name}: cannot seek to offset {offset}")
         with self._lock:
-            self._seeks += 1
+            self._unread.drop()
             self.buffer.seek(offset, epoch_before)
             self._on_change(self.buffer)
 
     def close(self) -> None:
         """Stop reading; iterations end, and fetched records are dropped."""
         with self._lock:
+            self._unread.drop()
             self.buffer.close()
             self._arrival.notify_all()
             self._on_change(self.buffer)
@@ -268,7 +322,8 @@ class PartitionConsumer:
     @property
     def position(self) -> int:
         """Offset of the next record to deliver; may point at a compacted or control offset before it."""
-        return self.buffer.position
+        unread = self._unread.position
+        return self.buffer.position if unread is None else unread
 
     @property
     def last_epoch(self) -> int:

@@ -55,6 +55,31 @@ class TestSteering:
             with pytest.raises(UsageError, match="-5"):
                 stream.seek(-5)
 
+    def test_read_after_a_break_continues_after_the_last_message(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client
+    ) -> None:
+        name = topic(1)
+        produce(kafka, name, range(100))
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            for message in stream.messages(5_000):
+                if message.offset == 9:
+                    break
+            assert (stream.position, next(stream.messages(5_000)).offset, stream.position) == (10, 10, 11)
+            one, other = stream.messages(5_000), stream.messages(5_000)
+            assert [next(each).offset for each in (one, other, one)] == [11, 12, 13]
+            for max_rows in (20, None):
+                batch = stream.poll(5_000, max_rows)
+                assert batch is not None
+                assert batch["offset"][0].as_py() == (14 if max_rows else 34)
+            assert stream.position == 100
+            stream.seek(50)
+            assert next(stream.messages(5_000)).offset == 50
+            stream.seek(70)
+            assert next(stream.messages(5_000)).offset == 70
+            stream.close()
+            assert stream.poll(0) is None
+
     def test_reply_to_a_fetch_before_a_seek_is_dropped(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(1_000), settings={"batch.size": 2_000})
