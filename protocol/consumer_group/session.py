@@ -17,10 +17,18 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.condition import Event
 from protocol.consumer.log_offsets import LeaderEpochs
-from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer, messages_of
+from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated, UsageError
+from protocol.errors import (
+    CommitFailed,
+    DataLoss,
+    DeadlineExceeded,
+    KafkaError,
+    LogTruncated,
+    TopicRecreated,
+    UsageError,
+)
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason
@@ -158,6 +166,7 @@ class ConsumerGroupSession:
         CommitFailed
             An offset was refused or not committed in time.
         """
+        self._progress()
         self.commit_marked(deadline or self._client.deadline())
 
     def _mark(
@@ -181,7 +190,15 @@ class ConsumerGroupSession:
         self.commit_async()
         with self._lock:
             marked = self._marked.taken  # earlier offsets may still be in flight
-        self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
+        while True:
+            try:
+                return self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
+            except CommitFailed:
+                with self._lock:  # a claim revoked meanwhile is no failure of the others: its handler has returned
+                    claimed = {key: to for key, to in marked.items() if key in self._claimed_partitions}
+                if claimed == marked:
+                    raise
+                marked = claimed
 
     def commit_async(self) -> dict[TopicPartition, CommittedOffset]:
         """Commit newly marked and refused offsets in the background, and return them.
@@ -191,7 +208,7 @@ class ConsumerGroupSession:
         CommitFailed
             The claims are lost.
         """
-        self._progress()  # also detects that this process was suspended
+        _ = self.may_be_lost  # detects that this process was suspended
         self.ignore_marks_in_recreated_topics()
         with DeferredInterrupts(), self._lock:  # an offset must not get lost on its way to the commits
             refused = self._commits.refused(self._marked.taken)
@@ -355,9 +372,12 @@ class ConsumerGroupClaim:
             yield batch
 
     def messages(self) -> Iterator[ConsumerMessage]:
-        """Yield records as Python objects until the claim ends. Slower than record batches."""
+        """Yield records as Python objects until the claim ends. Slower than record batches.
+
+        If the iteration is broken off, the next read continues after its last record.
+        """
         for batch in self:
-            for message in messages_of(self.topic, self.partition, batch):
+            for message in self._consumer.messages_of(batch):
                 if self.revoked:
                     return
                 yield message

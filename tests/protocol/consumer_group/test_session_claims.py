@@ -1,4 +1,4 @@
-"""Sessions begin with claims of their topics, at the offsets that the handler sets; Ctrl-C ends the wait of `close`."""
+"""Claims of sessions: their topics, start offsets, records, commits, and handlers that block."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSes
 from protocol.errors import UsageError
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import IdleHandler
+from tests.support.internals import membership_of
 from tests.support.small_cluster import END, PARTITIONS, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -163,6 +165,81 @@ def test_claim_starts_at_the_offset_that_it_seeks(fake: SmallCluster, protocol: 
     assert sorted(read) == [(number, offset) for number, start in starts.items() for offset in range(start, END)]
     assert fake.committed_offsets("etl") == {("orders", number): END for number in starts}
     assert len(raised) == 1
+
+
+def test_iteration_over_messages_continues_after_a_break(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    read: list[tuple[int, int]] = []
+
+    class InParts(UntilRead):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for count in (3, 1):
+                for _, message in zip(range(count), claim.messages(), strict=False):
+                    read.append((claim.partition, message.offset))
+                    session.mark_message(message)
+            batch = claim.poll(20_000)
+            assert batch is not None
+            read.extend((claim.partition, offset) for offset in batch["offset"].to_pylist())
+            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1)
+            if len(read) >= PARTITIONS * END:
+                self.stop.set()
+            session.ended.wait(20)
+
+    handler = InParts(-1)
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert sorted(read) == ALL
+    assert fake.committed_offsets("etl") == {("orders", number): END for number in range(PARTITIONS)}
+
+
+def test_member_whose_handlers_block_leaves_despite_automatic_commits(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    class Blocks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            wait_until(lambda: membership_of(session).assignment_lost)
+
+    settings = {"max.poll.interval.ms": 300, "auto.commit.interval.ms": 20}
+    with group_of(fake, protocol, **settings) as members:
+        assert "max.poll.interval.ms" in str(members.consume(["orders"], Blocks()))
+
+
+@pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
+def test_commit_succeeds_although_a_claim_is_revoked_meanwhile(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    sessions: list[ConsumerGroupSession] = []
+    marked, go_on, stop = threading.Barrier(PARTITIONS + 1), threading.Event(), threading.Event()
+
+    class Marks(IdleHandler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, 1)
+            marked.wait(20)
+            for _ in claim:
+                pass
+
+    other = UntilRead(-1)
+    with (
+        ThreadPoolExecutor(3) as threads,
+        group_of(fake, protocol, **{"enable.auto.commit": False}) as one,
+        group_of(fake, protocol) as two,
+    ):
+        running = [threads.submit(one.consume, ["orders"], Marks(), stop)]
+        try:
+            marked.wait(20)
+            fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(20)
+            committing = threads.submit(sessions[0].commit)
+            wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
+            running.append(threads.submit(two.consume, ["orders"], other, stop))
+            wait_until(lambda: other.setups)
+            assert len(sessions[0].claims["orders"]) == 1
+            go_on.set()
+            committing.result(20)
+        finally:
+            go_on.set()
+            stop.set()
+        for each in running:
+            each.result(20)
 
 
 def test_ctrl_c_ends_the_wait_of_close_for_consume_in_another_thread(fake: SmallCluster) -> None:
