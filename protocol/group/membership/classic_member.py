@@ -45,6 +45,7 @@ _HELD_LONGER_MS = 5_000
 _FIRST_STATIC = {JOIN_GROUP: 5, SYNC_GROUP: 3, HEARTBEAT: 3, LEAVE_GROUP: 3}
 _ANSWERS = frozenset({ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS})
 _JOINED = (MemberState.STABLE, MemberState.RECONCILING)
+_RESUBSCRIBED = EndReason("the assignment is for the former subscription of this static member")
 _REMEDIES: dict[int, tuple[str, str]] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
         "partition.assignment.strategy",
@@ -88,6 +89,9 @@ class ClassicMember(MemberMachine):
         self._join_reply_lost = False
         self._assignor_name = ""
         self._leader: GroupLeader | None = None
+        # True until the first assignment of a session; and for a leader that has not assigned, until it has compared
+        # the assignment with its subscription.
+        self._joined_as_new = self._returned = False
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
 
@@ -214,13 +218,16 @@ class ClassicMember(MemberMachine):
             return  # KIP-394: it joins again with the assigned id
         if reply["protocol_name"] not in self._assignors:
             raise Corrupt(f"JoinGroup of group {self.group}: {reply['protocol_name']!r} was not offered")
+        self._joined_as_new |= self._generation_id == _NO_GENERATION
         self._assignor_name, self._generation_id = reply["protocol_name"], reply["generation_id"]
         if self._assigned_since is None or not self._cooperative:
             self._assigned_since = self._generation_id
         leads = reply["leader"] == self._member_id
-        self._leader = GroupLeader(self._assignors[reply["protocol_name"]], reply["members"]) if leads else None
         # KIP-814: a returning static leader keeps the former assignment.
-        self._assignments = None if leads and not reply["skip_assignment"] else {}
+        assigns = leads and not reply["skip_assignment"]
+        self._leader = GroupLeader(self._assignors[reply["protocol_name"]], reply["members"]) if leads else None
+        self._returned = leads and not assigns
+        self._assignments = None if assigns else {}
         self._refresh_s = -math.inf if leads else self._refresh_s
         self._lifecycle.transition(MemberState.SYNCING, EndReason(f"generation {self._generation_id} begins"))
 
@@ -231,6 +238,10 @@ class ClassicMember(MemberMachine):
             self._assignments = self._leader.assign(cluster)
         elif topic := self._leader.changed(cluster):
             self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
+        elif self._returned:
+            self._returned = False
+            if self._leader.of_one_member(self._member_id) - {name for name, _ in self._assignment}:
+                self._rebalance(_RESUBSCRIBED)
 
     def _synced(self, received: MemberAssignment) -> None:
         assignment = frozenset(received.partitions)
@@ -240,7 +251,11 @@ class ClassicMember(MemberMachine):
         except Exception as error:  # of the user's assignor
             log.error("assignor %s: on_assignment has failed: %r", self._assignor_name, error, exc_info=error)
         self._rejoins = bool(self.owned - assignment)
+        joined_as_new, self._joined_as_new = self._joined_as_new, False
         self._assignment, self._last = assignment, (assignment, self._generation_id)
+        if joined_as_new and {topic for topic, _ in assignment} - self._joined_topics:
+            # A static member gets the assignment of its former subscription (KIP-345).
+            return self._join(_RESUBSCRIBED)
         what = EndReason(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
         self._lifecycle.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
 
@@ -334,6 +349,12 @@ class GroupLeader:
     def topics(self) -> frozenset[str]:
         """Return the topics of all members."""
         return frozenset[str]().union(*(member.topics for member in self._members.values()))
+
+    def of_one_member(self, member_id: str) -> frozenset[str]:
+        """Return the topics with partitions, after `assign` or `changed`, to which this member alone subscribes."""
+        others = [member.topics for name, member in self._members.items() if name != member_id]
+        only = self._members[member_id].topics - frozenset[str]().union(*others)
+        return frozenset(only & (self._partitions or {}).keys())
 
     def assign(self, cluster: Metadata) -> dict[str, bytes]:
         """Return the encoded assignment of each member, for SyncGroup."""

@@ -142,6 +142,28 @@ def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
     assert (len(two.revoked), two.membership.member.generation_id) == (revoked, generation)
 
 
+@pytest.mark.parametrize(("returns", "keeps"), [("leader", True), ("leader", False), ("follower", False)])
+def test_static_member_that_returns_with_another_topic_gets_its_partitions(
+    client: Client, topic1: TopicFactory, new_member: NewMember, returns: str, keeps: bool
+) -> None:
+    """Also with a topic that it keeps; a follower of the classic protocol then waits for the next rebalance."""
+    shared, new = topic1(4), topic1(2)
+    one, two = (new_member(client, shared, group_instance_id=each) for each in "ab")
+    one.poll_rebalance(20_000)
+    two.poll_rebalance()
+    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    gone, stays = (one, two) if returns == "leader" else (two, one)
+    gone.membership.close()
+    topics = [shared, new] if keeps else [new]
+    again = new_member(client, *topics, group_instance_id=gone.membership.member.group_instance_id)
+
+    def is_assigned() -> bool:
+        names = [name for name, _ in again.membership.owned]
+        return names.count(new) == 2 and set(names) <= set(topics)
+
+    rebalance(again, stays, until=is_assigned)
+
+
 @pytest.mark.parametrize("protocol", ["classic"])
 def test_second_member_with_the_same_instance_id_fences_the_first(
     client: Client, topic1: TopicFactory, new_member: NewMember
