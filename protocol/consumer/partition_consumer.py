@@ -52,49 +52,61 @@ def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[C
 
 
 class _Unread:
-    """The rows of a record batch that `messages` has not returned yet: the next read continues with them."""
+    """Rows of record batches that `messages` has not returned yet: the next read continues with them.
+
+    One thread reads; any thread may ask for the position, or drop the rows.
+    """
 
     def __init__(self) -> None:
-        self._batch: pa.RecordBatch | None = None
-        self._next_row = 0
+        # Batches with rows, and the next row in the first one. Each change is a new object.
+        self._state: tuple[list[pa.RecordBatch], int] = ([], 0)
 
     @property
     def position(self) -> int | None:
         """Return the offset of the next row; None if there is none."""
-        batch, row = self._batch, self._next_row
-        return batch["offset"][row].as_py() if batch is not None and row < batch.num_rows else None
+        batches, row = self._state
+        return int(batches[0]["offset"][row].as_py()) if batches else None
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Read this batch next, before those that are there."""
+        batches, row = self._state
+        rest = [batches[0].slice(row), *batches[1:]] if batches else []
+        self._state = ([batch, *rest] if batch.num_rows else rest, 0)
 
     def drop(self) -> None:
         """Forget the rows, also in a running iteration of `messages`."""
-        self._batch = None
+        self._state = ([], 0)
 
     def take(self, max_rows: int | None) -> pa.RecordBatch | None:
-        """Return the rows, at most `max_rows`; None if there are none."""
-        batch, row = self._batch, self._next_row
-        rows = 0 if batch is None else batch.num_rows - row
-        if batch is None or rows == 0:
+        """Return rows of one batch, at most `max_rows`; None if there are none."""
+        batches, row = self._state
+        if not batches:
             return None
-        if max_rows is not None and max_rows < rows:
-            self._batch, self._next_row = batch.slice(row), max_rows  # another object: an iteration ends
-            return batch.slice(row, max_rows)
-        rest = batch.slice(row)
-        self._batch = None
-        return rest
+        batch = batches[0].slice(row, max_rows)
+        self._state = _after(batches, row + batch.num_rows)
+        return batch
 
-    def messages(self, topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
-        """Yield the records of a batch."""
-        self._batch, self._next_row = batch, 0
-        for row, message in enumerate(messages_of(topic, partition, batch)):
-            if self._batch is not batch:  # dropped, or taken by another read
+    def messages(self, topic: str, partition: int) -> Iterator[ConsumerMessage]:
+        """Yield the records of the first batch."""
+        batches, first = state = self._state
+        if not batches:
+            return
+        for row, message in enumerate(messages_of(topic, partition, batches[0].slice(first)), first + 1):
+            if self._state is not state:  # dropped, or another read has continued
                 return
+            before, state = state, _after(batches, row)
             try:
-                self._next_row = row + 1
+                self._state = state
                 yield message
             except GeneratorExit:  # the caller has broken off after this record
                 raise
             except BaseException:  # Ctrl-C: the caller may not have got it
-                self._next_row = row
+                self._state = before if self._state is state else self._state
                 raise
+
+
+def _after(batches: list[pa.RecordBatch], row: int) -> tuple[list[pa.RecordBatch], int]:
+    return (batches, row) if row < batches[0].num_rows else (batches[1:], 0)
 
 
 class PartitionConsumer:
@@ -166,30 +178,34 @@ class PartitionConsumer:
 
         If the iteration is broken off, the next read continues after its last record.
         """
-        for batch in self.batches(timeout_ms):
-            yield from self.messages_of(batch)
+        while self._has_unread or self._read(timeout_ms, None, keep=True) is not None or self._has_unread:
+            yield from self._unread.messages(self.topic, self.partition)
 
     def messages_of(self, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
         """Yield the records of a batch that `poll` has just returned, as `messages` does."""
-        return self._unread.messages(self.topic, self.partition, batch)
+        self._unread.put(batch)
+        return self._unread.messages(self.topic, self.partition)
 
     def poll(self, timeout_ms: float | None = None, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch; None after `timeout_ms` (None: no limit) or if the stream is closed.
 
         A record batch with more than `max_rows` rows is cut; the next read continues after it.
         """
-        if (rest := self._unread.take(max_rows)) is not None:
-            return rest
+        return self._unread.take(max_rows) if self._has_unread else self._read(timeout_ms, max_rows)
+
+    def _read(self, timeout_ms: float | None, max_rows: int | None, *, keep: bool = False) -> pa.RecordBatch | None:
+        """Return the next record batch as `poll` does; with `keep` its rows are unread."""
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
-        while (batches := self._take(deadline)) is not None:
-            if (batch := self._next_decoded(batches, max_rows)) is not None:
+        while (batches := self._take(deadline)) is not None and not self._has_unread:
+            if (batch := self._next_decoded(batches, max_rows, keep=keep)) is not None:
                 return batch
-        return None
+        # After `resume`, unread rows come first.
+        return self._unread.take(max_rows) if self._has_unread and not keep else None
 
     def poll_reply(self, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch of the current reply, without waiting; None at its end or without a reply."""
-        if (rest := self._unread.take(max_rows)) is not None:
-            return rest
+        if self._has_unread:
+            return self._unread.take(max_rows)
         with self._lock:
             batches = self._take_what_is_there()
         return None if batches is None else self._next_decoded(batches, max_rows)
@@ -198,7 +214,7 @@ class PartitionConsumer:
         """Return the rest of the current reply, or the next one to arrive; None if none arrives in time."""
         buffer = self.buffer
         with self._lock:
-            while (batches := self._take_what_is_there()) is None and not buffer.closed:
+            while (batches := self._take_what_is_there()) is None and not (buffer.closed or self._has_unread):
                 if not (buffer.wanted or buffer.paused):
                     buffer.wanted = True
                     self._on_change(buffer)
@@ -207,6 +223,10 @@ class PartitionConsumer:
                     return None
                 self._arrival.wait(min(remaining_s, _MAX_WAIT_S))
         return batches
+
+    @property
+    def _has_unread(self) -> bool:
+        return self._unread.position is not None and not self.buffer.paused
 
     def _take_what_is_there(self) -> ReplyBatches | None:
         buffer = self.buffer
@@ -227,7 +247,9 @@ class PartitionConsumer:
             raise error
         return None
 
-    def _next_decoded(self, batches: ReplyBatches, max_rows: int | None) -> pa.RecordBatch | None:
+    def _next_decoded(
+        self, batches: ReplyBatches, max_rows: int | None, *, keep: bool = False
+    ) -> pa.RecordBatch | None:
         buffer = self.buffer
         before = buffer.position, buffer.last_epoch
         try:
@@ -235,6 +257,8 @@ class PartitionConsumer:
             with self._lock:
                 if not buffer.advance(batches, batch):
                     return None  # another thread has called seek or close
+                if keep and batch is not None:
+                    self._unread.put(batch)
             self._count(batch, buffer.unread_since_s)
         except BaseException as error:
             with self._lock:
@@ -247,6 +271,7 @@ class PartitionConsumer:
                 else:
                     # Of a signal handler, such as Ctrl-C: the reader may continue, but a generator cannot after an
                     # exception.
+                    self._unread.drop()
                     buffer.restart(*before)
             raise
         return batch

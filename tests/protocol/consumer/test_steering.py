@@ -73,6 +73,15 @@ class TestSteering:
                 assert batch is not None
                 assert batch["offset"][0].as_py() == (14 if max_rows else 34)
             assert stream.position == 100
+            stream.seek(0)
+            assert next(stream.messages(5_000)).offset == 0
+            part = stream.poll(5_000, 2)
+            assert part is not None
+            assert next(stream.messages_of(part)).offset == 1
+            stream.pause()
+            assert stream.poll(0) is None
+            stream.resume()
+            assert [message.offset for message in islice(stream.messages(5_000), 98)] == list(range(2, 100))
             stream.seek(50)
             assert next(stream.messages(5_000)).offset == 50
             stream.seek(70)
