@@ -85,6 +85,10 @@ class Commits:
             if isinstance(failure, BrokerError) and failure.code != ErrorCode.UNKNOWN_TOPIC_ID
         }
 
+    def has(self, offsets: Offsets) -> bool:
+        """Return True if these offsets, passed to `commit_async` before, are committed."""
+        return self._required_manager().failure(offsets) is None
+
     def wait(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         """Wait until the offsets are committed.
 

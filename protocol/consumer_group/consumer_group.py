@@ -523,8 +523,8 @@ class _SessionRun:
     def _join(self, threads: Sequence[threading.Thread], deadline: Deadline, reason: EndReason) -> None:
         for thread in threads:
             while not (ended := join(thread, min(deadline.remaining_s(), _CHECK_INTERVAL_S))) and not deadline.passed:
-                # Other claims go on, and leave with the member if this handler does not return.
-                if not self._session.ended.is_set() and self._commits.take_auto_commit_due():
+                # Other claims may go on; all leave with the member if this handler does not return.
+                if not self._lost and self._commits.take_auto_commit_due():
                     self._commit_in_background()
             if not ended:
                 log.warning(

@@ -78,6 +78,8 @@ class ConsumerGroupSession:
         # Topics whose records the claims have returned: a commit in another topic of that name is refused.
         self._topic_ids: dict[TopicPartition, bytes] = {}
         self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
+        # Last committed marks of claims that were revoked.
+        self._left_at: dict[TopicPartition, CommittedOffset] = {}
         self._awaits_handlers = False
 
     @property
@@ -187,18 +189,16 @@ class ConsumerGroupSession:
 
     def commit_marked(self, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         """Commit as `commit` does; see `OffsetManager.flush` for `partition_timeout_s`."""
-        self.commit_async()
-        with self._lock:
-            marked = self._marked.taken  # earlier offsets may still be in flight
+        marked = self._hand_over()[1]  # earlier offsets may still be in flight
         while True:
             try:
                 return self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
             except CommitFailed:
-                with self._lock:  # a claim revoked meanwhile is no failure of the others: its handler has returned
-                    claimed = {key: to for key, to in marked.items() if key in self._claimed_partitions}
-                if claimed == marked:
+                with self._lock:  # claims revoked meanwhile, after the commit of these offsets
+                    missing = {key: to for key, to in marked.items() if self._left_at.get(key) != to}
+                if missing == marked:
                     raise
-                marked = claimed
+                marked = missing
 
     def commit_async(self) -> dict[TopicPartition, CommittedOffset]:
         """Commit newly marked and refused offsets in the background, and return them.
@@ -208,13 +208,17 @@ class ConsumerGroupSession:
         CommitFailed
             The claims are lost.
         """
+        return self._hand_over()[0]
+
+    def _hand_over(self) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, CommittedOffset]]:
+        """Pass offsets to the commits as `commit_async` does; return them, and all offsets passed so far."""
         _ = self.may_be_lost  # detects that this process was suspended
         self.ignore_marks_in_recreated_topics()
         with DeferredInterrupts(), self._lock:  # an offset must not get lost on its way to the commits
             refused = self._commits.refused(self._marked.taken)
             offsets = {**refused, **self._marked.take()}
             self._commits.commit_async(offsets, self._member, self._topic_ids)
-            return offsets
+            return offsets, self._marked.taken
 
     @property
     def marked(self) -> dict[TopicPartition, CommittedOffset]:
@@ -259,6 +263,10 @@ class ConsumerGroupSession:
     def remove_claims(self, partitions: Collection[TopicPartition]) -> None:
         """Remove revoked claims and their marked offsets."""
         with self._lock:
+            taken = self._marked.taken
+            self._left_at.update(
+                {key: taken[key] for key in partitions if key in taken and self._commits.has({key: taken[key]})}
+            )
             self._claimed_partitions -= set(partitions)
             self._marked.drop(partitions)
             for key in partitions:

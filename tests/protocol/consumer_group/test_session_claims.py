@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
 
 from protocol.admin.admin import Admin
+from protocol.broker_errors import ErrorCode
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import UsageError
+from protocol.errors import CommitFailed, UsageError
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
@@ -172,8 +177,8 @@ def test_iteration_over_messages_continues_after_a_break(fake: SmallCluster, pro
 
     class InParts(UntilRead):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for count in (3, 1):
-                for _, message in zip(range(count), claim.messages(), strict=False):
+            for records in (3, 1):
+                for _, message in zip(range(records), claim.messages(), strict=False):
                     read.append((claim.partition, message.offset))
                     session.mark_message(message)
             batch = claim.poll(20_000)
@@ -203,18 +208,20 @@ def test_member_whose_handlers_block_leaves_despite_automatic_commits(
         assert "max.poll.interval.ms" in str(members.consume(["orders"], Blocks()))
 
 
+@pytest.mark.parametrize("committed", [True, False], ids=["committed before", "in flight"])
 @pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
-def test_commit_succeeds_although_a_claim_is_revoked_meanwhile(fake: SmallCluster, protocol: dict[str, object]) -> None:
+def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_committed(
+    fake: SmallCluster, protocol: dict[str, object], committed: bool
+) -> None:
     sessions: list[ConsumerGroupSession] = []
-    marked, go_on, stop = threading.Barrier(PARTITIONS + 1), threading.Event(), threading.Event()
+    started, go_on, stop = threading.Barrier(PARTITIONS + 1), threading.Event(), threading.Event()
 
-    class Marks(IdleHandler):
+    class Idle(IdleHandler):
         def setup(self, session: ConsumerGroupSession) -> None:
             sessions.append(session)
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            session.mark_offset(claim.topic, claim.partition, 1)
-            marked.wait(20)
+            started.wait(20)
             for _ in claim:
                 pass
 
@@ -224,22 +231,83 @@ def test_commit_succeeds_although_a_claim_is_revoked_meanwhile(fake: SmallCluste
         group_of(fake, protocol, **{"enable.auto.commit": False}) as one,
         group_of(fake, protocol) as two,
     ):
-        running = [threads.submit(one.consume, ["orders"], Marks(), stop)]
+        running = [threads.submit(one.consume, ["orders"], Idle(), stop)]
         try:
-            marked.wait(20)
+            started.wait(20)
+            session = sessions[0]
+            session.mark_offset("orders", 1, 1)
+            if committed:
+                session.commit()
+            session.mark_offset("orders", 0, 1)
+            before = len(fake.request_bodies(OFFSET_COMMIT))
             fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(20)
-            committing = threads.submit(sessions[0].commit)
-            wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
+            committing = threads.submit(session.commit)
+            wait_until(lambda: len(fake.request_bodies(OFFSET_COMMIT)) > before)
             running.append(threads.submit(two.consume, ["orders"], other, stop))
             wait_until(lambda: other.setups)
-            assert len(sessions[0].claims["orders"]) == 1
+            assert session.claims == {"orders": [0]}
             go_on.set()
-            committing.result(20)
+            if committed:
+                committing.result(20)
+            else:
+                with pytest.raises(CommitFailed, match="orders-1 is no longer assigned"):
+                    committing.result(20)
         finally:
             go_on.set()
             stop.set()
         for each in running:
             each.result(20)
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Switch between threads after each few bytecodes."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_commit_waits_for_offsets_marked_before_it_while_handlers_mark_others(fake: SmallCluster) -> None:
+    """All commits are refused, so none may succeed."""
+    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=ALWAYS)
+    stop = threading.Event()
+    succeeded: list[int] = []
+
+    class Marks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                for offset in count(1):
+                    session.mark_offset(claim.topic, claim.partition, offset)
+                    if session.ended.is_set():
+                        return
+            for attempt in range(400):
+                with suppress(CommitFailed):
+                    session.commit()
+                    succeeded.append(attempt)
+            stop.set()
+            session.ended.wait(20)
+
+    with group_of(fake, EAGER, **{"enable.auto.commit": False}) as members:
+        members.consume(["orders"], Marks(), stop)
+    assert not succeeded
+
+
+def test_marks_are_committed_while_the_end_of_a_session_waits_for_a_handler(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    class Slow(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for _ in claim:
+                if len(session.claims["orders"]) == PARTITIONS:
+                    stop.set()
+            session.mark_offset(claim.topic, claim.partition, 5)
+            wait_until(lambda: fake.committed_offsets("etl").get(("orders", claim.partition)) == 5)
+
+    stop = threading.Event()
+    with group_of(fake, protocol, **{"auto.commit.interval.ms": 20}) as members:
+        members.consume(["orders"], Slow(), stop)
 
 
 def test_ctrl_c_ends_the_wait_of_close_for_consume_in_another_thread(fake: SmallCluster) -> None:
