@@ -43,6 +43,7 @@ _REMEDIES: dict[int, tuple[str, str]] = {
 # Maximum time for which a killed static member may hold its instance id: the default session timeout of brokers, and
 # more.
 _RELEASED_IN_S = 60.0
+_REGEX = "subscribed_topic_regex"
 # Lower limit of the interval that a coordinator may request.
 _LEAST_INTERVAL_MS = 50
 
@@ -69,8 +70,8 @@ class ConsumerMember(MemberMachine):
         # Fields of the last request, and those that the coordinator has acknowledged; others are sent again.
         self._sent_fields: dict[str, Any] = {}
         self._acknowledged_fields: dict[str, Any] = {}
-        # True if the coordinator may have a pattern of this member, also of an earlier session.
-        self._has_sent_regex = False
+        # True if the coordinator may have a pattern: of an earlier session, or of a former static member (KIP-345).
+        self._may_have_regex = config.group_instance_id is not None
         # True if the coordinator has acknowledged the owned partitions; it assigns unreported partitions to others.
         self._ownership_acknowledged = True
         # Assigned partitions by topic id; and by name, for topics whose names are known.
@@ -119,24 +120,20 @@ class ConsumerMember(MemberMachine):
             field: value for field, value in self._sent_fields.items() if self._acknowledged_fields.get(field) != value
         }
         self._ownership_acknowledged = self._ownership_acknowledged and "topic_partitions" not in news
-        self._has_sent_regex |= bool(news.get("subscribed_topic_regex"))
-        at_least = FIRST_WITH_REGEX if news.get("subscribed_topic_regex") is not None else 0
-        return self._request(self._epoch, news, at_least)
+        self._may_have_regex |= bool(news.get(_REGEX))
+        return self._request(self._epoch, news, FIRST_WITH_REGEX if news.get(_REGEX) else 0)
 
     def _subscribed(self) -> dict[str, Any]:
         regex = None if self._matches_in_client else self.subscription.re2
         return {
             "subscribed_topic_names": sorted(self._topics or ()),
             # An empty pattern removes the former one.
-            "subscribed_topic_regex": regex or ("" if self._has_sent_regex else None),
+            _REGEX: regex or ("" if self._may_have_regex else None),
         }
 
     @property
     def _subscribed_before(self) -> dict[str, Any]:
-        return {
-            field: self._acknowledged_fields.get(field)
-            for field in ("subscribed_topic_names", "subscribed_topic_regex")
-        }
+        return {field: self._acknowledged_fields.get(field) for field in ("subscribed_topic_names", _REGEX)}
 
     def _owned_rows(self) -> list[dict[str, Any]]:
         by_id: dict[bytes, list[int]] = {}
@@ -153,7 +150,13 @@ class ConsumerMember(MemberMachine):
 
     def _request(self, epoch: int, fields: dict[str, Any], at_least: int) -> SendRequest:
         identity = {"group_id": self.group, "member_id": self._member_id, "instance_id": self.config.group_instance_id}
-        body = {**identity, "member_epoch": epoch, **fields}
+        whole = {**identity, "member_epoch": epoch, **fields}
+
+        def without_regex(version: int) -> dict[str, Any]:
+            """Remove nothing from a broker that knows no patterns."""
+            return {name: value for name, value in whole.items() if version >= FIRST_WITH_REGEX or name != _REGEX}
+
+        body = without_regex if whole.get(_REGEX) == "" else whole
         return SendRequest(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
 
     # -- responses ----------------------------------------------------------------------------

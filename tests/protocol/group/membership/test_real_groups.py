@@ -164,6 +164,20 @@ def test_static_member_that_returns_with_another_topic_gets_its_partitions(
     rebalance(again, stays, until=is_assigned)
 
 
+@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
+def test_static_member_that_returns_without_its_pattern_owns_its_topics_only(
+    client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    """The coordinator keeps the pattern of the former member until it gets an empty one."""
+    first, second = topic1(1), topic1(1)
+    pattern = TopicSubscription(pattern=re.compile("never"), re2=f"{first}|{second}")
+    former = new_member(client, subscription=pattern, group_instance_id="a")
+    rebalance(former, until=lambda: former.membership.owned == {(first, 0), (second, 0)})
+    former.membership.close()
+    again = new_member(client, first, group_instance_id="a")
+    rebalance(again, until=lambda: again.membership.owned == {(first, 0)})
+
+
 @pytest.mark.parametrize("protocol", ["classic"])
 def test_second_member_with_the_same_instance_id_fences_the_first(
     client: Client, topic1: TopicFactory, new_member: NewMember
