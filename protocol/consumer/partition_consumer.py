@@ -196,7 +196,7 @@ class PartitionConsumer:
     def _read(self, timeout_ms: float | None, max_rows: int | None, *, keep: bool = False) -> pa.RecordBatch | None:
         """Return the next record batch as `poll` does; with `keep` its rows are unread."""
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
-        while (batches := self._take(deadline)) is not None and not self._has_unread:
+        while (batches := self._take(deadline)) is not None:
             if (batch := self._next_decoded(batches, max_rows, keep=keep)) is not None:
                 return batch
         # After `resume`, unread rows come first.
@@ -230,7 +230,7 @@ class PartitionConsumer:
 
     def _take_what_is_there(self) -> ReplyBatches | None:
         buffer = self.buffer
-        if buffer.paused or buffer.closed:
+        if buffer.paused or buffer.closed or self._unread.position is not None:  # these rows come first
             return None
         if buffer.expired:
             buffer.revive()
@@ -255,10 +255,11 @@ class PartitionConsumer:
         try:
             batch = batches.next(max_rows)
             with self._lock:
-                if not buffer.advance(batches, batch):
-                    return None  # another thread has called seek or close
-                if keep and batch is not None:
+                if keep and batch is not None:  # before: `position` takes no lock
                     self._unread.put(batch)
+                if not buffer.advance(batches, batch):
+                    self._unread.drop()
+                    return None  # another thread has called seek or close
             self._count(batch, buffer.unread_since_s)
         except BaseException as error:
             with self._lock:

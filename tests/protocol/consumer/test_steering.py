@@ -89,6 +89,29 @@ class TestSteering:
             stream.close()
             assert stream.poll(0) is None
 
+    def test_unread_messages_come_first_also_if_a_pause_comes_in_between(
+        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = topic(1)
+        produce(kafka, name, range(100), settings={"batch.num.messages": 10})
+        take = PartitionConsumer._take
+
+        def take_between(stream: PartitionConsumer, *given: Any) -> Any:
+            stream.resume()
+            taken = take(stream, *given)
+            stream.pause()
+            return taken
+
+        with consumer_of(client, {"max.partition.fetch.bytes": 100}) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            assert next(stream.messages(5_000)).offset == 0
+            stream.pause()
+            monkeypatch.setattr(PartitionConsumer, "_take", take_between)
+            assert stream.poll(1_000) is None
+            monkeypatch.undo()
+            stream.resume()
+            assert [message.offset for message in islice(stream.messages(5_000), 99)] == list(range(1, 100))
+
     def test_reply_to_a_fetch_before_a_seek_is_dropped(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(1_000), settings={"batch.size": 2_000})
