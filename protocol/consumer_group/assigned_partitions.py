@@ -426,7 +426,7 @@ class AssignedPartitions:
     def _await_reset_offset(self, key: TopicPartition, keeps_claims: Callable[[], bool]) -> int | None:
         start, deadline = self._new_start(), self._client.deadline()
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
-        while keeps_claims():  # also if each lookup fails at once
+        while keeps_claims() and key in self._consumers:  # also if each lookup fails at once
             timeout_ms = min(self._listing_timeout_ms(start.backoff.tries), deadline.remaining_ms())
             lookup = ListingLookup(self._client, self._config, times, timeout_ms)
             lookup.start()

@@ -455,9 +455,11 @@ class _SessionRun:
     def _start_claim_threads(self) -> None:
         if len(self._threads) == len(self._partitions.consumers):
             return
+        moved = self._partitions.positions(moved=True)
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
-            self._session.set_start_offset(key, consumer.position)
+            # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
+            self._session.set_start_offset(key, consumer.position, commit=key in moved)
             recover, most = self._partitions.recover, self._shared.max_poll_records
             claim = ConsumerGroupClaim(self._session, consumer, recover, self._on_error, most)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)

@@ -80,6 +80,8 @@ class ConsumerGroupSession:
         self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
         # Last committed marks of claims that were revoked.
         self._left_at: dict[TopicPartition, CommittedOffset] = {}
+        # Claims whose start offsets are not known yet: a mark would be of an earlier time, before another member.
+        self._starting: set[TopicPartition] = set()
         self._awaits_handlers = False
 
     @property
@@ -156,7 +158,7 @@ class ConsumerGroupSession:
         self.mark_offset(message.topic, message.partition, message.offset + 1, metadata)
 
     def commit(self, deadline: Deadline | None = None) -> None:
-        """Commit marked offsets and wait.
+        """Commit marked offsets of present claims and wait. Those of a claim that was revoked before are dropped.
 
         Parameters
         ----------
@@ -182,6 +184,8 @@ class ConsumerGroupSession:
         with self._lock:
             if key not in self._claimed_partitions:
                 raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
+            if key in self._starting:
+                raise UsageError(f"{key[0]}-{key[1]} has not started in this session yet")
             epoch = self._epochs.get(key, LeaderEpochs()).before_offset(offset)
             how(key, CommittedOffset(offset, epoch, metadata))
 
@@ -222,14 +226,15 @@ class ConsumerGroupSession:
 
     @property
     def marked(self) -> dict[TopicPartition, CommittedOffset]:
-        """Return the marked offsets that are not being committed yet."""
+        """Return the marked offsets, also those that are being committed or were refused."""
         with self._lock:
-            return self._marked.dirty
+            return {**self._marked.taken, **self._marked.dirty}
 
-    def set_start_offset(self, key: TopicPartition, offset: int) -> None:
-        """Set the start offset of a claim."""
+    def set_start_offset(self, key: TopicPartition, offset: int, *, commit: bool = False) -> None:
+        """Set the start offset of a claim; with `commit` it is committed, so that the next session starts there."""
         with self._lock:
-            self._marked.set_start_offset(key, offset)
+            self._starting.discard(key)
+            self._marked.set_start_offset(key, offset, commit=commit)
 
     def position_lost(self, key: TopicPartition, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the mark to the position after lost data, see `MarkedOffsets.position_lost`."""
@@ -259,6 +264,9 @@ class ConsumerGroupSession:
         with self._lock:
             self._member = member
             self._claimed_partitions |= set(partitions)
+            self._starting |= set(partitions)
+            for key in partitions:
+                self._left_at.pop(key, None)
 
     def remove_claims(self, partitions: Collection[TopicPartition]) -> None:
         """Remove revoked claims and their marked offsets."""
@@ -268,6 +276,7 @@ class ConsumerGroupSession:
                 {key: taken[key] for key in partitions if key in taken and self._commits.has({key: taken[key]})}
             )
             self._claimed_partitions -= set(partitions)
+            self._starting -= set(partitions)
             self._marked.drop(partitions)
             for key in partitions:
                 self._epochs.pop(key, None)
@@ -457,8 +466,10 @@ class MarkedOffsets:
         # From the first offset on, marks up to the second one may be of lost records.
         self._ambiguous: dict[TopicPartition, tuple[int, int]] = {}
 
-    def set_start_offset(self, key: TopicPartition, offset: int) -> None:
+    def set_start_offset(self, key: TopicPartition, offset: int, *, commit: bool = False) -> None:
         """Set the start offset; lower offsets are accepted by `reset` only."""
+        if commit and key not in self._marked:
+            self._dirty.add(key)
         self._marked.setdefault(key, CommittedOffset(offset))
 
     def mark(self, key: TopicPartition, to: CommittedOffset) -> None:

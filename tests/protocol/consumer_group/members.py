@@ -86,9 +86,11 @@ class Member:
         self.cleanups.append(session.claims)
 
     @property
-    def is_in_group(self) -> bool:
-        """Return True if the member has joined; it may have no partitions."""
-        return membership_of(self.group).member.is_in_group
+    def has_assignment(self) -> bool:
+        """Return True if the member has its assignment, which may be empty."""
+        membership = membership_of(self.group)
+        with membership.changed:
+            return membership.machine.is_reconciled
 
     @property
     def numbers(self) -> list[int]:

@@ -23,6 +23,7 @@ from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer_group.members import IdleHandler
 from tests.support.internals import membership_of
@@ -308,6 +309,102 @@ def test_marks_are_committed_while_the_end_of_a_session_waits_for_a_handler(
     stop = threading.Event()
     with group_of(fake, protocol, **{"auto.commit.interval.ms": 20}) as members:
         members.consume(["orders"], Slow(), stop)
+
+
+def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    """By `latest`, records written since would be skipped."""
+
+    class Fails(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                fake.grow(5)
+            assert claim.poll(20_000) is not None
+            raise ZeroDivisionError
+
+    handler = UntilRead(PARTITIONS * 5)
+    with group_of(fake, protocol, **{"auto.offset.reset": "latest"}) as members:
+        with pytest.raises(ZeroDivisionError):
+            members.consume(["orders"], Fails())
+        members.consume(["orders"], handler, handler.stop)
+    assert fake.committed_offsets("etl") == {("orders", number): END + 5 for number in range(PARTITIONS)}
+
+
+def test_start_offset_counts_also_if_its_commit_was_refused(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    starts: list[int] = []
+
+    class Resets(UntilRead):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            for number in range(PARTITIONS):
+                session.reset_offset("orders", number, 5)
+            with pytest.raises(CommitFailed):
+                session.commit()
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            starts.append(claim.initial_offset)
+            super().consume_claim(session, claim)
+
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", number): END for number in range(PARTITIONS)})
+    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=1)
+    handler = Resets(PARTITIONS * (END - 5))
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert starts == [5] * PARTITIONS
+
+
+@pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
+def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    visits: list[int] = []
+    stop, other_stop, refused = threading.Event(), threading.Event(), threading.Event()
+
+    class Visits(IdleHandler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            visits.append(claim.partition)
+            if len(visits) <= PARTITIONS:
+                session.mark_offset(claim.topic, claim.partition, 3)
+                session.commit()
+            session.ended.wait(0.01)
+            while claim.poll(20) is not None or not claim.revoked:
+                pass
+
+    sessions: list[ConsumerGroupSession] = []
+    other = UntilRead(END - 3)
+    with (
+        ThreadPoolExecutor(2) as threads,
+        group_of(fake, protocol, **{"enable.auto.commit": False}) as one,
+        group_of(fake, protocol) as two,
+    ):
+        running = [threads.submit(one.consume, ["orders"], Visits(), stop)]
+        try:
+            wait_until(lambda: len(fake.committed_offsets("etl")) == PARTITIONS)
+            running.append(threads.submit(two.consume, ["orders"], other, other_stop))
+            assert other.stop.wait(20)
+            other_stop.set()
+            running[1].result(20)
+            fake.before[OFFSET_FETCH] = lambda body: refused.wait(20)
+            two.close()
+            wait_until(lambda: sessions[0].claims == {"orders": [0, 1]})
+            moved = other.setups[0]["orders"][0]
+            with pytest.raises(UsageError, match=f"orders-{moved} has not started"):
+                sessions[0].mark_offset("orders", moved, 5)
+            refused.set()
+            wait_until(lambda: len(visits) == PARTITIONS + 1)
+            fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=ALWAYS)
+            sessions[0].reset_offset("orders", moved, 3)
+            with pytest.raises(CommitFailed):
+                sessions[0].commit()
+        finally:
+            refused.set()
+            stop.set()
+            other_stop.set()
+        running[0].result(20)
 
 
 def test_ctrl_c_ends_the_wait_of_close_for_consume_in_another_thread(fake: SmallCluster) -> None:
