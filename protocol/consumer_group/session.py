@@ -128,7 +128,7 @@ class ConsumerGroupSession:
         Raises
         ------
         UsageError
-            The partition is not claimed in this session.
+            The partition is not claimed in this session, or its start offset is not known yet.
         """
         self._mark((topic, partition), offset, metadata, self._marked.mark)
 
@@ -149,7 +149,7 @@ class ConsumerGroupSession:
         Raises
         ------
         UsageError
-            The partition is not claimed in this session.
+            The partition is not claimed in this session, or its start offset is not known yet.
         """
         self._mark((topic, partition), offset, metadata, self._marked.reset)
 
@@ -467,7 +467,7 @@ class MarkedOffsets:
         self._ambiguous: dict[TopicPartition, tuple[int, int]] = {}
 
     def set_start_offset(self, key: TopicPartition, offset: int, *, commit: bool = False) -> None:
-        """Set the start offset; lower offsets are accepted by `reset` only."""
+        """Set the start offset; lower offsets are accepted by `reset` only. With `commit`, `take` returns it."""
         if commit and key not in self._marked:
             self._dirty.add(key)
         self._marked.setdefault(key, CommittedOffset(offset))

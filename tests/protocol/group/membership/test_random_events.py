@@ -39,6 +39,34 @@ KINDS = {
 }
 
 
+def happen(
+    event: str,
+    member: SimulatedMember,
+    members: list[SimulatedMember],
+    rng: random.Random,
+    refusals: tuple[ErrorCode, ...],
+) -> None:
+    """Let an event happen to a member, or to all of them."""
+    clock = cast(ManualClock, member.cluster.clock)
+    match event:
+        case "act":
+            member.act()
+        case "own":
+            member.own()
+        case "begin":
+            member.begin_revocation()
+        case "lose":
+            member.act(lose=True)
+        case "refuse":
+            member.act(refuse=rng.choice(refusals))
+        case "wait":
+            clock.advance(rng.random() * 2)
+            for each in members:
+                each.act()
+        case "sleep":
+            clock.advance(rng.choice((5, 30, 100)))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=2 * settings.default.max_examples)
 @given(seed=st.integers(0, 2**32))
@@ -52,8 +80,6 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
     protocol = KINDS[kind]["protocol"]
     refusals = _REFUSALS + (_OF_CONSUMER if protocol == "consumer" else _OF_CLASSIC)
 
-    clock = cast(ManualClock, cluster.clock)
-
     def new() -> SimulatedMember:
         return SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **KINDS[kind], **options))
 
@@ -61,23 +87,7 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
     gone: list[SimulatedMember] = []
     for _ in range(150):
         member = rng.choice(members)
-        match rng.choices(list(EVENTS), list(EVENTS.values()))[0]:
-            case "act":
-                member.act()
-            case "own":
-                member.own()
-            case "begin":
-                member.begin_revocation()
-            case "lose":
-                member.act(lose=True)
-            case "refuse":
-                member.act(refuse=rng.choice(refusals))
-            case "wait":
-                clock.advance(rng.random() * 2)
-                for each in members:
-                    each.act()
-            case "sleep":
-                clock.advance(rng.choice((5, 30, 100)))
+        match event := rng.choices(list(EVENTS), list(EVENTS.values()))[0]:
             case "leave":
                 member.machine.leave(for_good=None)
                 member.hang_up()
@@ -88,6 +98,8 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
             case "die":
                 gone.append(member)
                 members[members.index(member)] = new()
+            case _:
+                happen(event, member, members, rng, refusals)
         cluster.advance()
         owners = Counter(key for each in members + gone for key in each.assumed_owned)
         assert max(owners.values(), default=0) <= 1, owners
@@ -123,25 +135,11 @@ def test_members_own_what_they_have_subscribed_last(kind: str, seed: int) -> Non
     members = [new() for _ in range(rng.randint(1, 3))]
     for _ in range(rng.choice((15, 40, 120))):
         member = rng.choice(members)
-        match rng.choices(list(RESUBSCRIBE), list(RESUBSCRIBE.values()))[0]:
-            case "act":
-                member.act()
-            case "own":
-                member.own()
-            case "begin":
-                member.begin_revocation()
-            case "lose":
-                member.act(lose=True)
-            case "refuse":
-                member.act(refuse=rng.choice(_REFUSALS))
-            case "wait":
-                clock.advance(rng.random() * 2)
-                for each in members:
-                    each.act()
-            case "sleep":
-                clock.advance(rng.choice((5, 30, 100)))
-            case "subscribe":
-                member.machine.subscribe(rng.choice(SUBSCRIPTIONS), clock.now_s())
+        event = rng.choices(list(RESUBSCRIBE), list(RESUBSCRIBE.values()))[0]
+        if event == "subscribe":
+            member.machine.subscribe(rng.choice(SUBSCRIPTIONS), clock.now_s())
+        else:
+            happen(event, member, members, rng, _REFUSALS)
         cluster.advance()
         owners = Counter(key for each in members for key in each.assumed_owned)
         assert max(owners.values(), default=0) <= 1, owners
