@@ -438,8 +438,8 @@ class _SessionRun:
             return
         self._session.add_claims(partitions, member)
         self._partitions.add(partitions)
-        for key, to in self._session.marked.items():
-            if key in partitions:
+        for key in partitions:
+            if (to := self._session.marked(key)) is not None:
                 self._partitions.seek(key, to.offset, to.leader_epoch)
         self._start_claims()
 

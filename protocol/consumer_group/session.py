@@ -5,7 +5,6 @@ Created by `consumer_group`, and used in the threads of a handler.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +18,7 @@ from protocol.condition import Event
 from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import ConsumerMessage, PartitionConsumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
+from protocol.consumer_group.claim_marks import ClaimMarks
 from protocol.consumer_group.commits import Commits
 from protocol.errors import (
     CommitFailed,
@@ -35,8 +35,6 @@ from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
-
-log = logging.getLogger(__name__)
 
 # Interval at which a waiting claim restarts `max.poll.interval.ms`.
 _MAX_WAIT_MS = 500
@@ -72,23 +70,18 @@ class ConsumerGroupSession:
         self._commits = commits
         self._partitions = partitions
         self._lock = threading.Lock()
-        self._marked = MarkedOffsets()
-        # Leader epochs of the records that claims have returned.
-        self._epochs: dict[TopicPartition, LeaderEpochs] = {}
-        # Topics whose records the claims have returned: a commit in another topic of that name is refused.
-        self._topic_ids: dict[TopicPartition, bytes] = {}
-        self._claimed_partitions: frozenset[TopicPartition] = assignment.owned
+        self._marks = {key: ClaimMarks(key) for key in assignment.owned}
         # Last committed marks of claims that were revoked.
         self._left_at: dict[TopicPartition, CommittedOffset] = {}
-        # Claims whose start offsets are not known yet: a mark would be of an earlier time, before another member.
-        self._starting: set[TopicPartition] = set()
         self._awaits_handlers = False
 
     @property
     def claims(self) -> dict[str, list[int]]:
         """Return the claimed partition numbers by topic."""
         by_topic: dict[str, list[int]] = {}
-        for topic, partition in sorted(self._claimed_partitions):
+        with self._lock:
+            claimed = sorted(self._marks)
+        for topic, partition in claimed:
             by_topic.setdefault(topic, []).append(partition)
         return by_topic
 
@@ -112,7 +105,7 @@ class ConsumerGroupSession:
     def mark_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark all records before `offset` as processed; a lower offset than before has no effect.
 
-        Nor has an offset of records that the log has lost, see `MarkedOffsets.position_lost`.
+        Nor has an offset of records that the log has lost, see `ClaimMarks.position_lost`.
 
         Marked offsets are committed every `auto.commit.interval.ms`, before the partition is revoked, and by `commit`.
 
@@ -130,7 +123,9 @@ class ConsumerGroupSession:
         UsageError
             The partition is not claimed in this session, or its start offset is not known yet.
         """
-        self._mark((topic, partition), offset, metadata, self._marked.mark)
+        self._progress()
+        with self._lock:
+            self._marks_of((topic, partition)).mark(offset, metadata)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
@@ -151,7 +146,9 @@ class ConsumerGroupSession:
         UsageError
             The partition is not claimed in this session, or its start offset is not known yet.
         """
-        self._mark((topic, partition), offset, metadata, self._marked.reset)
+        self._progress()
+        with self._lock:
+            self._marks_of((topic, partition)).reset(offset, metadata)
 
     def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
         """Mark this record and all before it as processed; see `mark_offset`."""
@@ -173,21 +170,14 @@ class ConsumerGroupSession:
         self._progress()
         self.commit_marked(deadline or self._client.deadline())
 
-    def _mark(
-        self,
-        key: TopicPartition,
-        offset: int,
-        metadata: str,
-        how: Callable[[TopicPartition, CommittedOffset], None],
-    ) -> None:
-        self._progress()
-        with self._lock:
-            if key not in self._claimed_partitions:
-                raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
-            if key in self._starting:
-                raise UsageError(f"{key[0]}-{key[1]} has not started in this session yet")
-            epoch = self._epochs.get(key, LeaderEpochs()).before_offset(offset)
-            how(key, CommittedOffset(offset, epoch, metadata))
+    def _marks_of(self, key: TopicPartition) -> ClaimMarks:
+        """Return the marks of a claim that has started, or of one with which the session begins."""
+        marks = self._marks.get(key)
+        if marks is None:
+            raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
+        if marks.starting:
+            raise UsageError(f"{key[0]}-{key[1]} has not started in this session yet")
+        return marks
 
     # -- for `consumer_group` and the claims ----------------------------------------------------
 
@@ -219,68 +209,66 @@ class ConsumerGroupSession:
         _ = self.may_be_lost  # detects that this process was suspended
         self.ignore_marks_in_recreated_topics()
         with DeferredInterrupts(), self._lock:  # an offset must not get lost on its way to the commits
-            refused = self._commits.refused(self._marked.taken)
-            offsets = {**refused, **self._marked.take()}
-            self._commits.commit_async(offsets, self._member, self._topic_ids)
-            return offsets, self._marked.taken
+            refused = self._commits.refused(self._taken)
+            new = [key for key, marks in self._marks.items() if marks.dirty and not marks.recreated]
+            for key in new:
+                self._marks[key].take()
+            taken = self._taken
+            offsets = {key: to for key, to in taken.items() if key in refused or key in new}
+            topic_ids = {key: self._marks[key].topic_id for key in offsets}
+            self._commits.commit_async(offsets, self._member, topic_ids)
+            return offsets, taken
 
     @property
-    def marked(self) -> dict[TopicPartition, CommittedOffset]:
-        """Return the marked offsets, also those that are being committed or were refused."""
+    def _taken(self) -> dict[TopicPartition, CommittedOffset]:
+        """All offsets passed to the commits that have not changed since."""
+        return {key: marks.offset for key, marks in self._marks.items() if marks.offset is not None and marks.taken}
+
+    def marked(self, key: TopicPartition) -> CommittedOffset | None:
+        """Return the offset that the handler has marked in a claim, if any."""
         with self._lock:
-            return {**self._marked.taken, **self._marked.dirty}
+            marks = self._marks[key]
+            return marks.offset if marks.dirty or marks.taken else None
 
     def set_start_offset(self, key: TopicPartition, offset: int, *, commit: bool = False) -> None:
         """Set the start offset of a claim; with `commit` it is committed, so that the next session starts there."""
         with self._lock:
-            self._starting.discard(key)
-            self._marked.set_start_offset(key, offset, commit=commit)
+            self._marks[key].start(offset, commit=commit)
 
     def position_lost(self, key: TopicPartition, to: CommittedOffset, *, replaced: bool) -> None:
-        """Lower the mark to the position after lost data, see `MarkedOffsets.position_lost`."""
+        """Lower the mark to the position after lost data, see `ClaimMarks.position_lost`."""
         with self._lock:
-            self._epochs.pop(key, None)
-            self._topic_ids.pop(key, None)
-            if key in self._claimed_partitions:
-                self._marked.position_lost(key, to, replaced=replaced)
+            if key in self._marks:
+                self._marks[key].position_lost(to, replaced=replaced)
 
-    def record_returned(self, key: TopicPartition, end: int, epochs: LeaderEpochs, topic_id: bytes) -> None:
+    def records_returned(self, key: TopicPartition, end: int, epochs: LeaderEpochs, topic_id: bytes) -> None:
         """Record the end of the records that a claim returns, their leader epochs and topic, for their marks."""
         with self._lock:
-            if key in self._claimed_partitions:
-                self._topic_ids[key] = topic_id
-                self._marked.returned(key, end)
-                known = self._epochs.get(key)
-                self._epochs[key] = epochs if known is None else known.followed_by(epochs)
+            if key in self._marks:
+                self._marks[key].records_returned(end, epochs, topic_id)
 
     def ignore_marks_in_recreated_topics(self) -> None:
         """Do not commit marks in deleted topics whose names new topics have. Call before partitions are dropped."""
         present, recreated = self._partitions.consumers.keys(), self._partitions.recreated
         with self._lock:
-            self._marked.ignored = (self._marked.ignored - present) | recreated
+            for key in self._marks.keys() & present:
+                self._marks[key].recreated = key in recreated
 
     def add_claims(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """Add claims of `member`, which may differ from the former member if that owned nothing and rejoined."""
         with self._lock:
             self._member = member
-            self._claimed_partitions |= set(partitions)
-            self._starting |= set(partitions)
             for key in partitions:
+                self._marks.setdefault(key, ClaimMarks(key)).starting = True
                 self._left_at.pop(key, None)
 
     def remove_claims(self, partitions: Collection[TopicPartition]) -> None:
         """Remove revoked claims and their marked offsets."""
         with self._lock:
-            taken = self._marked.taken
-            self._left_at.update(
-                {key: taken[key] for key in partitions if key in taken and self._commits.has({key: taken[key]})}
-            )
-            self._claimed_partitions -= set(partitions)
-            self._starting -= set(partitions)
-            self._marked.drop(partitions)
+            left_at = {key: to for key, to in self._taken.items() if key in partitions}
+            self._left_at.update({key: to for key, to in left_at.items() if self._commits.has({key: to})})
             for key in partitions:
-                self._epochs.pop(key, None)
-                self._topic_ids.pop(key, None)
+                self._marks.pop(key, None)
 
     def end(self, reason: EndReason) -> None:
         """End the session; the first reason is kept."""
@@ -424,7 +412,7 @@ class ConsumerGroupClaim:
             if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
                 end = self._withheld["offset"][-1].as_py() + 1
                 key = (self.topic, self.partition)
-                session.record_returned(key, end, self._consumer.leader_epochs, self._consumer.topic_id)
+                session.records_returned(key, end, self._consumer.leader_epochs, self._consumer.topic_id)
                 batch, self._withheld = self._withheld, None
                 return batch
             if deadline.passed:
@@ -442,116 +430,3 @@ class ConsumerGroupClaim:
             if to is not None:
                 self._session.position_lost((self.topic, self.partition), to, replaced=replaced)
         return None
-
-
-class MarkedOffsets:
-    """Offsets that handlers have marked, by sarama's rules; dirty ones are not committed yet.
-
-    The caller holds a lock.
-
-    Attributes
-    ----------
-    ignored : frozenset of (str, int)
-        Partitions whose marks `take` does not return.
-    """
-
-    def __init__(self) -> None:
-        self._marked: dict[TopicPartition, CommittedOffset] = {}
-        self._dirty: set[TopicPartition] = set()
-        self._taken: set[TopicPartition] = set()
-        self.ignored: frozenset[TopicPartition] = frozenset()
-        # End of the records that the claim has returned; after lost data, of those in the present log.
-        self._returned: dict[TopicPartition, int] = {}
-        self._after_loss: set[TopicPartition] = set()
-        # From the first offset on, marks up to the second one may be of lost records.
-        self._ambiguous: dict[TopicPartition, tuple[int, int]] = {}
-
-    def set_start_offset(self, key: TopicPartition, offset: int, *, commit: bool = False) -> None:
-        """Set the start offset; lower offsets are accepted by `reset` only. With `commit`, `take` returns it."""
-        if commit and key not in self._marked:
-            self._dirty.add(key)
-        self._marked.setdefault(key, CommittedOffset(offset))
-
-    def mark(self, key: TopicPartition, to: CommittedOffset) -> None:
-        """Set a higher offset."""
-        if not self._is_in_present_log(key, to.offset):
-            return
-        if key not in self._marked or to.offset > self._marked[key].offset:
-            self._set(key, to)
-
-    def returned(self, key: TopicPartition, end: int) -> None:
-        """Set the end of the records that the claim has returned."""
-        self._returned[key] = max(end, self._returned.get(key, end))
-
-    def position_lost(self, key: TopicPartition, to: CommittedOffset, *, replaced: bool) -> None:
-        """Lower the mark to the position after lost data: marks in a recreated topic would not exceed the old ones.
-
-        From now on, marks above the records returned since then are ignored. `replaced`: the log was truncated, or the
-        topic recreated, so other records may have these offsets. If some of the lost records were not marked, the
-        handler may mark them later than new ones: marks up to the former end are ignored until one reaches it. These
-        records are handled again after a restart.
-        """
-        end = self._returned.get(key)
-        floor, until = self._ambiguous.pop(key, (to.offset, -1))
-        if replaced:
-            if end is not None and (key not in self._marked or self._marked[key].offset < end):
-                until = max(until, end)
-            if until > to.offset:
-                self._ambiguous[key] = min(floor, to.offset), until
-                log.warning(
-                    "%s-%d: records were lost before all of them were marked: marks of offsets up to %d are ignored "
-                    "until one reaches it, since they may be of lost records",
-                    *key,
-                    until,
-                )
-        self._returned[key] = to.offset
-        self._after_loss.add(key)
-        self.reset(key, to)
-
-    def _is_in_present_log(self, key: TopicPartition, offset: int) -> bool:
-        """Return False for a mark that may be of records lost since."""
-        floor, until = self._ambiguous.get(key, (offset, offset))
-        if floor < offset:
-            if offset >= until:
-                del self._ambiguous[key]
-            if offset <= until:
-                return False
-        return key not in self._after_loss or offset <= self._returned[key]
-
-    def reset(self, key: TopicPartition, to: CommittedOffset) -> None:
-        """Set a lower or the same offset."""
-        if key not in self._marked or to.offset <= self._marked[key].offset:
-            self._set(key, to)
-
-    def _set(self, key: TopicPartition, to: CommittedOffset) -> None:
-        if self._marked.get(key) != to:
-            self._marked[key] = to
-            self._dirty.add(key)
-
-    @property
-    def dirty(self) -> dict[TopicPartition, CommittedOffset]:
-        """Return offsets marked since the last `take`."""
-        return {key: self._marked[key] for key in self._dirty}
-
-    def take(self) -> dict[TopicPartition, CommittedOffset]:
-        """Return the dirty offsets, and clear them."""
-        new = {key: to for key, to in self.dirty.items() if key not in self.ignored}
-        self._dirty -= new.keys()
-        self._taken |= new.keys()
-        return new
-
-    @property
-    def taken(self) -> dict[TopicPartition, CommittedOffset]:
-        """Return all offsets returned by any `take` that have not changed since."""
-        return {key: self._marked[key] for key in self._taken - self._dirty}
-
-    def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Remove revoked partitions."""
-        for key in partitions:
-            self._marked.pop(key, None)
-            self._dirty.discard(key)
-            self._taken.discard(key)
-            self._returned.pop(key, None)
-            self._after_loss.discard(key)
-            self._ambiguous.pop(key, None)
-        self.ignored -= set(partitions)
