@@ -54,8 +54,9 @@ class ClaimMarks:
             self.offset, self.dirty = CommittedOffset(offset), commit
 
     def mark(self, offset: int, metadata: str = "") -> None:
-        """Set a higher offset."""
-        if self._is_in_present_log(offset) and (self.offset is None or offset > self.offset.offset):
+        """Set a higher offset. The claim has a start offset."""
+        assert self.offset is not None
+        if self._is_in_present_log(offset) and offset > self.offset.offset:
             self._set(self._with_epoch(offset, metadata))
 
     def reset(self, offset: int, metadata: str = "") -> None:

@@ -18,6 +18,7 @@ from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset, TopicIds
 from protocol.group.member import GroupMember
+from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.kafka_terms import TopicPartition
 
@@ -53,6 +54,11 @@ class Commits:
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
 
+    def report_to(self, membership: Membership) -> None:
+        """Report commits to the membership whose member the coordinator does not know any more."""
+        if self.manager is not None:
+            self.manager.on_member_refused = membership.on_member_refused
+
     def set_member(self, member: GroupMember) -> None:
         """Set the member of all later commits."""
         if self.manager is not None:
@@ -72,6 +78,9 @@ class Commits:
         `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
         """
         manager = self._required_manager()
+        for (topic, partition), to in offsets.items():
+            if not isinstance(to, CommittedOffset) or to.offset < 0:
+                raise UsageError(f"{topic}-{partition}: the offset to commit is {to!r}; pass CommittedOffset(offset)")
         if offsets and not manager.commit(offsets, member, topic_ids=topic_ids):
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 

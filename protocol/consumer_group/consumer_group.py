@@ -257,6 +257,7 @@ class ConsumerGroup:
                 self._commits.set_member,
                 self._config.group_join_retries,
             )
+            self._commits.report_to(self._membership)
         elif subscription != self._subscription:
             self._membership.subscribe(subscription)
         self._subscription = subscription

@@ -136,7 +136,7 @@ class KafkaConsumer:
         self._reading: Batches | None = None
         self._pending_close: Callable[[], None] | None = None
         self._in_use = threading.RLock()
-        # The process that has polled.
+        # The process of the first call.
         self._process_id: int | None = None
         self._client.sensors.use(CONSUMER_GROUPS)
         self._polled_s: float | None = None
@@ -345,7 +345,6 @@ class KafkaConsumer:
             self._reading = None
 
     def _record_poll(self) -> None:
-        self._process_id = os.getpid()
         before_s, self._polled_s = self._polled_s, self._client.clock.now_s()
         since_s = 0.0 if before_s is None else self._polled_s - before_s
         self._client.sensors.polls.record((self._polled_s, since_s * 1000))
@@ -435,13 +434,15 @@ class KafkaConsumer:
 
     def _new_membership(self, subscription: TopicSubscription) -> Membership:
         """Create a member, which joins with the next `poll`."""
-        return Membership(
+        membership = Membership(
             self._client,
             self._config.consumer,
             subscription,
             self._commits.set_member,
             self._config.group_join_retries,
         )
+        self._commits.report_to(membership)
+        return membership
 
     def _on_revocation(self, revocation: Revocation) -> None:
         partitions, membership = revocation.partitions, self._membership
@@ -865,7 +866,8 @@ class KafkaConsumer:
 
     def _exclusively(self, call: Callable[[], T]) -> T:
         """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
-        if self._process_id not in (None, os.getpid()):  # its threads do not exist here
+        self._process_id = self._process_id or os.getpid()
+        if self._process_id != os.getpid():  # its threads do not exist here, and one may have held a lock
             raise UsageError("this consumer was used before a fork: make one in this process")
 
         def exclusively(free: bool) -> T:

@@ -121,16 +121,21 @@ class ConsumerGroupSession:
         Raises
         ------
         UsageError
-            The partition is not claimed in this session, or its start offset is not known yet.
+            The partition is not claimed in this session, its start offset is not known yet, as in
+            `ConsumerGroupHandler.setup`, or the offset is negative.
         """
         self._progress()
         with self._lock:
-            self._marks_of((topic, partition)).mark(offset, metadata)
+            marks = self._marks_of((topic, partition), offset)
+            if marks.offset is None:  # a lower offset than the group's would be committed
+                raise UsageError(f"{topic}-{partition} has not started: in setup, call reset_offset")
+            marks.mark(offset, metadata)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
 
-        In `ConsumerGroupHandler.setup` it sets the start offset of the claim; see also `ConsumerGroupClaim.seek`.
+        In `ConsumerGroupHandler.setup` it sets the start offset of the claim, which may be lower or higher than the
+        committed one; see also `ConsumerGroupClaim.seek`.
 
         Parameters
         ----------
@@ -144,11 +149,11 @@ class ConsumerGroupSession:
         Raises
         ------
         UsageError
-            The partition is not claimed in this session, or its start offset is not known yet.
+            The partition is not claimed in this session, its start offset is not known yet, or the offset is negative.
         """
         self._progress()
         with self._lock:
-            self._marks_of((topic, partition)).reset(offset, metadata)
+            self._marks_of((topic, partition), offset).reset(offset, metadata)
 
     def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
         """Mark this record and all before it as processed; see `mark_offset`."""
@@ -170,8 +175,10 @@ class ConsumerGroupSession:
         self._progress()
         self.commit_marked(deadline or self._client.deadline())
 
-    def _marks_of(self, key: TopicPartition) -> ClaimMarks:
-        """Return the marks of a claim that has started, or of one with which the session begins."""
+    def _marks_of(self, key: TopicPartition, offset: int) -> ClaimMarks:
+        """Return the marks of a claim, for this offset."""
+        if offset < 0:
+            raise UsageError(f"{key[0]}-{key[1]}: the offset is {offset}, but no record has a negative one")
         marks = self._marks.get(key)
         if marks is None:
             raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 COMMIT_TIMEOUT_MS = 5_000
 # Limit of the Metadata requests after UNKNOWN_TOPIC_ID; other commits wait for them.
 _TOPIC_CHECK_MS = 1_000
+# The member has been removed from the group, or replaced by another one with its instance id.
+_MEMBER_ERRORS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 
 DELETED_TOPIC_S = 1.0
 """Maximum wait for a partition that fails alone, if other partitions wait for its commit."""
@@ -90,6 +92,9 @@ class OffsetManager:
         True if the coordinator accepted the last commit, and before the first one.
     changes : int
         Incremented when the result of `failure` may have changed.
+    on_member_refused : callable
+        Called in the thread with the member of a commit and the error, if the coordinator does not know the member any
+        more: `Membership.on_member_refused`.
     """
 
     def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, retry_refused: bool = True) -> None:
@@ -107,6 +112,7 @@ class OffsetManager:
         self.counts = CommitCounts()
         self.healthy = True
         self.changes = 0
+        self.on_member_refused: Callable[[GroupMember, BrokerError], None] = lambda member, error: None
         self._closed = False
         # Stopped by `close`: a retry afterwards could reset a newer offset of another process.
         self._retry_clock = StoppableClock(client.clock)
@@ -359,6 +365,9 @@ class OffsetManager:
         Return false if the coordinator did not respond, or refused for a reason that concerns the group.
         """
         replies = self._send(due, member)
+        evicted = [error for error in replies.final.values() if error is not None and error.code in _MEMBER_ERRORS]
+        if evicted:
+            self.on_member_refused(member, evicted[0])
         if not self._apply(replies, due, member):
             return True
         keys, half = list(replies.too_large), len(replies.too_large) // 2

@@ -14,6 +14,7 @@ from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, KafkaError
 from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from spark_kafka_source.error_messages import with_option_names
@@ -56,6 +57,11 @@ class GroupCommits:
             if not self._options.is_member:
                 require_no_members(client, group, deadline)
             self.manager = OffsetManager(client, group)
+
+    def report_to(self, membership: Membership) -> None:
+        """Report commits to the membership whose member the coordinator does not know any more."""
+        if self.manager is not None:
+            self.manager.on_member_refused = membership.on_member_refused
 
     def set_member(self, member: GroupMember) -> None:
         """Set the member that commits. Also called in the heartbeat thread."""

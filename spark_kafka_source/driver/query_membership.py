@@ -157,6 +157,7 @@ class QueryMembership:
                 TopicSubscription(topics),
                 on_member=self._commits.set_member,
             )
+            self._commits.report_to(self.membership)
             at_sigterm(self.close)
         elif topics != self._topics:
             self.membership.subscribe(TopicSubscription(topics))

@@ -289,12 +289,28 @@ class MemberMachine(ABC):
             self._retry_after_backoff(error, now_s)
             self._on_unknown_outcome()
         elif isinstance(error, BrokerError) and self._loses_assignment(error):
-            self._on_fenced(error)
-            if self.state is MemberState.JOINING:
-                self._retry_s = now_s + self._backoff.next_s()
-            self._lose_assignment(EndReason.of(error))
+            self._fenced(error, now_s)
         else:
             self.fail(self._with_remedy(error))
+
+    def on_member_refused(self, member: GroupMember, error: BrokerError, now_s: float) -> None:
+        """Process an error of a commit: the coordinator does not know `member` any more (UNKNOWN_MEMBER_ID).
+
+        No heartbeat detects this while a JoinGroup is in flight, whose response may be lost.
+        """
+        self.tick(now_s)
+        if self.state not in IN_SESSION or not member.member_id or not self.member.keeps_assignment_of(member):
+            return
+        if self._loses_assignment(error):
+            self._fenced(error, now_s)
+        else:
+            self.fail(self._with_remedy(error))
+
+    def _fenced(self, error: BrokerError, now_s: float) -> None:
+        self._on_fenced(error)
+        if self.state is MemberState.JOINING:
+            self._retry_s = now_s + self._backoff.next_s()
+        self._lose_assignment(EndReason.of(error))
 
     def on_metadata(self, cluster: Metadata, now_s: float) -> None:
         """Process metadata."""

@@ -176,6 +176,12 @@ class Membership:
             self.machine.progress(self._now_s())
             self._notify()
 
+    def on_member_refused(self, member: GroupMember, error: BrokerError) -> None:
+        """Process a commit of `member` that was refused, see `OffsetManager.on_member_refused`. Thread-safe."""
+        with self.changed:
+            self.machine.on_member_refused(member, error, self._now_s())
+            self._notify()
+
     def subscribe(self, subscription: TopicSubscription) -> None:
         """Change the subscription; the result is a rebalance."""
         with self.changed:
@@ -380,6 +386,10 @@ class Membership:
             reply = self._client.send(broker, request.api, request.body, deadline, **options)
             while not ready([reply], TICK_S, deadline) and not deadline.passed:
                 since_s = self._extend_session(request, since_s)
+                with self.changed:
+                    awaited = self.machine.awaits(request)
+                if not awaited:  # the session has ended, and the response may never come
+                    self._client.hang_up(self._purpose)
             body = reply.result(deadline)
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""

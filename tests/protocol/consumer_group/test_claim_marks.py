@@ -37,6 +37,7 @@ def test_mark_increases_and_reset_decreases_the_offset() -> None:
 
 def test_offset_marked_again_after_take_is_not_dirty() -> None:
     marks = ClaimMarks(KEY)
+    marks.start(0)
     marks.mark(1)
     assert take(marks) == CommittedOffset(1)
     marks.mark(1)
@@ -44,15 +45,16 @@ def test_offset_marked_again_after_take_is_not_dirty() -> None:
     assert marks.taken
 
 
-def test_offset_marked_before_the_start_is_kept() -> None:
+def test_offset_set_before_the_start_is_kept() -> None:
     marks = ClaimMarks(KEY)
-    marks.mark(7)
+    marks.reset(7)
     marks.start(3, commit=True)
     assert take(marks) == CommittedOffset(7)
 
 
 def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
     marks = ClaimMarks(KEY)
+    marks.start(0)
     marks.records_returned(5, LeaderEpochs(1, ((3, 2),)), b"a" * 16)
     marks.mark(3)
     assert take(marks) == CommittedOffset(3, 1)

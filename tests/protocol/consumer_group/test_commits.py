@@ -104,7 +104,7 @@ def test_session_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client
 
     class Handler:
         def setup(self, session: ConsumerGroupSession) -> None:
-            session.mark_offset("orders", 0, 5)
+            session.reset_offset("orders", 0, 5)
             fake.refuse(OFFSET_COMMIT, code)
             with pytest.raises(CommitFailed, match=code.name) as refused:
                 session.commit()
@@ -131,7 +131,7 @@ def test_refused_auto_commit_of_a_session_is_repeated_without_new_marks(fake: Sm
     class Handler:
         def setup(self, session: ConsumerGroupSession) -> None:
             fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=FIRST)
-            session.mark_offset("orders", 0, 5)
+            session.reset_offset("orders", 0, 5)
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             wait_until(lambda: committed(client) == 5)

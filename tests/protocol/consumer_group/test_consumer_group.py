@@ -175,14 +175,19 @@ def test_handler_that_returns_ends_the_session(client: Client, group: str, order
 
 
 def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str) -> None:
-    begun = {(orders, 0): CommittedOffset(50), (orders, 1): CommittedOffset(60)}
+    begun = {(orders, number): CommittedOffset(50 + 5 * number) for number in range(3)}
     commit_offsets(client, group, begun, client.deadline())
 
     class Back(Handler):
         def setup(self, session: ConsumerGroupSession) -> None:
             session.reset_offset(orders, 1, 10)
+            session.reset_offset(orders, 2, 70)
             with pytest.raises(UsageError, match="not claimed"):
                 session.mark_offset(orders, 9, 10)
+            with pytest.raises(UsageError, match="in setup, call reset_offset"):
+                session.mark_offset(orders, 0, 10)  # would be lower than the committed offset
+            with pytest.raises(UsageError, match="the offset is -2"):
+                session.reset_offset(orders, 0, -2)
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             self.claims[claim.partition] = claim.initial_offset
@@ -193,10 +198,10 @@ def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str)
     handler = Back()
     with consumer_group(client, group) as members:
         members.consume([orders], handler)
-    assert handler.claims == {0: 50, 1: 10, 2: 0, 3: 0}
+    assert handler.claims == {0: 50, 1: 10, 2: 70, 3: 0}
     committed = fetch_offsets(client, group, None, client.deadline())
     # Starts by `auto.offset.reset` are committed, too.
-    assert {key[1]: each.offset for key, each in committed.items()} == {0: 50, 1: 10, 2: 0, 3: 0}
+    assert {key[1]: each.offset for key, each in committed.items()} == {0: 50, 1: 10, 2: 70, 3: 0}
 
 
 def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
@@ -23,6 +24,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.consuming import client_of, records
@@ -87,6 +89,45 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
         with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
             consumer.commit_sync({FIRST: CommittedOffset(END)})
         assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {}
+
+
+class Lost(ConsumerRebalanceListener):
+    def __init__(self) -> None:
+        self.partitions: list[TopicPartition] = []
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self.partitions += partitions
+
+
+@pytest.mark.parametrize("ends_by", ["removal", "another one with its instance id"])
+def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
+    fake: SmallCluster, client: Client, ends_by: str
+) -> None:
+    """It would wait for `max.poll.interval.ms`, and own partitions that others have."""
+    replaced, lost, dropped = ends_by != "removal", Lost(), threading.Event()
+    static: dict[str, object] = {"group.instance.id": "a"} if replaced else {}
+    fake.create_topic("more")
+    with consumer_of(client, {**COOPERATIVE, **static}) as consumer:
+        consumer.subscribe(["orders"], lost)
+        read(consumer, 2 * END)
+        member = consumer.group_metadata().member
+        fake.edit_replies(JOIN_GROUP, lambda body: dropped.set(), 1)
+        consumer.subscribe(["orders", "more"], lost)
+        wait_until(lambda: consumer.poll(20) or dropped.is_set())
+        if replaced:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, times=1)
+        else:
+            remove_member(client, GROUP, member)
+        assert len(consumer.assignment) == 2
+        with pytest.raises(CommitFailed):
+            consumer.commit_sync()
+        if replaced:
+            with pytest.raises(BrokerError, match=r"FENCED_INSTANCE_ID.*use a different one for each member"):
+                wait_until(lambda: consumer.poll(20))
+        else:
+            wait_until(lambda: consumer.poll(20) or lost.partitions, 10)
+            assert sorted(lost.partitions) == [("orders", 0), ("orders", 1)]
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4, 10)
 
 
 @PROTOCOLS
