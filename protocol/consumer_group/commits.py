@@ -94,6 +94,10 @@ class Commits:
             if isinstance(failure, BrokerError) and failure.code != ErrorCode.UNKNOWN_TOPIC_ID
         }
 
+    def staged(self, key: TopicPartition, topic_id: bytes) -> CommittedOffset | None:
+        """Return the last offset passed to `commit_async` for a partition of this topic that was kept since."""
+        return self._required_manager().staged(key, topic_id)
+
     def has(self, offsets: Offsets) -> bool:
         """Return True if these offsets, passed to `commit_async` before, are committed."""
         return self._required_manager().failure(offsets) is None

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.condition import locked
+from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
@@ -459,6 +460,8 @@ class _SessionRun:
         moved = self._partitions.positions(moved=True)
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
+            if key in moved and self._session.marked(key) is None:
+                self._continue_at_staged(consumer)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
             self._session.set_start_offset(key, consumer.position, commit=key in moved)
             recover, most = self._partitions.recover, self._shared.max_poll_records
@@ -467,6 +470,13 @@ class _SessionRun:
             with DeferredInterrupts():
                 thread.start()
                 self._threads[key] = thread
+
+    def _continue_at_staged(self, consumer: PartitionConsumer) -> None:
+        """Do not skip records by `auto.offset.reset` while a commit of the last session is still being retried."""
+        key = consumer.topic, consumer.partition
+        staged = self._commits.staged(key, consumer.topic_id)
+        if staged is not None and staged.offset < consumer.position:
+            self._partitions.seek(key, staged.offset, staged.leader_epoch)
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
         name = f"{claim.topic}-{claim.partition}"

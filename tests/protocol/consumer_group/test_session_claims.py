@@ -331,6 +331,41 @@ def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
     assert fake.committed_offsets("etl") == {("orders", number): END + 5 for number in range(PARTITIONS)}
 
 
+@pytest.mark.parametrize("sought", [None, END + 4], ids=["", "a start offset set in setup"])
+def test_next_session_skips_no_records_while_a_commit_is_retried(
+    fake: SmallCluster, protocol: dict[str, object], sought: int | None
+) -> None:
+    """The group has no offset, and `latest` would skip the records written since."""
+    starts: list[int] = []
+
+    class Continues(UntilRead):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            if starts and sought:
+                for number in range(PARTITIONS):
+                    session.reset_offset("orders", number, sought)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            starts.append(claim.initial_offset)
+            super().consume_claim(session, claim)
+
+    handler, properties = Continues(PARTITIONS * 2), {"auto.offset.reset": "latest", "request.timeout.ms": 600}
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    with group_of(fake, protocol, **properties) as members, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(members.consume, ["orders"], handler, handler.stop)
+        wait_until(lambda: len(starts) == PARTITIONS or first.done())
+        fake.grow(2)
+        first.result(20)
+        fake.grow(5)
+        handler.stop.clear()
+        again = Continues(PARTITIONS * (5 if sought is None else END + 7 - sought))
+        second = threads.submit(members.consume, ["orders"], again, again.stop)
+        wait_until(lambda: len(starts) == 2 * PARTITIONS or second.done())
+        fake.clear_faults()
+        second.result(20)
+    assert starts == [END] * PARTITIONS + [sought or END + 2] * PARTITIONS
+    assert fake.committed_offsets("etl") == {("orders", number): END + 7 for number in range(PARTITIONS)}
+
+
 def test_start_offset_counts_also_if_its_commit_was_refused(fake: SmallCluster, protocol: dict[str, object]) -> None:
     starts: list[int] = []
 
