@@ -330,9 +330,12 @@ class KafkaConsumer:
                 raise WakeUp("this consumer was woken up")
             self._reading = batches  # a listener may commit before, a signal handler never
             self._partitions.start_added(deadline.remaining_ms())
+            wait_ms = min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS)
             with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
-                if self._still_owned():
-                    self._read(batches, min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS))
+                if still_owned := self._still_owned():
+                    self._read(batches, wait_ms)
+            if not still_owned and self._membership is not None:  # it is joining
+                self._membership.await_change(wait_ms)
             # The process may have been suspended, and the partitions assigned to another member.
             closes = self._closed or self._pending_close is not None
             if batches and self._still_owned() and not closes:

@@ -170,6 +170,11 @@ class Membership:
             error, self._join_error = self._join_error, None
             return error
 
+    def await_change(self, timeout_ms: float) -> None:
+        """Wait until the state of the member changes. Thread-safe."""
+        with self.changed:
+            self.changed.wait(timeout_ms / 1000)
+
     def progress(self) -> None:
         """Restart `max.poll.interval.ms`, as `poll_rebalance` does."""
         with self.changed:

@@ -103,6 +103,17 @@ def test_partitions_are_read_after_an_interrupt_during_their_assignment(
         assert consumer.group_metadata().member == interrupted[0].member
 
 
+def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) -> None:
+    with consumer_of(client, EAGER) as other, consumer_of(client, EAGER) as joining:
+        other.subscribe(["orders"])
+        read(other, 2 * END)
+        joining.subscribe(["orders"])
+        joining.poll(100)
+        began_s = time.thread_time()
+        assert not joining.poll(1_000)
+        assert time.thread_time() - began_s < 0.4, "of a second"
+
+
 def rows_of(polled: ConsumerRecords) -> list[tuple[int, int]]:
     batches = [(key[1], batch) for key, several in polled.items() for batch in several]
     return [(partition, offset) for partition, batch in batches for offset in batch["offset"].to_pylist()]
