@@ -263,7 +263,6 @@ class KafkaConsumer:
 
     # -- reading ------------------------------------------------------------------------------
 
-    @_single_threaded
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Return records of the assigned partitions.
 
@@ -304,10 +303,21 @@ class KafkaConsumer:
         """
         batches: Batches = []
         try:
+            return self._poll_into(batches, timeout_ms)
+        except BaseException:  # Ctrl-C when the records have been returned here
+            if batches:
+                with DeferredInterrupts():
+                    locked(self._in_use, -1, lambda free: self._rewind(batches))
+            raise
+
+    @_single_threaded
+    def _poll_into(self, batches: Batches, timeout_ms: float) -> ConsumerRecords:
+        try:
             records = self._poll(timeout_ms, batches)
-        except BaseException:  # such as Ctrl-C
-            with DeferredInterrupts():
+        except BaseException:
+            with DeferredInterrupts():  # before a pending close, which commits
                 self._rewind(batches)
+                batches.clear()
             raise
         finally:
             self._reading = None
@@ -315,6 +325,7 @@ class KafkaConsumer:
             return records
         with DeferredInterrupts():  # the close commits, and may raise
             self._rewind(batches)
+            batches.clear()
         return ConsumerRecords({})
 
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:

@@ -127,14 +127,16 @@ def test_malformed_file_is_one_error(run: Any, tmp_path: Path) -> None:
     run("profile", "list", code=2)
 
 
-def completed(words: str, tmp_path: Path, **env: str) -> list[str]:
-    """Return the words that bash offers for the last one."""
+def completed(words: str, tmp_path: Path, *, by_process: bool = False, **env: str) -> list[str]:
+    """Return the words that bash offers for the last one; `by_process` runs the command as bash does."""
     variables = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), **variables, **env}
-    ended = subprocess.run(
-        [sys.executable, "-m", "spark_kafka_source.cli"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    return [line.partition(",")[2] for line in ended.stdout.splitlines() if line]
+    given = {"XDG_CONFIG_HOME": str(tmp_path), **variables, **env}
+    if by_process:
+        command = [sys.executable, "-m", "spark_kafka_source.cli"]
+        output = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=60).stdout
+    else:
+        output = CliRunner().invoke(pykafka, [], prog_name="pykafka", env=given).stdout
+    return [line.partition(",")[2] for line in output.splitlines() if line]
 
 
 def test_names_of_topics_groups_and_profiles_are_completed(tmp_path: Path) -> None:
@@ -144,7 +146,9 @@ def test_names_of_topics_groups_and_profiles_are_completed(tmp_path: Path) -> No
         commit_offsets(client, "orders-etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
         write(tmp_path, f'[profiles.prod]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n')
         servers = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
-        assert completed("pykafka consume ord", tmp_path, **servers) == ["orders", "orders-upper"]
+        for by_process in (True, False):
+            found = completed("pykafka consume ord", tmp_path, by_process=by_process, **servers)
+            assert found == ["orders", "orders-upper"]
         assert completed("pykafka topics describe orders pay", tmp_path, **servers) == ["payments"]
         assert completed("pykafka groups describe ord", tmp_path, **servers) == ["orders-etl"]
         assert completed("pykafka consume orders -g o", tmp_path, **servers) == ["orders-etl"]

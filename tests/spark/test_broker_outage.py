@@ -20,7 +20,7 @@ from tests.support.soak import SOAK, scaled
 pytestmark = pytest.mark.soak
 
 # In `make soak` the outage of all brokers takes a minute, and each broker is killed alone before.
-OUTAGE_S = scaled("OUTAGE_S", 10.0, 60.0)
+OUTAGE_S = scaled("OUTAGE_S", 5.0, 60.0)
 KILLED = 3 if SOAK else 0
 PARTITIONS = 3
 

@@ -119,7 +119,9 @@ def rows_of(polled: ConsumerRecords) -> list[tuple[int, int]]:
     return [(partition, offset) for partition, batch in batches for offset in batch["offset"].to_pylist()]
 
 
-def test_interrupted_poll_loses_and_repeats_no_record() -> None:
+@pytest.mark.parametrize(("code", "step", "least"), [("protocol.", 7, 150), ("protocol.condition", 1, 4)])
+def test_interrupted_poll_loses_and_repeats_no_record(code: str, step: int, least: int) -> None:
+    """The lock of the consumer is freed after `poll` has its records."""
     every = [(partition, offset) for partition in range(2) for offset in range(5)]
     with FakeKafka() as kafka:
         kafka.create_topic("orders", 2)
@@ -134,7 +136,7 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
             while reached:
                 polled = ConsumerRecords({})
                 consumer.seek_to_beginning()
-                with suppress(KeyboardInterrupt), interrupted_at(place, ("protocol.",)) as was_reached:
+                with suppress(KeyboardInterrupt), interrupted_at(place, (code,)) as was_reached:
                     polled = consumer.poll(1_000)
                 reached = was_reached()
                 found = rows_of(polled)
@@ -142,8 +144,8 @@ def test_interrupted_poll_loses_and_repeats_no_record() -> None:
                 while len(found) < len(every) and not deadline.passed:
                     found += rows_of(consumer.poll(100))
                 assert sorted(found) == every, place
-                place += 5
-    assert place > 150, "poll was interrupted"
+                place += step
+    assert place > least, "poll was interrupted"
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
@@ -182,7 +184,7 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
                 until = max([-1, *(offset for number, offset in rows_of(polled) if number == partition)]) + 1
                 assert committed.get(("orders", partition), 0) <= until, place
             consumer.close()
-            place += (1 if SOAK else 2) if raises and call == "close" else 7
+            place += 1 if SOAK and raises and call == "close" else 7
     assert place > 100, "poll was interrupted"
     assert (refusals > 0) == (call == "commit_sync")
 
@@ -415,7 +417,7 @@ def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commi
             with suppress(kind):
                 group.consume(["orders"], handler, stop)
         assert fake.committed_offsets(f"etl-{place}") == dict.fromkeys(BOTH, END), place
-        place += 1 if SOAK else 3
+        place += 1 if SOAK else 7
     assert place > 60, "the commit was interrupted"
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.soak
 RECORDS = 8
 _CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts", "contextlib")
 # Interrupt at every `_STEP`-th place.
-_STEP = 1 if SOAK else 17
+_STEP = 1 if SOAK else 31
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from tests.support.soak import scaled
 
 pytestmark = pytest.mark.soak
 
-SCHEMAS = scaled("PROTOBUF_SCHEMAS", 40, 10_000)
-MUTATIONS = scaled("PROTOBUF_MUTATIONS", 1_500, 100_000)
+SCHEMAS = scaled("PROTOBUF_SCHEMAS", 20, 10_000)
+MUTATIONS = scaled("PROTOBUF_MUTATIONS", 600, 100_000)
 MUTATED_OF_A_SCHEMA = 20
 NOT_COMPARED = object()
 

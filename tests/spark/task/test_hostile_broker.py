@@ -15,7 +15,7 @@ from tests.support.encoded import encode
 from tests.support.noop_queries import run_query
 
 TOPIC = "orders"
-BOMB_BYTES = 1 << 30
+BOMB_BYTES = 1 << 28  # twice the limit
 
 
 def rows(*values: bytes) -> pa.RecordBatch:
