@@ -47,11 +47,11 @@ class ClaimMarks:
         # From the first offset on, marks up to the second one may be of lost records.
         self._ambiguous: tuple[int, int] | None = None
 
-    def start(self, offset: int, *, commit: bool = False) -> None:
+    def start(self, offset: CommittedOffset, *, commit: bool = False) -> None:
         """Set the start offset; lower offsets are accepted by `reset` only. With `commit`, it is dirty."""
         self.starting = False
         if self.offset is None:
-            self.offset, self.dirty = CommittedOffset(offset), commit
+            self.offset, self.dirty = offset, commit
 
     def mark(self, offset: int, metadata: str = "") -> None:
         """Set a higher offset. The claim has a start offset."""

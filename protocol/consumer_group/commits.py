@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import is_another_topic
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.commit_marks import OffsetMark
 from protocol.group.committed_offsets import CommittedOffset, TopicIds
 from protocol.group.member import GroupMember
 from protocol.group.membership.membership import Membership
@@ -51,6 +53,8 @@ class Commits:
         self._auto_commit_due_s = client.clock.now_s() + self._interval_s
         self.pending: list[_PendingCommit] = []
         """Commits whose callbacks were not called yet, oldest first."""
+        # Offsets that were not committed when their partitions were revoked.
+        self._dropped: dict[TopicPartition, OffsetMark] = {}
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
 
@@ -70,6 +74,9 @@ class Commits:
             self.run_callbacks()
         finally:
             if self.manager is not None:
+                self._dropped.update(
+                    (key, mark) for key, mark in self.manager.uncommitted().items() if key not in owned
+                )
                 self.manager.retain(owned)
 
     def commit_async(self, offsets: Offsets, member: GroupMember, topic_ids: TopicIds) -> None:
@@ -78,6 +85,8 @@ class Commits:
         `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
         """
         manager = self._required_manager()
+        for key in self._dropped.keys() & offsets.keys():
+            del self._dropped[key]
         for (topic, partition), to in offsets.items():
             if not isinstance(to, CommittedOffset) or to.offset < 0:
                 raise UsageError(f"{topic}-{partition}: the offset to commit is {to!r}; pass CommittedOffset(offset)")
@@ -94,9 +103,15 @@ class Commits:
             if isinstance(failure, BrokerError) and failure.code != ErrorCode.UNKNOWN_TOPIC_ID
         }
 
-    def staged(self, key: TopicPartition, topic_id: bytes) -> CommittedOffset | None:
-        """Return the last offset passed to `commit_async` for a partition of this topic that was kept since."""
-        return self._required_manager().staged(key, topic_id)
+    def staged(self, key: TopicPartition, topic_id: bytes, *, also_dropped: bool = False) -> CommittedOffset | None:
+        """Return the last offset passed to `commit_async` for a partition of this topic that was kept since.
+
+        With `also_dropped`, an uncommitted one of a partition that was revoked.
+        """
+        staged, dropped = self._required_manager().staged(key, topic_id), self._dropped.get(key)
+        if staged is None and also_dropped and dropped and not is_another_topic(topic_id, dropped.topic_id):
+            return dropped.offset
+        return staged
 
     def has(self, offsets: Offsets) -> bool:
         """Return True if these offsets, passed to `commit_async` before, are committed."""

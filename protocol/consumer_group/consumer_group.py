@@ -24,6 +24,7 @@ from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
@@ -460,10 +461,10 @@ class _SessionRun:
         moved = self._partitions.positions(moved=True)
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
-            if key in moved and self._session.marked(key) is None:
-                self._continue_at_staged(consumer)
+            goes_back = self._session.marked(key) is None and self._goes_back(consumer, by_reset=key in moved)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
-            self._session.set_start_offset(key, consumer.position, commit=key in moved)
+            start = CommittedOffset(consumer.position, consumer.last_epoch)
+            self._session.set_start_offset(key, start, commit=key in moved or goes_back)
             recover, most = self._partitions.recover, self._shared.max_poll_records
             claim = ConsumerGroupClaim(self._session, consumer, recover, self._on_error, most)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
@@ -471,12 +472,17 @@ class _SessionRun:
                 thread.start()
                 self._threads[key] = thread
 
-    def _continue_at_staged(self, consumer: PartitionConsumer) -> None:
-        """Do not skip records by `auto.offset.reset` while a commit of the last session is still being retried."""
+    def _goes_back(self, consumer: PartitionConsumer, *, by_reset: bool) -> bool:
+        """Go back to the offset that the last session has left if its commit may have failed; return True if lower.
+
+        `by_reset`: the group has no offset, and `auto.offset.reset` could skip records, also after a revocation.
+        """
         key = consumer.topic, consumer.partition
-        staged = self._commits.staged(key, consumer.topic_id)
-        if staged is not None and staged.offset < consumer.position:
-            self._partitions.seek(key, staged.offset, staged.leader_epoch)
+        staged = self._commits.staged(key, consumer.topic_id, also_dropped=by_reset)
+        if staged is None or staged.offset >= consumer.position:
+            return False
+        self._partitions.seek(key, staged.offset, staged.leader_epoch)
+        return True
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
         name = f"{claim.topic}-{claim.partition}"
@@ -498,9 +504,10 @@ class _SessionRun:
             self.end(revocation.reason, lost=revocation.lost)
         else:
             self._stop_claims(revocation.partitions, revocation.reason)
-            if (refused := self._commit_marked()) is not None:
-                self._on_error(refused)
+            refused = self._commit_marked()
             self._session.remove_claims(revocation.partitions)
+            if refused is not None:
+                self._on_error(refused)
         self._commits.retain(self._membership.owned - revocation.partitions)
 
     def end(self, reason: EndReason, *, lost: bool = False) -> None:

@@ -237,10 +237,10 @@ class ConsumerGroupSession:
             marks = self._marks[key]
             return marks.offset if marks.dirty or marks.taken else None
 
-    def set_start_offset(self, key: TopicPartition, offset: int, *, commit: bool = False) -> None:
+    def set_start_offset(self, key: TopicPartition, start: CommittedOffset, *, commit: bool = False) -> None:
         """Set the start offset of a claim; with `commit` it is committed, so that the next session starts there."""
         with self._lock:
-            self._marks[key].start(offset, commit=commit)
+            self._marks[key].start(start, commit=commit)
 
     def position_lost(self, key: TopicPartition, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the mark to the position after lost data, see `ClaimMarks.position_lost`."""

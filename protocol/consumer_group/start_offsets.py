@@ -205,14 +205,22 @@ class ListingLookup(StartLookup):
         known = self._client.snapshot(topics, self._deadline).topics
         self._topic_ids = {name: topic.topic_id for name, topic in known.items() if topic.error_code == ErrorCode.NONE}
         try:
-            self._list(self._times)
+            self._list(self._times, self._listed)
         finally:
             if ends := {key: LATEST for key, each in self._listed.items() if each.offset < 0}:
-                self._list(ends)
+                self._list_ends(ends)
 
-    def _list(self, times: Mapping[TopicPartition, int]) -> None:
+    def _list_ends(self, times: Mapping[TopicPartition, int]) -> None:
+        """Start at the ends of logs without records at or after the time, unless some were written meanwhile."""
+        ends: dict[TopicPartition, ListedOffset] = {}
+        written: dict[TopicPartition, ListedOffset] = {}
+        self._list(times, ends)
+        self._list({key: self._times[key] for key in ends}, written)
+        self._listed.update((key, each if each.offset >= 0 else ends[key]) for key, each in written.items())
+
+    def _list(self, times: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
         options: dict[str, Any] = {"isolation_level": self._isolation_level, "max_attempts": 1}
-        list_offsets(self._client, times, found=self._listed, deadline=self._deadline, **options)
+        list_offsets(self._client, times, found=found, deadline=self._deadline, **options)
 
     def found(self) -> dict[TopicPartition, StartOffset]:
         """Return the offsets that have arrived; where there is no record at or after the time, the end of the log."""

@@ -219,6 +219,15 @@ class OffsetManager:
             mark = self._marks.get(key)
             return None if mark is None or is_another_topic(topic_id, mark.topic_id) else mark.offset
 
+    def uncommitted(self) -> dict[TopicPartition, OffsetMark]:
+        """Return the staged offsets that are not committed: in flight, being retried, or refused."""
+        with self._changed:
+            return {
+                key: mark
+                for key, mark in self._marks.items()
+                if mark.completed_at_s is None or mark.refused is not None
+            }
+
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Return the reason why some of these offsets are not committed; None if all are.
 

@@ -22,7 +22,7 @@ def take(marks: ClaimMarks) -> CommittedOffset | None:
 
 def test_mark_increases_and_reset_decreases_the_offset() -> None:
     marks = ClaimMarks(KEY)
-    marks.start(10)
+    marks.start(CommittedOffset(10))
     marks.mark(9)
     marks.mark(10)
     marks.reset(11)
@@ -37,7 +37,7 @@ def test_mark_increases_and_reset_decreases_the_offset() -> None:
 
 def test_offset_marked_again_after_take_is_not_dirty() -> None:
     marks = ClaimMarks(KEY)
-    marks.start(0)
+    marks.start(CommittedOffset(0))
     marks.mark(1)
     assert take(marks) == CommittedOffset(1)
     marks.mark(1)
@@ -48,13 +48,13 @@ def test_offset_marked_again_after_take_is_not_dirty() -> None:
 def test_offset_set_before_the_start_is_kept() -> None:
     marks = ClaimMarks(KEY)
     marks.reset(7)
-    marks.start(3, commit=True)
+    marks.start(CommittedOffset(3), commit=True)
     assert take(marks) == CommittedOffset(7)
 
 
 def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
     marks = ClaimMarks(KEY)
-    marks.start(0)
+    marks.start(CommittedOffset(0))
     marks.records_returned(5, LeaderEpochs(1, ((3, 2),)), b"a" * 16)
     marks.mark(3)
     assert take(marks) == CommittedOffset(3, 1)
@@ -76,7 +76,7 @@ def read(marks: ClaimMarks, end: int) -> None:
 def marked_up_to(offset: int, end: int) -> ClaimMarks:
     """Return marks of a claim that starts at 0 and has returned the records before `end`."""
     marks = ClaimMarks(KEY)
-    marks.start(0)
+    marks.start(CommittedOffset(0))
     read(marks, end)
     marks.mark(offset)
     return marks

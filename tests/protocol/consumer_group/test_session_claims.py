@@ -331,9 +331,13 @@ def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
     assert fake.committed_offsets("etl") == {("orders", number): END + 5 for number in range(PARTITIONS)}
 
 
-@pytest.mark.parametrize("sought", [None, END + 4], ids=["", "a start offset set in setup"])
+@pytest.mark.parametrize(
+    ("sought", "topics"),
+    [(None, ["orders"]), (None, ["orders", "payments"]), (END + 4, ["orders"])],
+    ids=["", "after a rebalance", "but by a start offset set in setup"],
+)
 def test_next_session_skips_no_records_while_a_commit_is_retried(
-    fake: SmallCluster, protocol: dict[str, object], sought: int | None
+    fake: SmallCluster, protocol: dict[str, object], sought: int | None, topics: list[str]
 ) -> None:
     """The group has no offset, and `latest` would skip the records written since."""
     starts: list[int] = []
@@ -345,8 +349,10 @@ def test_next_session_skips_no_records_while_a_commit_is_retried(
                     session.reset_offset("orders", number, sought)
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            starts.append(claim.initial_offset)
-            super().consume_claim(session, claim)
+            if claim.topic == "orders":
+                starts.append(claim.initial_offset)
+                super().consume_claim(session, claim)
+            session.ended.wait(20)
 
     handler, properties = Continues(PARTITIONS * 2), {"auto.offset.reset": "latest", "request.timeout.ms": 600}
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
@@ -358,12 +364,37 @@ def test_next_session_skips_no_records_while_a_commit_is_retried(
         fake.grow(5)
         handler.stop.clear()
         again = Continues(PARTITIONS * (5 if sought is None else END + 7 - sought))
-        second = threads.submit(members.consume, ["orders"], again, again.stop)
+        second = threads.submit(members.consume, topics, again, again.stop)
         wait_until(lambda: len(starts) == 2 * PARTITIONS or second.done())
         fake.clear_faults()
         second.result(20)
     assert starts == [END] * PARTITIONS + [sought or END + 2] * PARTITIONS
-    assert fake.committed_offsets("etl") == {("orders", number): END + 7 for number in range(PARTITIONS)}
+    committed = fake.committed_offsets("etl")
+    assert [committed["orders", number] for number in range(PARTITIONS)] == [END + 7] * PARTITIONS
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused for now", "request lost"])
+def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
+    fake: SmallCluster, protocol: dict[str, object], refused: bool
+) -> None:
+    """The commit of the lower offset may succeed after the next session has fetched the higher one."""
+
+    class GoesBack(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.reset_offset(claim.topic, claim.partition, 3)
+
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", number): 8 for number in range(PARTITIONS)})
+    handler = UntilRead(PARTITIONS * (END - 3))
+    with group_of(fake, protocol, **{"request.timeout.ms": 600}) as members:
+        if refused:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        else:
+            fake.lose_requests(OFFSET_COMMIT, ALWAYS)
+        members.consume(["orders"], GoesBack())
+        fake.clear_faults()
+        members.consume(["orders"], handler, handler.stop)
+    assert fake.committed_offsets("etl") == {("orders", number): END for number in range(PARTITIONS)}
 
 
 def test_start_offset_counts_also_if_its_commit_was_refused(fake: SmallCluster, protocol: dict[str, object]) -> None:

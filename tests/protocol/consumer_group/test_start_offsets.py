@@ -394,6 +394,25 @@ def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKa
     assert time.monotonic() - since_s < 5
 
 
+def test_reset_by_duration_skips_no_records_written_during_its_requests(fake: FakeKafka) -> None:
+    """Without a record at or after the time, a second request lists the end of the log."""
+    requests = 0
+
+    def write(body: dict[str, Any]) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            fake.produce("fresh", b"new", partition=0)
+
+    fake.create_topic("fresh", 1)
+    fake.before[LIST_OFFSETS] = write
+    given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "by_duration:PT1H"}
+    with KafkaConsumer(given) as consumer:
+        consumer.assign([("fresh", 0)])
+        assert consumer.position(("fresh", 0)) == 0
+    assert requests >= 3
+
+
 @pytest.mark.parametrize("kind", [OFFSET_FETCH, LIST_OFFSETS], ids=["OffsetFetch", "ListOffsets"])
 def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(fake: FakeKafka, kind: Api) -> None:
     fake.move_leader(*OFFLINE, 1)
