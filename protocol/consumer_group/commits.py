@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import is_another_topic
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.commit_marks import OffsetMark
@@ -53,8 +52,8 @@ class Commits:
         self._auto_commit_due_s = client.clock.now_s() + self._interval_s
         self.pending: list[_PendingCommit] = []
         """Commits whose callbacks were not called yet, oldest first."""
-        # Offsets that were not committed when their partitions were revoked.
-        self._dropped: dict[TopicPartition, OffsetMark] = {}
+        self.dropped: dict[TopicPartition, OffsetMark] = {}
+        """Offsets that were not committed when their partitions were revoked."""
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
 
@@ -74,9 +73,7 @@ class Commits:
             self.run_callbacks()
         finally:
             if self.manager is not None:
-                self._dropped.update(
-                    (key, mark) for key, mark in self.manager.uncommitted().items() if key not in owned
-                )
+                self.dropped.update((key, mark) for key, mark in self.manager.uncommitted().items() if key not in owned)
                 self.manager.retain(owned)
 
     def commit_async(self, offsets: Offsets, member: GroupMember, topic_ids: TopicIds) -> None:
@@ -85,8 +82,8 @@ class Commits:
         `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
         """
         manager = self._required_manager()
-        for key in self._dropped.keys() & offsets.keys():
-            del self._dropped[key]
+        for key in self.dropped.keys() & offsets.keys():
+            del self.dropped[key]
         for (topic, partition), to in offsets.items():
             if not isinstance(to, CommittedOffset) or to.offset < 0:
                 raise UsageError(f"{topic}-{partition}: the offset to commit is {to!r}; pass CommittedOffset(offset)")
@@ -103,15 +100,9 @@ class Commits:
             if isinstance(failure, BrokerError) and failure.code != ErrorCode.UNKNOWN_TOPIC_ID
         }
 
-    def staged(self, key: TopicPartition, topic_id: bytes, *, also_dropped: bool = False) -> CommittedOffset | None:
-        """Return the last offset passed to `commit_async` for a partition of this topic that was kept since.
-
-        With `also_dropped`, an uncommitted one of a partition that was revoked.
-        """
-        staged, dropped = self._required_manager().staged(key, topic_id), self._dropped.get(key)
-        if staged is None and also_dropped and dropped and not is_another_topic(topic_id, dropped.topic_id):
-            return dropped.offset
-        return staged
+    def uncommitted(self, at_s: float) -> dict[TopicPartition, OffsetMark]:
+        """Return the last offsets passed to `commit_async` that were not committed at this time."""
+        return self._required_manager().uncommitted(at_s)
 
     def has(self, offsets: Offsets) -> bool:
         """Return True if these offsets, passed to `commit_async` before, are committed."""

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
+from protocol.cluster.metadata import is_another_topic
 from protocol.condition import locked
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
@@ -24,6 +25,7 @@ from protocol.consumer_group.commits import Commits, Offsets
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, DeadlineExceeded, KafkaError, UsageError
+from protocol.group.commit_marks import OffsetMark
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
@@ -396,6 +398,7 @@ class _SessionRun:
         )
         self._assigned = assignment.owned
         self._threads: dict[TopicPartition, threading.Thread] = {}
+        self._began_s = self._client.clock.now_s()
         self.raised: list[BaseException] = []
         """Exceptions of handlers that `run` has not raised."""
         self._lost = self._cleaned = False
@@ -459,9 +462,12 @@ class _SessionRun:
         if len(self._threads) == len(self._partitions.consumers):
             return
         moved = self._partitions.positions(moved=True)
+        left = self._commits.uncommitted(self._began_s)
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
-            goes_back = self._session.marked(key) is None and self._goes_back(consumer, by_reset=key in moved)
+            # If the group has no offset, `auto.offset.reset` could skip records also after a revocation.
+            mark = left.get(key) or (self._commits.dropped.get(key) if key in moved else None)
+            goes_back = mark is not None and self._session.marked(key) is None and self._go_back(consumer, mark)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
             start = CommittedOffset(consumer.position, consumer.last_epoch)
             self._session.set_start_offset(key, start, commit=key in moved or goes_back)
@@ -472,16 +478,11 @@ class _SessionRun:
                 thread.start()
                 self._threads[key] = thread
 
-    def _goes_back(self, consumer: PartitionConsumer, *, by_reset: bool) -> bool:
-        """Go back to the offset that the last session has left if its commit may have failed; return True if lower.
-
-        `by_reset`: the group has no offset, and `auto.offset.reset` could skip records, also after a revocation.
-        """
-        key = consumer.topic, consumer.partition
-        staged = self._commits.staged(key, consumer.topic_id, also_dropped=by_reset)
-        if staged is None or staged.offset >= consumer.position:
+    def _go_back(self, consumer: PartitionConsumer, left: OffsetMark) -> bool:
+        """Go back to the offset that the last session has left, whose commit may have failed; True if it is lower."""
+        if left.offset.offset >= consumer.position or is_another_topic(consumer.topic_id, left.topic_id):
             return False
-        self._partitions.seek(key, staged.offset, staged.leader_epoch)
+        self._partitions.seek((consumer.topic, consumer.partition), left.offset.offset, left.offset.leader_epoch)
         return True
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:

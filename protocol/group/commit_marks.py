@@ -69,6 +69,10 @@ class OffsetMark:
         if sent_at_s >= self.unanswered_until_s:
             self.unanswered = frozenset()
 
+    def was_committed(self, at_s: float) -> bool:
+        """Return True if the commit had succeeded before this time."""
+        return self.refused is None and self.completed_at_s is not None and self.completed_at_s < at_s
+
     def fail(self, error: BrokerError, now_s: float) -> float:
         """Record an error of this partition alone; return the time in seconds since the first one."""
         self.last_error, self.stale_generation = error, None

@@ -213,20 +213,10 @@ class OffsetManager:
         known = {name: self._client.remembered_topic(name) for name in topics}
         self._topic_ids.update((name, topic.topic_id) for name, topic in known.items() if topic is not None)
 
-    def staged(self, key: TopicPartition, topic_id: bytes = NO_TOPIC_ID) -> CommittedOffset | None:
-        """Return the staged offset of a partition, committed or not; None if there is none, or of another topic."""
+    def uncommitted(self, at_s: float = math.inf) -> dict[TopicPartition, OffsetMark]:
+        """Return the staged offsets that were not committed at this time: in flight, being retried, or refused."""
         with self._changed:
-            mark = self._marks.get(key)
-            return None if mark is None or is_another_topic(topic_id, mark.topic_id) else mark.offset
-
-    def uncommitted(self) -> dict[TopicPartition, OffsetMark]:
-        """Return the staged offsets that are not committed: in flight, being retried, or refused."""
-        with self._changed:
-            return {
-                key: mark
-                for key, mark in self._marks.items()
-                if mark.completed_at_s is None or mark.refused is not None
-            }
+            return {key: mark for key, mark in self._marks.items() if not mark.was_committed(at_s)}
 
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Return the reason why some of these offsets are not committed; None if all are.
