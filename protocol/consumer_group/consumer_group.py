@@ -29,7 +29,7 @@ from protocol.group.commit_marks import OffsetMark
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
-from protocol.group.membership.membership import Membership
+from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.interrupts import DeferredInterrupts, join
 from protocol.kafka_terms import TopicPartition
@@ -354,7 +354,7 @@ class ConsumerGroup:
         try:
             if self._membership is not None:
                 self._membership.close()
-            self._partitions.close()
+            self._partitions.close(self._client.deadline(LEAVE_MS))
             self._commits.close()
             if self._owns_client:
                 self._client.close()

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.condition import locked
+from protocol.condition import Event, locked
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 _CHECK_INTERVAL_MS = 50
 # For the request to leave, also if the commit has taken all the time.
 _LEAST_LEAVE_MS = 500
+# Maximum wait for a call of another thread, which is refused if it comes earlier.
+_REWIND_S = 1.0
 # Without `max.poll.records`, a poll takes no further record batch from this number of records on.
 _ENOUGH_ROWS = 500
 
@@ -126,7 +128,7 @@ class KafkaConsumer:
         self._in_listener = False
         self._leaving = False
         self._subscription = TopicSubscription()
-        self._woken = threading.Event()
+        self._woken = Event()  # set also by signal handlers
         # An error of a partition, found while `poll` had records to return: the next `poll` raises it.
         self._error: KafkaError | None = None
         # The first exception of the user's listener or callbacks that no call has raised yet.
@@ -305,9 +307,9 @@ class KafkaConsumer:
         try:
             return self._poll_into(batches, timeout_ms)
         except BaseException:  # Ctrl-C when the records have been returned here
-            if batches:
+            if batches and not self._closed:  # a signal handler may have closed it
                 with DeferredInterrupts():
-                    locked(self._in_use, -1, lambda free: self._rewind(batches))
+                    locked(self._in_use, _REWIND_S, lambda free: self._rewind(batches) if free else None)
             raise
 
     @_single_threaded

@@ -26,7 +26,7 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, KafkaError, UsageError
+from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
@@ -146,6 +146,36 @@ def test_interrupted_poll_loses_and_repeats_no_record(code: str, step: int, leas
                 assert sorted(found) == every, place
                 place += step
     assert place > least, "poll was interrupted"
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "wakes up"])
+def test_signal_handler_within_a_wakeup_blocks_no_later_one(client: Client, raises: bool) -> None:
+    def handle(*_: object) -> None:
+        if raises:
+            raise Boom
+        consumer.wakeup()
+
+    with consumer_of(client, {}) as consumer:
+        consumer.assign(BOTH)
+        place, reached = 1, True
+        while reached:
+            consumer.wakeup()
+            with suppress(WakeUp, Boom), interrupted_at(place, ("threading",), signal.SIGUSR1, handle) as was_reached:
+                consumer.poll(0)
+            reached = was_reached()
+            other = threading.Thread(target=consumer.wakeup, daemon=True)
+            other.start()
+            other.join(5)
+            assert not other.is_alive(), place
+            with pytest.raises(WakeUp):
+                consumer.poll(0)
+            place += 1
+    assert place > 3
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
