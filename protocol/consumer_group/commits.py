@@ -53,7 +53,7 @@ class Commits:
         self.pending: list[_PendingCommit] = []
         """Commits whose callbacks were not called yet, oldest first."""
         self.dropped: dict[TopicPartition, OffsetMark] = {}
-        """Offsets that were not committed when their partitions were revoked."""
+        """Offsets that were not committed when their partitions were revoked, until these start again."""
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
 
@@ -82,8 +82,6 @@ class Commits:
         `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
         """
         manager = self._required_manager()
-        for key in self.dropped.keys() & offsets.keys():
-            del self.dropped[key]
         for (topic, partition), to in offsets.items():
             if not isinstance(to, CommittedOffset) or to.offset < 0:
                 raise UsageError(f"{topic}-{partition}: the offset to commit is {to!r}; pass CommittedOffset(offset)")

@@ -466,7 +466,8 @@ class _SessionRun:
         for key in sorted(self._partitions.consumers.keys() - self._threads.keys()):
             consumer = self._partitions[key]
             # If the group has no offset, `auto.offset.reset` could skip records also after a revocation.
-            mark = left.get(key) or (self._commits.dropped.get(key) if key in moved else None)
+            dropped = self._commits.dropped.pop(key, None)
+            mark = left.get(key) or (dropped if key in moved else None)
             goes_back = mark is not None and self._session.marked(key) is None and self._go_back(consumer, mark)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
             start = CommittedOffset(consumer.position, consumer.last_epoch)
