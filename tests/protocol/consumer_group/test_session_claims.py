@@ -354,7 +354,8 @@ def test_next_session_skips_no_records_while_a_commit_is_retried(
                 super().consume_claim(session, claim)
             session.ended.wait(20)
 
-    handler, properties = Continues(PARTITIONS * 2), {"auto.offset.reset": "latest", "request.timeout.ms": 600}
+    handler = Continues(PARTITIONS * 2)
+    properties = {"auto.offset.reset": "latest", "request.timeout.ms": 600, "auto.commit.interval.ms": 50}
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     with group_of(fake, protocol, **properties) as members, ThreadPoolExecutor(1) as threads:
         first = threads.submit(members.consume, ["orders"], handler, handler.stop)
@@ -364,13 +365,21 @@ def test_next_session_skips_no_records_while_a_commit_is_retried(
         fake.grow(5)
         handler.stop.clear()
         again = Continues(PARTITIONS * (5 if sought is None else END + 7 - sought))
-        second = threads.submit(members.consume, topics, again, again.stop)
+        stop = threading.Event()
+        second = threads.submit(members.consume, topics, again, stop)
         wait_until(lambda: len(starts) == 2 * PARTITIONS or second.done())
         fake.clear_faults()
+        wait_until(lambda: all_orders_are_committed(fake, END + 7))
+        stop.set()
         second.result(20)
+    assert again.stop.is_set()
     assert starts == [END] * PARTITIONS + [sought or END + 2] * PARTITIONS
+
+
+def all_orders_are_committed(fake: FakeKafka, end: int) -> bool:
+    """Return True if the group's offsets are at this end. A retry of a commit may take 5 s."""
     committed = fake.committed_offsets("etl")
-    assert [committed["orders", number] for number in range(PARTITIONS)] == [END + 7] * PARTITIONS
+    return [committed.get(("orders", number)) for number in range(PARTITIONS)] == [end] * PARTITIONS
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["refused for now", "request lost"])
@@ -386,15 +395,19 @@ def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
     with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
         admin.alter_consumer_group_offsets("etl", {("orders", number): 8 for number in range(PARTITIONS)})
     handler = UntilRead(PARTITIONS * (END - 3))
-    with group_of(fake, protocol, **{"request.timeout.ms": 600}) as members:
+    with group_of(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
         if refused:
             fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
         else:
             fake.lose_requests(OFFSET_COMMIT, ALWAYS)
         members.consume(["orders"], GoesBack())
         fake.clear_faults()
-        members.consume(["orders"], handler, handler.stop)
-    assert fake.committed_offsets("etl") == {("orders", number): END for number in range(PARTITIONS)}
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            second = threads.submit(members.consume, ["orders"], handler, stop)
+            wait_until(lambda: handler.stop.is_set() and all_orders_are_committed(fake, END))
+            stop.set()
+            second.result(20)
 
 
 def test_start_offset_counts_also_if_its_commit_was_refused(fake: SmallCluster, protocol: dict[str, object]) -> None:
