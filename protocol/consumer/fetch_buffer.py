@@ -174,6 +174,12 @@ class FetchBuffer:
         self.ahead.clear()
         self.source = self.source.at(self.position, self.last_epoch)
         self.stop(error)
+        self._was_raised = True  # by the reader, which calls this
+
+    @property
+    def raised_error(self) -> KafkaError | None:
+        """The error that every read raises until `seek`, once one has raised it."""
+        return self.error if self._was_raised and self.readable and not self.unread else None
 
     def next_error(self) -> KafkaError | None:
         """Return the error to raise to a reader that has read everything before it.

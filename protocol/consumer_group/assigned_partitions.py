@@ -406,6 +406,12 @@ class AssignedPartitions:
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
+    def raise_again(self) -> None:
+        """Raise the error of a partition that `poll` has raised once, and that lasts until `seek`."""
+        for key, consumer in self._consumers.items():
+            if key not in self._lost and (error := consumer.buffer.raised_error) is not None:
+                raise error
+
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -152,23 +151,28 @@ class Commits:
         Exception
             The first exception of a callback, after all others were called; further exceptions are logged.
         """
-        if not self._has_news():
-            return
-        waiting, self.pending = deque(self.pending), []
-        raised: list[Exception] = []
+        waiting: list[_PendingCommit] = []
+        called, raised = 0, list[Exception]()
         try:
-            while waiting:
-                failure = self._failure_of(waiting[0])
-                if isinstance(failure, DeadlineExceeded) and not waiting[0].deadline.passed:
+            if not self._has_news():
+                return
+            waiting, self.pending = self.pending, []
+            while called < len(waiting):
+                commit = waiting[called]
+                failure = self._failure_of(commit)
+                if isinstance(failure, DeadlineExceeded) and not commit.deadline.passed:
                     break
-                commit = waiting.popleft()
                 failed = None if failure is None else self._commit_failed(failure)
+                called += 1
                 try:
                     commit.on_commit(commit.offsets, commit.failure or failed)
                 except Exception as error:
                     raised.append(error)
-        finally:  # also after Ctrl-C; callbacks may have added commits
-            self.pending = [*waiting, *self.pending]
+        except BaseException:  # Ctrl-C: the next call continues
+            self._seen_changes = -1
+            raise
+        finally:  # callbacks may have added commits
+            self.pending = [*waiting[called:], *self.pending]
         for other in raised[1:]:
             log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
         if raised:

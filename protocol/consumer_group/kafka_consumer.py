@@ -288,7 +288,10 @@ class KafkaConsumer:
             A partition cannot be read, or this member leads the group and has no Describe ACL for a subscribed topic.
             Raised once; other partitions continue.
         DataLoss
-            The position of a partition is not in the log, and `auto.offset.reset` is `none`.
+            The position of a partition is not in the log, and `auto.offset.reset` is `none`. Raised again by each call
+            without records, until `seek`.
+        Corrupt
+            A record batch cannot be decoded; raised again as `DataLoss` is.
         NoOffset
             A partition has no committed offset, and `auto.offset.reset` is `none`. Raised by each call until `seek`; no
             partition is read meanwhile.
@@ -356,7 +359,10 @@ class KafkaConsumer:
                 return _records(batches)
             self._rewind(batches)
             batches.clear()
-            if deadline.passed or closes:
+            if closes:
+                return ConsumerRecords({})
+            if deadline.passed:
+                self._partitions.raise_again()  # without its records, a program would wait for them for ever
                 return ConsumerRecords({})
             self._reading = None
 

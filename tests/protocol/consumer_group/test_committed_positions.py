@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,9 +21,10 @@ from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import CommitFailed, UsageError
+from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
@@ -30,6 +33,7 @@ from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
 from tests.protocol.consumer_group.members import read, remove_member
 from tests.support.internals import commits_of, fetcher_of, membership_of, partitions_of
+from tests.support.interrupts import interrupted_at
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
@@ -239,6 +243,56 @@ def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCa
         assert called_with == [1, 2, 3]
         assert "in callback 2" in caplog.text
         ours.close()
+
+
+def test_interrupted_poll_calls_each_callback_once() -> None:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
+        ours.assign([("orders", 0)])
+        manager, place, reached = commits_of(ours).manager, 1, True
+        assert manager is not None
+        while reached:
+            called_with: list[int] = []
+            for offset in (1, 2):
+                committing = {("orders", 0): CommittedOffset(offset)}
+                ours.commit_async(committing, lambda of, _: called_with.append(of["orders", 0].offset))  # noqa: B023
+            assert manager.flush(client.deadline())
+            code = ("protocol.consumer_group.commits",)
+            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
+                ours.poll(0)
+            reached = was_reached()
+            ours.poll(0)
+            assert called_with == [1, 2], place
+            place += 1
+        assert place > 5
+        ours.close()
+
+
+@pytest.mark.parametrize("fault", ["a corrupt batch", "deleted records"])
+def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault: str) -> None:
+    def corrupt(body: dict[str, Any]) -> dict[str, Any]:
+        for row in (row for topic in body["responses"] for row in topic["partitions"]):
+            if row["partition_index"] == 0 and row["records"]:
+                *before, last = bytes(row["records"])
+                row["records"] = bytes([*before, last ^ 1])
+        return body
+
+    with SmallCluster() as fake:
+        if fault == "a corrupt batch":
+            fake.edit_replies(FETCH, corrupt)
+        given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(given) as ours:
+            ours.assign([("orders", 0), ("orders", 1)])
+            ours.seek(("orders", 0), 10_000 if fault == "deleted records" else 0)
+            ours.seek(("orders", 1), 0)
+            rows, raised = 0, 0
+            while rows < END or raised < 3:
+                try:
+                    rows += sum(batch.num_rows for batch in ours.poll(20).get(("orders", 1), []))
+                except (Corrupt, DataLoss):
+                    raised += 1
+            ours.seek(("orders", 0), END)
+            assert not ours.poll(50)
 
 
 def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
