@@ -244,7 +244,7 @@ class PartitionConsumer:
         if (error := buffer.next_error()) is not None:
             if buffer.error is not error:
                 self._on_change(buffer)
-            raise error
+            raise error.with_traceback(None)  # raised again, it would keep the frames of each time
         return None
 
     def _next_decoded(

@@ -410,7 +410,7 @@ class AssignedPartitions:
         """Raise the error of a partition that `poll` has raised once, and that lasts until `seek`."""
         for key, consumer in self._consumers.items():
             if key not in self._lost and (error := consumer.buffer.raised_error) is not None:
-                raise error
+                raise error.with_traceback(None)  # else it would keep the frames of each time
 
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -271,7 +272,7 @@ def test_interrupted_poll_calls_each_callback_once() -> None:
 @pytest.mark.parametrize("fault", ["a corrupt batch", "deleted records"])
 def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault: str) -> None:
     def corrupt(body: dict[str, Any]) -> dict[str, Any]:
-        for row in (row for topic in body["responses"] for row in topic["partitions"]):
+        for row in (row for topic in body.get("responses", []) for row in topic["partitions"]):
             if row["partition_index"] == 0 and row["records"]:
                 *before, last = bytes(row["records"])
                 row["records"] = bytes([*before, last ^ 1])
@@ -285,12 +286,14 @@ def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault
             ours.assign([("orders", 0), ("orders", 1)])
             ours.seek(("orders", 0), 10_000 if fault == "deleted records" else 0)
             ours.seek(("orders", 1), 0)
-            rows, raised = 0, 0
-            while rows < END or raised < 3:
+            rows, raised, frames = 0, 0, list[int]()
+            while rows < END or raised < 5:
                 try:
                     rows += sum(batch.num_rows for batch in ours.poll(20).get(("orders", 1), []))
-                except (Corrupt, DataLoss):
+                except (Corrupt, DataLoss) as error:
                     raised += 1
+                    frames.append(len(traceback.extract_tb(error.__traceback__)))
+            assert len(set(frames[-3:])) == 1, "frames of earlier polls are kept"
             ours.seek(("orders", 0), END)
             assert not ours.poll(50)
 
