@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Partition
 from protocol.config import parse_client
+from protocol.errors import ConnectionLost
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -22,7 +24,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from tests.conftest import topic_factory
 from tests.contract.conftest import FAKE, REAL
-from tests.contract.members import new_group
+from tests.contract.members import GroupMember, new_group, stable
 from tests.contract.raw_requests import (
     Row,
     batch,
@@ -33,6 +35,12 @@ from tests.contract.raw_requests import (
     produce,
     values_in,
     written,
+)
+
+_NO_COORDINATOR_YET = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 )
 
 
@@ -76,7 +84,7 @@ def all_in_sync_topic(replicated: Callable[..., str]) -> str:
     return replicated(replication_factor=3, config={"min.insync.replicas": "3"})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def topic_with_new_leader(
     brokers: Any, client: Client, replicated: Callable[..., str], all_in_sync_topic: str
 ) -> Iterator[str]:
@@ -197,3 +205,66 @@ class TestNewLeader:
         assert fetch(client, all_in_sync_topic)["high_watermark"] == 0, (
             "records are not committed while fewer than min.insync.replicas are in sync"
         )
+
+
+class TestNewCoordinator:
+    """The next coordinator loads the group as it was after its newest complete rebalance."""
+
+    @pytest.fixture
+    def client(self, brokers: Any) -> Iterator[Client]:
+        """Yield a client of its own: its connections to the stopped broker are lost."""
+        with Client(parse_client({"bootstrap.servers": brokers.bootstrap_servers})) as client:
+            yield client
+
+    @staticmethod
+    @contextmanager
+    def moved(brokers: Any, client: Client, group: str) -> Iterator[None]:
+        """Yield while another broker is the group's coordinator."""
+        first = client.coordinator(group_coordinator(group), client.deadline()).node_id
+        if isinstance(brokers, FakeKafka):
+            brokers.move_coordinator(group, first % 3 + 1)
+            client.forget_coordinator(group_coordinator(group))
+            yield
+            return
+        brokers.stop(first)
+        try:
+            client.forget_coordinator(group_coordinator(group))
+            yield
+        finally:
+            brokers.start(first)
+
+    @staticmethod
+    def heartbeat(member: GroupMember) -> int:
+        """Return the code of a heartbeat once a coordinator has loaded the group."""
+        deadline_s = time.monotonic() + 60
+        while True:
+            with suppress(ConnectionLost):
+                code = member.heartbeat()
+                if code not in _NO_COORDINATOR_YET:
+                    return code
+            member.client.forget_coordinator(group_coordinator(member.group))
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+    def test_rebalance_that_is_not_complete_is_forgotten(self, brokers: Any, client: Client) -> None:
+        first, second = stable(client, new_group(), 2, session_timeout_ms=60_000, rebalance_timeout_ms=60_000)
+        assert second.leave() == 0
+        assert first.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
+        with self.moved(brokers, client, first.group):
+            assert [self.heartbeat(each) for each in (first, second)] == [0, 0]
+            assert bytes(first.sync().result(client.deadline())["assignment"]) == first.member_id.encode()
+            assert self.heartbeat(first) == 0
+
+    def test_generation_without_assignment_is_forgotten(self, brokers: Any, client: Client) -> None:
+        first, second = stable(client, new_group(), 2, session_timeout_ms=60_000, rebalance_timeout_ms=60_000)
+        before = first.generation
+        leader = first if first.leads else second
+        reply = leader.send_join()
+        follower = second if leader is first else first
+        follower.await_rebalance()
+        follower.end(follower.send_join())
+        leader.end(reply)
+        assert (leader.generation, follower.generation) == (before + 1, before + 1)
+        with self.moved(brokers, client, first.group):
+            assert self.heartbeat(leader) == ErrorCode.ILLEGAL_GENERATION
+            assert leader.heartbeat(generation_id=before) == 0

@@ -6,7 +6,7 @@ The rules are those of Kafka's `ClassicGroup` and `GroupMetadataManager`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from protocol.broker_errors import ErrorCode
@@ -63,6 +63,21 @@ class Member:
         """Return the member's metadata for an assignor."""
         return dict(self.protocols).get(protocol or "", b"")
 
+    def stored(self, protocol: str | None) -> Member:
+        """Return the member as Kafka stores it: with its metadata for the group's assignor only, no request pending."""
+        protocols = [(protocol, self.metadata(protocol))] if protocol is not None else []
+        return replace(self, protocols=protocols, joining=None, syncing=None)
+
+
+@dataclass(frozen=True)
+class GroupMetadata:
+    """The newest `GroupMetadataValue` of a group in `__consumer_offsets`, which another coordinator loads."""
+
+    generation: int = 0
+    protocol: str | None = None
+    leader: str | None = None
+    members: tuple[Member, ...] = ()
+
 
 @dataclass
 class Group:
@@ -75,7 +90,7 @@ class Group:
     round_ends_s
         Time at which members that have not joined (or synced) are removed.
     stored
-        Members that another coordinator would load: those with an assignment.
+        What another coordinator would load: the group after its newest SyncGroup of a leader.
     """
 
     group_id: str
@@ -90,7 +105,7 @@ class Group:
     round_ends_s: float = float("inf")
     first_round_until_s: float | None = None
     unsynced: set[str] = field(default_factory=set)
-    stored: set[str] = field(default_factory=set)
+    stored: GroupMetadata = field(default_factory=GroupMetadata)
 
     # -- members ------------------------------------------------------------------------------
 
@@ -175,6 +190,7 @@ class Group:
         self.round_ends_s, self.first_round_until_s = float("inf"), None
         if not self.members:
             self.state, self.protocol, self.leader = State.EMPTY, None, None
+            self.store()
             return
         if self.leader not in self.members or self.members[self.leader].joining is None:
             self.leader = joined[0].member_id
@@ -224,10 +240,11 @@ class Group:
 
     def assign(self, assignments: Mapping[str, bytes], now_s: float) -> None:
         """Apply the leader's assignment: the group becomes stable."""
-        self.state, self.stored = State.STABLE, set(self.members)
+        self.state = State.STABLE
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
             member.answer_sync(self.synced(member), now_s)
+        self.store()
 
     def remove(self, member: Member, now_s: float) -> None:
         """Remove a member; the others must join again."""
@@ -236,14 +253,21 @@ class Group:
         member.answer_join({"error_code": ErrorCode.UNKNOWN_MEMBER_ID, "member_id": ""})
         self.rebalance(now_s)
 
+    def store(self) -> None:
+        """Write the group's present state for another coordinator."""
+        members = tuple(each.stored(self.protocol) for each in self.members.values())
+        self.stored = GroupMetadata(self.generation, self.protocol, self.leader, members)
+
     def load(self, now_s: float) -> None:
-        """Load the stored state into another coordinator."""
-        for member in list(self.members.values()):
+        """Load the stored state into another coordinator: a round that is not complete is forgotten."""
+        for member in self.members.values():
             member.answer_join({"error_code": ErrorCode.NOT_COORDINATOR, "member_id": member.member_id})
             member.answer_sync({"error_code": ErrorCode.NOT_COORDINATOR}, now_s)
-            member.expires_s = now_s + member.session_timeout_ms / 1000
-            if member.member_id not in self.stored:
-                del self.members[member.member_id]
+        stored = self.stored
+        self.generation, self.protocol, self.leader = stored.generation, stored.protocol, stored.leader
+        self.members = {
+            each.member_id: replace(each, expires_s=now_s + each.session_timeout_ms / 1000) for each in stored.members
+        }
         self.pending.clear()
         self.unsynced.clear()
         self.round_ends_s, self.first_round_until_s = float("inf"), None

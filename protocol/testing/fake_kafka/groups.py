@@ -163,6 +163,7 @@ class Groups:
         group.leader = member_id if led else group.leader
         self._update(before, body)
         if group.state is State.STABLE and group.choose_protocol() == group.protocol:
+            group.store()
             return group.joined(before, skip_assignment=led)
         return self._wait_for_round(group, before, now_s)
 
