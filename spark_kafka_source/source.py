@@ -29,7 +29,7 @@ from spark_kafka_source.options.parsing import (
     parse_source_options,
     row_columns,
 )
-from spark_kafka_source.spark_api import ReadLimit, SupportsTriggerAvailableNow, activate
+from spark_kafka_source.spark_api import ReadLimit, SupportsTriggerAvailableNow, activate, streaming_environment
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.row_schema import require_source_schema, spark_schema
 
@@ -186,9 +186,9 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def register(spark: SparkSession, name: str = NAME) -> None:
     """Register `format("pykafka-group")` in a session, and activate the session in the calling thread.
 
-    Needed if Spark does not discover the format, and once in each new thread that writes; harmless otherwise. A
-    query loaded afterwards shares nothing with queries loaded before, which is needed for queries that start at the
-    same time: see docs/tuning.md.
+    Needed if Spark does not discover the format, once in each new thread that writes, and before streaming queries that
+    start at the same time (docs/tuning.md); harmless otherwise. A query loaded afterwards shares nothing with queries
+    loaded before.
 
     Parameters
     ----------
@@ -200,7 +200,8 @@ def register(spark: SparkSession, name: str = NAME) -> None:
     activate(spark)
     alias = type("KafkaAlias", (KafkaGroupDataSource,), {"name": classmethod(lambda cls: name)})
     try:
-        spark.dataSource.register(KafkaGroupDataSource if name == NAME else alias)
+        with streaming_environment(spark):
+            spark.dataSource.register(KafkaGroupDataSource if name == NAME else alias)
     except AnalysisException as error:
         # PySpark 4.0 refuses a format that it has discovered itself; later versions replace it.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":

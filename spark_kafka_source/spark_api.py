@@ -7,6 +7,9 @@ Read limits and `SupportsTriggerAvailableNow` exist since 4.2. Before, the class
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,7 +44,24 @@ else:
             """Replaces PySpark 4.2's class."""
 
 
-__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow", "activate", "arrow_type"]
+__all__ = [
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "activate",
+    "arrow_type",
+    "streaming_environment",
+]
+
+# What each starting query puts into the environment of its Python source, with Spark's default values.
+_STREAMING_ENVIRONMENT = {
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+_registering = threading.Lock()
 
 
 def activate(session: SparkSession) -> None:
@@ -53,6 +73,27 @@ def activate(session: SparkSession) -> None:
     if session.getActiveSession() is None:
         # A public call that activates the session, without a job.
         session.createDataFrame([], "id int")
+
+
+@contextmanager
+def streaming_environment(session: SparkSession) -> Iterator[None]:
+    """Let a Python source registered meanwhile have the environment variables that its streaming queries set.
+
+    Queries put them into the source's one `HashMap` without a lock (`PythonStreamingSourceRunner.init`), while
+    jobs serialize it: new keys can corrupt it. A value that replaces another cannot. See docs/decisions/0019.
+    """
+    environment = getattr(getattr(session, "sparkContext", None), "environment", None)  # None in Spark Connect
+    if environment is None:
+        yield
+        return
+    with _registering:
+        added = [name for name in _STREAMING_ENVIRONMENT if name not in environment]
+        environment.update((name, _STREAMING_ENVIRONMENT[name]) for name in added)
+        try:
+            yield
+        finally:
+            for name in added:
+                del environment[name]
 
 
 def arrow_type(type: DataType) -> pa.DataType:

@@ -14,24 +14,47 @@ from tests.support.documents import block
 from tests.support.librdkafka import produce
 
 
+def environment(session: SparkSession) -> Any:
+    """Return the map in Spark's JVM with the environment variables of the session's data source."""
+    manager = session._jsparkSession.sessionState().dataSourceManager()
+    return manager.lookupDataSource(KafkaGroupDataSource.name()).dataSourceCls().envVars()
+
+
 def test_registrations_have_separate_environments(spark: SparkSession) -> None:
     """Two first queries at the same time break an environment that they share.
 
     Sessions share the environment of a discovered format; `register` gives each session a new one.
     """
 
-    def environment(session: SparkSession) -> int:
-        manager = session._jsparkSession.sessionState().dataSourceManager()
-        found = manager.lookupDataSource(KafkaGroupDataSource.name()).dataSourceCls().envVars()
-        return session._jvm.System.identityHashCode(found)  # type: ignore[no-any-return]
+    def identity(session: SparkSession) -> int:
+        return session._jvm.System.identityHashCode(environment(session))  # type: ignore[no-any-return]
 
     one, other = spark.newSession(), spark.newSession()
-    environments = [environment(one)]
-    assert environment(other) == environments[0]
+    environments = [identity(one)]
+    assert identity(other) == environments[0]
     for session in (one, other, one):
         register(session)
-        environments.append(environment(session))
+        environments.append(identity(session))
     assert len(set(environments)) == 4
+
+
+def test_first_query_adds_nothing_to_a_registered_environment(
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
+) -> None:
+    """An added variable would disturb another query that starts, or a job that is serialized, at that moment."""
+    session, before = spark.newSession(), set(spark.sparkContext.environment)
+    register(session)
+    assert set(spark.sparkContext.environment) == before
+    variables = set(environment(session))
+    topic = topic1()
+    produce(kafka1, topic, "1")
+    rows = session.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
+    rows = rows.option("subscribe", topic).option("startingOffsets", "earliest").option("kafka.group.id", topic)
+    writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert query.lastProgress.numInputRows == 1
+    assert set(environment(session)) == variables
 
 
 def test_alias_for_connections_of_databricks_reads_a_topic(
