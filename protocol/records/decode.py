@@ -89,21 +89,21 @@ def decode(
     Raises
     ------
     Corrupt, Truncated, DecompressedTooLarge
-        A batch is invalid; the error names `where` and the batch's offset.
+        A batch is invalid; the error names `where` and the batch's offset. The batches before it have been yielded.
     UsageError
         A column is not in `SCHEMA`.
     """
     schema = _schema(tuple(columns))
     batches = visible_batches(records, first_offset, end_offset, aborted_transactions, check_crc, where)
 
-    def read(unpacked: DecompressedBatches) -> Iterator[pa.RecordBatch]:
-        headers = records.headers[unpacked.batches]
+    def read(unpacked: DecompressedBatches, done: int = 0) -> Iterator[tuple[int, pa.RecordBatch | None]]:
+        """Yield rows after the first `done` ones, with the number of rows read so far."""
+        headers, before = records.headers[unpacked.batches], 0
         for starts, ends, batch_of_row in _bounds_and_batches(unpacked):
-            for rows in _chunk_slices(starts, ends):
+            for rows in _chunk_slices(starts, ends, max(0, done - before)):
                 chunk = _Chunk(unpacked.data, headers, batch_of_row[rows], starts[rows], ends[rows])
-                batch = chunk.record_batch(schema, first_offset, end_offset)
-                if batch is not None:
-                    yield batch
+                yield before + rows.stop, chunk.record_batch(schema, first_offset, end_offset)
+            before += len(starts)
 
     for is_legacy, run in records.split_by_format(batches):
         if is_legacy:
@@ -119,10 +119,16 @@ def decode(
             )
             continue
         for unpacked in decompressed_batches(records, run, max_decompressed_bytes, check_crc, where):
+            done = 0
             try:
-                yield from read(unpacked)
+                for done, batch in read(unpacked):  # noqa: B007 (used if the next step fails)
+                    if batch is not None:
+                        yield batch
             except ProtocolError as error:
-                raise records.with_batch_offset(error, _first_invalid_batch(unpacked, read), where) from error
+                invalid = _first_invalid_batch(unpacked, read)
+                if invalid:
+                    yield from (batch for _, batch in read(unpacked.first(invalid), done) if batch is not None)
+                raise records.with_batch_offset(error, int(unpacked.batches[invalid]), where) from error
 
 
 @lru_cache(maxsize=16)
@@ -145,11 +151,10 @@ def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positio
         yield starts, ends, np.zeros(len(starts), np.int64)
 
 
-def _chunk_slices(starts: Positions, ends: Positions) -> Iterator[slice]:
-    """Slice the rows: about `_CHUNK_ROWS`, and at most `_CHUNK_BYTES` unless a single record is larger."""
+def _chunk_slices(starts: Positions, ends: Positions, first: int) -> Iterator[slice]:
+    """Slice the rows from `first` on: about `_CHUNK_ROWS`, at most `_CHUNK_BYTES` unless a single record is larger."""
     # Equal slices instead of full ones and a small rest; -(-a // b) rounds up.
     rows = -(-len(starts) // max(1, round(len(starts) / _CHUNK_ROWS)))
-    first = 0
     while first < len(starts):
         until = int(np.searchsorted(ends, starts[first] + _CHUNK_BYTES, side="right"))
         until = max(min(until, first + rows), first + 1)
@@ -157,17 +162,15 @@ def _chunk_slices(starts: Positions, ends: Positions) -> Iterator[slice]:
         first = until
 
 
-def _first_invalid_batch(
-    unpacked: DecompressedBatches, read: Callable[[DecompressedBatches], Iterator[pa.RecordBatch]]
-) -> int:
-    """Find the first batch whose records cannot be read."""
+def _first_invalid_batch(unpacked: DecompressedBatches, read: Callable[[DecompressedBatches], Iterator[object]]) -> int:
+    """Return the index in `unpacked` of the first batch whose records cannot be read."""
     for index in range(len(unpacked.batches)):
         try:
             for _ in read(unpacked.only(index)):
                 pass
         except ProtocolError:
-            return int(unpacked.batches[index])
-    return int(unpacked.batches[0])
+            return index
+    return 0
 
 
 @dataclass

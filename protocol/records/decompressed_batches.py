@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from protocol.errors import Corrupt
@@ -70,14 +71,22 @@ class DecompressedBatches:
 
     def only(self, index: int) -> DecompressedBatches:
         """Return the batch at `index` alone."""
-        one = slice(index, index + 1)
-        return DecompressedBatches(self.data, self.batches[one], self.begins[one], self.ends[one], self.counts[one])
+        return self._some(slice(index, index + 1))
+
+    def first(self, count: int) -> DecompressedBatches:
+        """Return the first `count` batches."""
+        return self._some(slice(count))
+
+    def _some(self, some: slice) -> DecompressedBatches:
+        return DecompressedBatches(self.data, self.batches[some], self.begins[some], self.ends[some], self.counts[some])
 
 
 def decompressed_batches(
     records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
 ) -> Iterator[DecompressedBatches]:
     """Yield the given batches in order, some at a time; the bytes are valid until the next step of the iterator.
+
+    Batches before an invalid one are yielded first.
 
     Raises
     ------
@@ -116,11 +125,15 @@ def _uncompressed(
         until = max(int(min(full + 1, fits)), first + 1)
         some = slice(first, until)
         stored = DecompressedBatches(data, batches[some], begins[some], ends[some], counts[some])
+        wrong = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
         if check_crc:
-            _check(records, stored.batches, where)
-        too_many = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
-        if too_many.any():
-            index = int(too_many.argmax())
+            wrong |= _wrong_checksums(records, stored.batches)
+        if wrong.any():
+            index = int(wrong.argmax())
+            if index:
+                yield stored.first(index)
+            if check_crc:
+                records.verify_checksum(int(stored.batches[index]), where)
             size_bytes = int(stored.ends[index] - stored.begins[index])
             error = _too_many_records(int(stored.counts[index]), size_bytes)
             raise records.with_batch_offset(error, int(stored.batches[index]), where)
@@ -152,6 +165,8 @@ def _decompressed(
                 first, rows, used = index, 0, 0
             end = start + LOG_OVERHEAD_BYTES + length
             if check_crc and crc32c(records.buffer[start + CHECKED_FROM : end]) != crc:
+                if first < index:
+                    yield pending_batches(index)
                 records.verify_checksum(int(batches[index]), where)
             packed = records.buffer[start + HEADER_BYTES : end]
             try:
@@ -159,6 +174,8 @@ def _decompressed(
                 if count * SMALLEST_RECORD_BYTES > len(unpacked):
                     raise _too_many_records(count, len(unpacked))
             except Corrupt as error:
+                if first < index:
+                    yield pending_batches(index)
                 raise records.with_batch_offset(error, int(batches[index]), where) from error
             if np.may_share_memory(unpacked, scratch):
                 rows, used = rows + count, used + len(unpacked)
@@ -175,15 +192,14 @@ def _decompressed(
         SCRATCH.give_back(scratch)
 
 
-def _check(records: MemoryRecords, batches: Positions, where: str) -> None:
-    """Raise `Corrupt` for the first batch whose checksum is wrong."""
+def _wrong_checksums(records: MemoryRecords, batches: Positions) -> npt.NDArray[np.bool_]:
+    """Mark the batches whose checksums are wrong."""
     headers, view = records.headers[batches], records.buffer
     begins = (headers["position"] + CHECKED_FROM).tolist()
     ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()
     found = [crc32c(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-    wrong = np.array(found, np.int64) != headers["crc"]
-    if wrong.any():
-        records.verify_checksum(int(batches[wrong.argmax()]), where)
+    wrong: npt.NDArray[np.bool_] = np.array(found, np.int64) != headers["crc"]
+    return wrong
 
 
 def _too_many_records(count: int, size_bytes: int) -> Corrupt:

@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ from protocol.records.batch_header import (
     MAGIC_AT,
 )
 from protocol.records.compression import Bytes, Codec, decompress
+
+T = TypeVar("T")
 
 NO_TIMESTAMP_TYPE = -1
 """Timestamp type of messages of magic 0; the Java client's `TimestampType` has the numbers -1, 0 and 1."""
@@ -162,12 +164,25 @@ def decode_messages(
                 yield unpacked, _inner_messages(unpacked, wrapper, check_crc, where)
 
     def chunks() -> Iterator[pa.RecordBatch]:
-        for part, messages in parts():
+        for part, messages in _until_error(parts(), failures):
             wanted = (message for message in messages if first_offset <= message.offset < end_offset)
-            for chunk in _chunked(wanted):
+            for chunk in _chunked(_until_error(wanted, failures)):
                 yield _record_batch(part, chunk, schema)
+            if failures:
+                return
 
+    failures: list[ProtocolError] = []
     yield from _merge_small(chunks(), schema)
+    if failures:
+        raise failures[0]
+
+
+def _until_error(items: Iterator[T], failures: list[ProtocolError]) -> Iterator[T]:
+    """Yield the items before an error and append it: what precedes it is delivered first."""
+    try:
+        yield from items
+    except ProtocolError as error:
+        failures.append(error)
 
 
 def _outer_message(view: memoryview, position: int, check_crc: bool, where: str) -> Message:

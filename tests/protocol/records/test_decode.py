@@ -192,19 +192,48 @@ def test_record_outside_its_batch_is_corrupt() -> None:
             read([Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)], where="orders-3")
 
 
-def test_corrupt_batch_among_many_is_named() -> None:
-    batches = [sequence([b"a", b"b"], base_offset=2 * i) for i in range(50)]
+def offsets_before_error(log: bytes) -> tuple[list[int], str]:
+    """Return the offsets that were read, and the error after them."""
+    offsets: list[int] = []
+    try:
+        for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, where="orders-3"):
+            offsets.extend(chunk["offset"].to_pylist())
+    except Corrupt as error:
+        return offsets, str(error)
+    return offsets, ""
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_corrupt_batch_among_many_is_named_after_those_before_it(codec: str) -> None:
+    batches = [sequence([b"a", b"b"], base_offset=2 * i, codec=codec) for i in range(50)]
     outside = [Record(b"a"), Record(b"b", offset_delta=2)]
     header_cut = b"\x12\0\0\0\1\1\2\2h\x06"
+    flipped = bytearray(write_batch(batches[31]))
+    flipped[-1] ^= 1
     for wrong in (
+        bytes(flipped),
         write_batch(batches[31], records=b"\x0e" + b"\x01" * 13),
-        write_batch(Batch(outside, 62, last_offset_delta=1)),
+        write_batch(Batch(outside, 62, last_offset_delta=1, codec=codec)),
         write_batch(batches[31], records=header_cut * 2),
+        write_batch(batches[31], records=b"\x02\0"),
     ):
         log = [write_batch(batch) for batch in batches]
         log[31] = wrong
-        with pytest.raises(Corrupt, match="orders-3: the record batch at offset 62 "):
-            list(decode(read_batch_headers(b"".join(log)), first_offset=0, end_offset=EVERYTHING, where="orders-3"))
+        offsets, error = offsets_before_error(b"".join(log))
+        assert offsets == list(range(62))
+        assert error.startswith("orders-3: the record batch at offset 62 ")
+
+
+def test_rows_before_a_corrupt_batch_are_read_once() -> None:
+    """Also if some of the batches that were decoded together have been returned before the error."""
+    batches = [sequence([b"a"] * 6_000, base_offset=6_000 * i) for i in range(5)]
+    log = [write_batch(batch) for batch in batches]
+    records = [Record(b"a", offset_delta=delta) for delta in range(5_999)]
+    log[3] = write_batch(Batch([*records, Record(b"b", offset_delta=6_001)], 18_000, last_offset_delta=5_999))
+    offsets, error = offsets_before_error(b"".join(log))
+    assert offsets == list(range(len(offsets)))
+    assert len(offsets) >= 18_000
+    assert error.startswith("orders-3: the record batch at offset 18000 ")
 
 
 def test_flipped_bit_is_found_only_with_check_crcs() -> None:

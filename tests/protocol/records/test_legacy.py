@@ -305,6 +305,19 @@ def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [None, "gzip"])
+def test_messages_before_an_invalid_one_are_read(codec: str | None, magic: int) -> None:
+    good = [Message(offset, b"good", None, magic) for offset in range(3)]
+    stored = good if codec is None else [wrap([each], codec, offset=each.offset) for each in good]
+    log = written(stored) + write(Message(3, b"bad", None, magic), crc=1) + written(some(magic))
+    offsets: list[int] = []
+    with pytest.raises(Corrupt, match="the message set at offset 3 "):  # noqa: PT012 (rows come before the error)
+        for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING):
+            offsets.extend(chunk["offset"].to_pylist())
+    assert offsets == [0, 1, 2]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
 def test_message_checksum_is_checked(magic: int) -> None:
     good, bad = Message(6, b"good", None, magic), write(Message(7, b"bad", None, magic), crc=1)
     with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 7 .*CRC-32 is .*; check\.crcs=false"):
