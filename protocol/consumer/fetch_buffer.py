@@ -170,6 +170,7 @@ class FetchBuffer:
 
     def stop_at_undecodable(self, error: KafkaError) -> None:
         """Stop at records that cannot be decoded, and drop everything behind them."""
+        error.context = {"topic": self.source.topic, "partition": self.source.partition, **error.context}
         self._reading = self.batches = None
         self.ahead.clear()
         self.source = self.source.at(self.position, self.last_epoch)

@@ -98,6 +98,7 @@ class AssignedPartitions:
         self._paused_not_started: set[TopicPartition] = set()
         # Committed offsets: fetched at the start, or committed by this consumer since.
         self._committed: dict[TopicPartition, int] = {}
+        self._raised_again: TopicPartition | None = None
         # How often reading has moved from a deleted topic to a new one of its name.
         self._recreations: dict[TopicPartition, int] = {}
         # Partitions moved to a new topic of which `poll` has returned no records.
@@ -407,10 +408,18 @@ class AssignedPartitions:
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
     def raise_again(self) -> None:
-        """Raise the error of a partition that `poll` has raised once, and that lasts until `seek`."""
-        for key, consumer in self._consumers.items():
-            if key not in self._lost and (error := consumer.buffer.raised_error) is not None:
-                raise error.with_traceback(None)  # else it would keep the frames of each time
+        """Raise the error of a partition that `poll` has raised once, and that lasts until `seek`.
+
+        If several partitions have one, each call raises that of the next.
+        """
+        errors = {key: each.buffer.raised_error for key, each in self._consumers.items() if key not in self._lost}
+        failed = sorted(key for key, error in errors.items() if error is not None)
+        if not failed:
+            return
+        last = self._raised_again
+        self._raised_again = key = next((key for key in failed if last is None or key > last), failed[0])
+        if (error := errors[key]) is not None:
+            raise error.with_traceback(None)  # else it would keep the frames of each time
 
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.

@@ -67,6 +67,12 @@ def _records(batches: Batches) -> ConsumerRecords:
     return ConsumerRecords(by_partition, epochs_by_partition)
 
 
+def _partition_of(error: KafkaError) -> TopicPartition | None:
+    """Return the partition that an error is about, if it is about one."""
+    topic, partition = error.context.get("topic"), error.context.get("partition")
+    return None if topic is None or partition is None else (topic, partition)
+
+
 def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
     """Raise `UsageError` after `close`, while another thread is in a call, and in a signal handler during `poll`."""
 
@@ -289,9 +295,10 @@ class KafkaConsumer:
             Raised once; other partitions continue.
         DataLoss
             The position of a partition is not in the log, and `auto.offset.reset` is `none`. Raised again by each call
-            without records, until `seek`.
+            without records, until `seek`; for several partitions in turn.
         Corrupt
-            A record batch cannot be decoded; raised again as `DataLoss` is.
+            A record batch cannot be decoded. Raised after the records before it have been returned, and again as
+            `DataLoss` is.
         NoOffset
             A partition has no committed offset, and `auto.offset.reset` is `none`. Raised by each call until `seek`; no
             partition is read meanwhile.
@@ -375,7 +382,8 @@ class KafkaConsumer:
         """Handle rebalances and completed commits, and start automatic commits."""
         if (error := self._error) is not None:
             self._error = None
-            raise error
+            if (key := _partition_of(error)) is None or key in self._partitions.assigned:
+                raise error
         self._commits.run_callbacks()
         if (membership := self._membership) is not None:
             membership.progress()
@@ -603,8 +611,7 @@ class KafkaConsumer:
         self._seek(partition, CommittedOffset(offset) if isinstance(offset, int) else offset)
 
     def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
-        about = self._error.context if self._error is not None else {}
-        if (about.get("topic"), about.get("partition")) == partition:
+        if self._error is not None and _partition_of(self._error) == partition:
             self._error = None
         self._partitions.seek(partition, to.offset, to.leader_epoch, listed=listed)
 

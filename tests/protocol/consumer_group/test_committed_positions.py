@@ -25,6 +25,7 @@ from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -269,18 +270,20 @@ def test_interrupted_poll_calls_each_callback_once() -> None:
         ours.close()
 
 
+def with_corrupt_end(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a Fetch reply with a corrupt last batch of partition 0."""
+    for row in (row for topic in body.get("responses", []) for row in topic["partitions"]):
+        if row["partition_index"] == 0 and row["records"]:
+            *before, last = bytes(row["records"])
+            row["records"] = bytes([*before, last ^ 1])
+    return body
+
+
 @pytest.mark.parametrize("fault", ["a corrupt batch", "deleted records"])
 def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault: str) -> None:
-    def corrupt(body: dict[str, Any]) -> dict[str, Any]:
-        for row in (row for topic in body.get("responses", []) for row in topic["partitions"]):
-            if row["partition_index"] == 0 and row["records"]:
-                *before, last = bytes(row["records"])
-                row["records"] = bytes([*before, last ^ 1])
-        return body
-
     with SmallCluster() as fake:
         if fault == "a corrupt batch":
-            fake.edit_replies(FETCH, corrupt)
+            fake.edit_replies(FETCH, with_corrupt_end)
         given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
         with KafkaConsumer(given) as ours:
             ours.assign([("orders", 0), ("orders", 1)])
@@ -296,6 +299,42 @@ def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault
             assert len(set(frames[-3:])) == 1, "frames of earlier polls are kept"
             ours.seek(("orders", 0), END)
             assert not ours.poll(50)
+
+
+def test_lasting_errors_of_several_partitions_are_raised_in_turn() -> None:
+    with SmallCluster() as fake:
+        fake.edit_replies(FETCH, with_corrupt_end)
+        given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(given) as ours:
+            ours.assign([("orders", 0), ("orders", 1)])
+            ours.seek(("orders", 0), 0)
+            ours.seek(("orders", 1), 10_000)
+            raised: list[tuple[type, int]] = []
+            while len(raised) < 8:
+                try:
+                    assert not ours.poll(20)
+                except (Corrupt, DataLoss) as error:
+                    raised.append((type(error), error.context["partition"]))
+            assert raised[4:] in ([(Corrupt, 0), (DataLoss, 1)] * 2, [(DataLoss, 1), (Corrupt, 0)] * 2)
+
+
+@pytest.mark.parametrize("change", ["seek", "assign"])
+def test_error_is_not_raised_after_its_partition_was_sought_or_dropped(change: str) -> None:
+    """The poll that has met the error has returned the records before it."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 2)
+        for value in "ab":
+            fake.produce("orders", value, partition=0)
+        fake.edit_replies(FETCH, with_corrupt_end)
+        given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "earliest", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(given) as ours:
+            ours.assign([("orders", 0)])
+            read(ours, 1)
+            if change == "seek":
+                ours.seek(("orders", 0), 2)
+            else:
+                ours.assign([("orders", 1)])
+            assert not ours.poll(100)
 
 
 def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
