@@ -127,7 +127,7 @@ def bounds(batches: DecompressedBatches) -> Iterator[tuple[Any, Any]]:
 def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
     """Measure decoding as a whole, and each step with its input in the cache."""
     records: MemoryRecords = read_batch_headers(log)
-    visible = visible_batches(records, 0, EVERYTHING, None, True, "")
+    visible = visible_batches(records, 0, EVERYTHING, None, "")
     view, headers = memoryview(log), records.headers
     edges = [
         (start + CHECKED_FROM, start + 12 + length)
@@ -135,7 +135,7 @@ def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
     ]
 
     def unpacked() -> list[DecompressedBatches]:
-        return list(decompressed_batches(records, visible, CAP_BYTES, False, ""))
+        return list(decompressed_batches(records, visible, CAP_BYTES, ""))
 
     steps = {
         "whole": best_ns(lambda: decode_all(log), rows, seconds),
@@ -143,7 +143,7 @@ def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
         "crc": best_ns(lambda: [crc32c(view[start:end]) for start, end in edges], rows, seconds),
         "unpack": best_ns(unpacked, rows, seconds),
     }
-    batches = next(decompressed_batches(records, visible, CAP_BYTES, False, ""))
+    batches = next(decompressed_batches(records, visible, CAP_BYTES, ""))
     here = int(batches.counts.sum())
     steps["bounds"] = best_ns(lambda: list(bounds(batches)), here, seconds)
     starts, ends = next(bounds(batches))

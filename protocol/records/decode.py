@@ -77,7 +77,7 @@ def decode(
     max_decompressed_bytes
         Maximum decompressed size of a batch.
     check_crc
-        Verify the checksum of each batch.
+        Verify the checksum of each batch, also of control batches and aborted transactions.
     where
         Start of error messages, for example "orders-3".
 
@@ -94,7 +94,10 @@ def decode(
         A column is not in `SCHEMA`.
     """
     schema = _schema(tuple(columns))
-    batches = visible_batches(records, first_offset, end_offset, aborted_transactions, check_crc, where)
+    # Before header fields decide what is visible. A batch that is skipped may be a damaged one, too.
+    wrong = records.first_wrong_checksum(first_offset, end_offset) if check_crc else None
+    valid = records if wrong is None else records.first(wrong)
+    batches = visible_batches(valid, first_offset, end_offset, aborted_transactions, where)
 
     def read(unpacked: DecompressedBatches, done: int = 0) -> Iterator[tuple[int, pa.RecordBatch | None]]:
         """Yield rows after the first `done` ones, with the number of rows read so far."""
@@ -118,7 +121,7 @@ def decode(
                 where=where,
             )
             continue
-        for unpacked in decompressed_batches(records, run, max_decompressed_bytes, check_crc, where):
+        for unpacked in decompressed_batches(records, run, max_decompressed_bytes, where):
             done = 0
             try:
                 for done, batch in read(unpacked):  # noqa: B007 (used if the next step fails)
@@ -129,6 +132,8 @@ def decode(
                 if invalid:
                     yield from (batch for _, batch in read(unpacked.first(invalid), done) if batch is not None)
                 raise records.with_batch_offset(error, int(unpacked.batches[invalid]), where) from error
+    if wrong is not None:
+        records.verify_checksum(wrong, where)
 
 
 @lru_cache(maxsize=16)

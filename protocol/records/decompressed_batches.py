@@ -1,4 +1,4 @@
-"""Check and decompress record batches, and place some thousand records side by side in one byte array.
+"""Decompress record batches, and place some thousand records side by side in one byte array.
 
 Small batches are combined, since a NumPy call costs the same for one record as for a hundred. Handles batches, not
 records. Used by `decode`.
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
-from crc32c import crc32c
 
 from protocol.errors import Corrupt
 from protocol.records.batch_header import (
-    CHECKED_FROM,
     COMPRESSION_MASK,
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
@@ -82,7 +79,7 @@ class DecompressedBatches:
 
 
 def decompressed_batches(
-    records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
+    records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, where: str
 ) -> Iterator[DecompressedBatches]:
     """Yield the given batches in order, some at a time; the bytes are valid until the next step of the iterator.
 
@@ -91,7 +88,7 @@ def decompressed_batches(
     Raises
     ------
     Corrupt
-        The checksum, codec or record count of a batch is wrong.
+        The codec or record count of a batch is wrong.
     DecompressedTooLarge
         A batch decompresses to more than `max_decompressed_bytes`.
     """
@@ -99,14 +96,12 @@ def decompressed_batches(
     edges = [0, *(np.flatnonzero(np.diff(compressed)) + 1).tolist(), len(batches)]
     for first, until in pairwise(edges):
         if first < until and compressed[first]:
-            yield from _decompressed(records, batches[first:until], max_decompressed_bytes, check_crc, where)
+            yield from _decompressed(records, batches[first:until], max_decompressed_bytes, where)
         elif first < until:
-            yield from _uncompressed(records, batches[first:until], check_crc, where)
+            yield from _uncompressed(records, batches[first:until], where)
 
 
-def _uncompressed(
-    records: MemoryRecords, batches: Positions, check_crc: bool, where: str
-) -> Iterator[DecompressedBatches]:
+def _uncompressed(records: MemoryRecords, batches: Positions, where: str) -> Iterator[DecompressedBatches]:
     """Yield uncompressed batches, whose bytes stay in the Fetch response."""
     data = np.frombuffer(records.buffer, np.uint8)
     headers = records.headers[batches]
@@ -125,15 +120,11 @@ def _uncompressed(
         until = max(int(min(full + 1, fits)), first + 1)
         some = slice(first, until)
         stored = DecompressedBatches(data, batches[some], begins[some], ends[some], counts[some])
-        wrong = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
-        if check_crc:
-            wrong |= _wrong_checksums(records, stored.batches)
-        if wrong.any():
-            index = int(wrong.argmax())
+        too_many = stored.counts * SMALLEST_RECORD_BYTES > stored.ends - stored.begins
+        if too_many.any():
+            index = int(too_many.argmax())
             if index:
                 yield stored.first(index)
-            if check_crc:
-                records.verify_checksum(int(stored.batches[index]), where)
             size_bytes = int(stored.ends[index] - stored.begins[index])
             error = _too_many_records(int(stored.counts[index]), size_bytes)
             raise records.with_batch_offset(error, int(stored.batches[index]), where)
@@ -142,12 +133,12 @@ def _uncompressed(
 
 
 def _decompressed(
-    records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, check_crc: bool, where: str
+    records: MemoryRecords, batches: Positions, max_decompressed_bytes: int, where: str
 ) -> Iterator[DecompressedBatches]:
     """Yield compressed batches, side by side in scratch memory; a batch that does not fit gets its own memory."""
     scratch = SCRATCH.take()
     headers = records.headers[batches]
-    names = ("attributes", "position", "length", "count", "crc")
+    names = ("attributes", "position", "length", "count")
     fields = zip(*(headers[name].tolist() for name in names), strict=True)
     counts = headers["count"].astype(np.int64)
     stops = np.zeros(len(batches), np.int64)
@@ -159,15 +150,11 @@ def _decompressed(
         return DecompressedBatches(scratch, batches[some], begins, stops[some], counts[some])
 
     try:
-        for index, (attributes, start, length, count, crc) in enumerate(fields):
+        for index, (attributes, start, length, count) in enumerate(fields):
             if rows and (rows >= ROWS_AT_ONCE or used >= _BYTES_AT_ONCE or rows + count > _MAX_ROWS):
                 yield pending_batches(index)
                 first, rows, used = index, 0, 0
             end = start + LOG_OVERHEAD_BYTES + length
-            if check_crc and crc32c(records.buffer[start + CHECKED_FROM : end]) != crc:
-                if first < index:
-                    yield pending_batches(index)
-                records.verify_checksum(int(batches[index]), where)
             packed = records.buffer[start + HEADER_BYTES : end]
             try:
                 unpacked = decompress(attributes & COMPRESSION_MASK, packed, scratch[used:], max_decompressed_bytes)
@@ -190,16 +177,6 @@ def _decompressed(
             yield pending_batches(len(batches))
     finally:
         SCRATCH.give_back(scratch)
-
-
-def _wrong_checksums(records: MemoryRecords, batches: Positions) -> npt.NDArray[np.bool_]:
-    """Mark the batches whose checksums are wrong."""
-    headers, view = records.headers[batches], records.buffer
-    begins = (headers["position"] + CHECKED_FROM).tolist()
-    ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()
-    found = [crc32c(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-    wrong: npt.NDArray[np.bool_] = np.array(found, np.int64) != headers["crc"]
-    return wrong
 
 
 def _too_many_records(count: int, size_bytes: int) -> Corrupt:

@@ -93,25 +93,13 @@ def require_message(view: memoryview, position: int, size: int, offset: int, whe
         raise Corrupt(f"{where}: the record batch at offset {offset} announces {size} bytes, less than its header")
 
 
-def fill_message_headers(headers: npt.NDArray[Any], view: memoryview, where: str) -> None:
+def fill_message_headers(headers: npt.NDArray[Any], view: memoryview) -> None:
     """Correct the rows of `MemoryRecords.headers` of messages, which were read with the layout of magic 2.
 
     Each message is a batch of one record. Fields that messages do not have become -1, also timestamps: `decode` reads
     them. The base offset of a wrapper is not stored: it is assumed to follow the last offset of the batch before.
-
-    Raises
-    ------
-    Corrupt
-        The magic is unknown, or an offset is out of range.
     """
     magic, offset = headers["magic"], headers["base_offset"].copy()
-    for what, wrong in (
-        ("magic", (magic < 0) | (magic > MAGIC)),
-        ("base_offset", (offset < 0) | (offset > LARGEST_OFFSET)),
-    ):
-        if wrong.any():
-            row = headers[int(wrong.argmax())]
-            raise Corrupt(f"{where}: the record batch at offset {row['base_offset']} has {what} {row[what]}")
     rows = np.flatnonzero(magic < MAGIC)
     attributes = np.frombuffer(view, np.uint8)[headers["position"][rows] + _ATTRIBUTES_AT]
     # A message has its CRC-32 where magic 2 has the partition leader epoch.

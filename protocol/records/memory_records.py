@@ -6,14 +6,16 @@ never reads a record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from protocol.errors import Corrupt, ProtocolError
 from protocol.records.batch_header import (
+    CHECKED_FROM,
     FIELD_NAMES,
     FRAME,
     HEADER_BYTES,
@@ -101,6 +103,26 @@ class MemoryRecords:
             f"{where}: the record batch at offset {base_offset} cannot be read: {error}", base_offset=base_offset
         )
 
+    def first(self, count: int) -> MemoryRecords:
+        """Return the first `count` batches."""
+        return replace(self, headers=self.headers[:count])
+
+    def first_wrong_checksum(self, first_offset: int, end_offset: int) -> int | None:
+        """Return the index of the first batch in a range of offsets whose checksum is wrong, other than messages.
+
+        A batch reaches up to the next one: its last offset is not to be trusted before.
+        """
+        base_offset = self.headers["base_offset"]
+        checked = (self.headers["magic"] == MAGIC) & (base_offset < end_offset)
+        checked[:-1] &= base_offset[1:] > first_offset
+        (batches,) = np.nonzero(checked)
+        headers = self.headers[batches]
+        begins = (headers["position"] + CHECKED_FROM).tolist()
+        ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()
+        found = [crc32c(self.buffer[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        wrong = np.array(found, np.int64) != headers["crc"]
+        return int(batches[wrong.argmax()]) if wrong.any() else None
+
     def verify_checksum(self, index: int, where: str) -> None:
         """Raise `Corrupt` if the checksum of a batch is wrong."""
         found, stated = checksum(self.batch(index)), int(self.headers["crc"][index])
@@ -126,7 +148,8 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
     Raises
     ------
     Corrupt
-        A header is invalid.
+        The first header is invalid. Another one ends the result: the next reply begins with that batch, and the batches
+        before it are read.
     """
     view = memoryview(buffer).cast("B")
     total = len(view)
@@ -139,7 +162,12 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
             break
         base_offset, length = FRAME.unpack_from(view, position)
         if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
-            require_message(view, position, length, base_offset, where)
+            try:
+                require_message(view, position, length, base_offset, where)
+            except Corrupt:
+                if not positions:
+                    raise
+                break
             short = True
         size_bytes = LOG_OVERHEAD_BYTES + length
         if position + size_bytes > total:
@@ -148,12 +176,19 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
         positions.append(position)
         position += size_bytes
     headers = _headers(view, positions, short)
+    magic, base_offset = headers["magic"], headers["base_offset"]
+    headers = _before_invalid(headers, "magic", (magic < 0) | (magic > MAGIC), where)
+    headers = _before_invalid(headers, "base_offset", (base_offset < 0) | (base_offset > LARGEST_OFFSET), where)
     has_messages = bool((headers["magic"] != MAGIC).any())
     if has_messages:
-        fill_message_headers(headers, view, where)
-    _check(headers, where)
+        fill_message_headers(headers, view)
+    for name in ("last_offset_delta", "count"):
+        headers = _before_invalid(headers, name, headers[name] < 0, where)
+    if len(headers) < len(positions):
+        position, partial_bytes = positions[len(headers)], 0
     next_offset = int(headers["last_offset"][-1]) + 1 if positions else None
-    return MemoryRecords(view, headers, next_offset, position, partial_bytes, has_messages)
+    whole = view if partial_bytes else view[:position]
+    return MemoryRecords(whole, headers, next_offset, position, partial_bytes, has_messages)
 
 
 def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray[Any]:
@@ -170,12 +205,13 @@ def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray
     return headers
 
 
-def _check(headers: npt.NDArray[Any], where: str) -> None:
-    for what, wrong in (
-        ("base_offset", (headers["base_offset"] < 0) | (headers["base_offset"] > LARGEST_OFFSET)),
-        ("last_offset_delta", headers["last_offset_delta"] < 0),
-        ("count", headers["count"] < 0),
-    ):
-        if wrong.any():
-            row = headers[int(wrong.argmax())]
-            raise Corrupt(f"{where}: the record batch at offset {row['base_offset']} has {what} {row[what]}")
+def _before_invalid(
+    headers: npt.NDArray[Any], name: str, invalid: npt.NDArray[np.bool_], where: str
+) -> npt.NDArray[Any]:
+    """Return the rows before the first invalid one; raise `Corrupt` if there are none."""
+    invalid = invalid[: len(headers)]
+    if not invalid.any():
+        return headers
+    if index := int(invalid.argmax()):
+        return headers[:index]
+    raise Corrupt(f"{where}: the record batch at offset {headers['base_offset'][0]} has {name} {headers[name][0]}")

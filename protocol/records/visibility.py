@@ -28,7 +28,6 @@ def visible_batches(
     first_offset: int,
     end_offset: int,
     aborted_transactions: Sequence[Mapping[str, Any]] | None,
-    check_crc: bool,
     where: str,
 ) -> Rows:
     """Return row numbers in `records.headers` of the batches that may have visible records in the given range.
@@ -41,8 +40,6 @@ def visible_batches(
         Range of offsets; the end is exclusive.
     aborted_transactions
         The list of the Fetch response (`producer_id` and `first_offset`, in any order); None or empty to see all.
-    check_crc
-        Verify the checksum of control batches that are read.
     where
         Start of error messages, for example "orders-3".
     """
@@ -52,12 +49,12 @@ def visible_batches(
     visible &= headers["count"] > 0
     visible &= (headers["attributes"] & CONTROL) == 0
     if aborted_transactions:
-        visible &= ~_aborted(records, aborted_transactions, check_crc, where)
+        visible &= ~_aborted(records, aborted_transactions, where)
     return np.flatnonzero(visible)
 
 
 def _aborted(
-    records: MemoryRecords, aborted_transactions: Sequence[Mapping[str, Any]], check_crc: bool, where: str
+    records: MemoryRecords, aborted_transactions: Sequence[Mapping[str, Any]], where: str
 ) -> npt.NDArray[np.bool_]:
     """Mark the batches of aborted transactions: from a transaction's first offset to its producer's abort marker."""
     starts = sorted(((row["first_offset"], row["producer_id"]) for row in aborted_transactions), reverse=True)
@@ -71,18 +68,16 @@ def _aborted(
             continue
         if not attributes & CONTROL:
             aborted[index] = attributes & TRANSACTIONAL != 0
-        elif _is_abort_marker(records, index, check_crc, where):
+        elif _is_abort_marker(records, index, where):
             producers.discard(producer_id)
     return aborted
 
 
-def _is_abort_marker(records: MemoryRecords, index: int, check_crc: bool, where: str) -> bool:
+def _is_abort_marker(records: MemoryRecords, index: int, where: str) -> bool:
     """Return True if a control batch is an ABORT marker; False if compaction has emptied it."""
     header = records.headers[index]
     if header["count"] == 0:
         return False
-    if check_crc:
-        records.verify_checksum(index, where)
     try:
         if header["attributes"] & COMPRESSION_MASK:
             raise Corrupt("it is compressed")

@@ -16,7 +16,15 @@ from protocol.errors import Corrupt, UsageError
 from protocol.records.decode import ALL_COLUMNS, SCHEMA, decode
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
-from protocol.testing.fake_kafka.record_batches import LOG_APPEND_TIME, Batch, Record, sequence, write_batch
+from protocol.testing.fake_kafka.record_batches import (
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    Batch,
+    Record,
+    marker,
+    sequence,
+    write_batch,
+)
 
 pytestmark = pytest.mark.soak
 
@@ -192,15 +200,42 @@ def test_record_outside_its_batch_is_corrupt() -> None:
             read([Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)], where="orders-3")
 
 
-def offsets_before_error(log: bytes) -> tuple[list[int], str]:
-    """Return the offsets that were read, and the error after them."""
+def offsets_before_error(log: bytes, first_offset: int = 0, **options: Any) -> tuple[list[int], str]:
+    """Return the offsets that were read, reply by reply, and the error after them."""
     offsets: list[int] = []
     try:
-        for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, where="orders-3"):
-            offsets.extend(chunk["offset"].to_pylist())
+        while (records := read_batch_headers(log, "orders-3")).next_offset is not None:
+            given = {"first_offset": first_offset, "end_offset": records.next_offset, "where": "orders-3", **options}
+            for chunk in decode(records, **given):
+                offsets.extend(chunk["offset"].to_pylist())
+            first_offset, log = records.next_offset, log[records.whole_bytes :]
     except Corrupt as error:
         return offsets, str(error)
     return offsets, ""
+
+
+def test_damaged_header_hides_no_row_without_an_error() -> None:
+    """Each bit under the checksum: also of control batches, and of aborted transactions."""
+    flags = {"flags": TRANSACTIONAL, "producer_id": 7}
+    batches = [
+        sequence([b"a", b"b"], base_offset=0),
+        sequence([b"c", b"d"], base_offset=2, **flags),
+        marker(4, 7, commit=False),
+        sequence([b"e", b"f"], base_offset=5, **flags),
+        marker(7, 7, commit=True),
+        sequence([b"g", b"h"], base_offset=8),
+    ]
+    written = [write_batch(batch) for batch in batches]
+    aborted = [{"producer_id": 7, "first_offset": 2}]
+    for options in ({}, {"aborted_transactions": aborted}):
+        expected, error = offsets_before_error(b"".join(written), 1, **options)
+        assert (expected, error) == ([1, 5, 6, 8, 9] if options else [1, 2, 3, 5, 6, 8, 9], "")
+        for damaged, bit in product(range(len(batches)), range(21 * 8, 61 * 8)):
+            log = [bytearray(each) for each in written]
+            log[damaged][bit // 8] ^= 1 << bit % 8
+            offsets, error = offsets_before_error(b"".join(log), 1, **options)
+            assert offsets == [each for each in expected if each < batches[damaged].base_offset], (damaged, bit)
+            assert f"the record batch at offset {batches[damaged].base_offset} " in error
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])

@@ -362,6 +362,7 @@ def test_invalid_wrapper_is_corrupt(wrapper: Message, words: str) -> None:
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 4, 13])
 def test_size_below_the_header_is_corrupt(magic: int, size: int) -> None:
     log = struct.pack(">qiIb", 7, size, 0, magic) + bytes(100)
+    assert len(read_batch_headers(write(Message(3)) + log)) == 1
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {size} bytes"):
         read_batch_headers(log, where="orders-3")
 
@@ -369,14 +370,16 @@ def test_size_below_the_header_is_corrupt(magic: int, size: int) -> None:
 @pytest.mark.parametrize("offset", [-5, 2**63 - 1])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_invalid_offset_is_corrupt(codec: str, offset: int) -> None:
-    log = write(Message(3)) + write(Message(offset, b"", attributes=CODECS[codec]))
+    log = write(Message(offset, b"", attributes=CODECS[codec]))
+    assert len(read_batch_headers(write(Message(3)) + log)) == 1
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {offset} has base_offset {offset}"):
         read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize("magic", [3, 127, -1, -128])
 def test_unknown_magic_is_corrupt(magic: int) -> None:
-    log = write(Message(3)) + struct.pack(">qiIb", 4, 100, 0, magic) + bytes(95)
+    log = struct.pack(">qiIb", 4, 100, 0, magic) + bytes(95)
+    assert len(read_batch_headers(write(Message(3)) + log)) == 1
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 4 has magic {magic}"):
         read_batch_headers(log, where="orders-3")
 
