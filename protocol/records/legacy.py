@@ -97,7 +97,8 @@ def fill_message_headers(headers: npt.NDArray[Any], view: memoryview) -> None:
     """Correct the rows of `MemoryRecords.headers` of messages, which were read with the layout of magic 2.
 
     Each message is a batch of one record. Fields that messages do not have become -1, also timestamps: `decode` reads
-    them. The base offset of a wrapper is not stored: it is assumed to follow the last offset of the batch before.
+    them. The base offset of a wrapper is not stored: it is assumed to follow the last offset of the batch before. So is
+    that of other messages, since the bit that tells them apart has not been checked.
     """
     magic, offset = headers["magic"], headers["base_offset"].copy()
     rows = np.flatnonzero(magic < MAGIC)
@@ -118,9 +119,8 @@ def fill_message_headers(headers: npt.NDArray[Any], view: memoryview) -> None:
         ("base_sequence", NO_SEQUENCE),
     ):
         headers[name][rows] = value
-    wrappers = rows[attributes & COMPRESSION_MASK != 0]
-    before = np.where(wrappers > 0, headers["last_offset"][wrappers - 1], -1)
-    headers["base_offset"][wrappers] = np.minimum(before + 1, offset[wrappers])
+    before = np.where(rows > 0, headers["last_offset"][rows - 1], -1)
+    headers["base_offset"][rows] = np.minimum(before + 1, offset[rows])
 
 
 # -- for decode -----------------------------------------------------------------------------------

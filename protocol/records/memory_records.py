@@ -110,11 +110,14 @@ class MemoryRecords:
     def first_wrong_checksum(self, first_offset: int, end_offset: int) -> int | None:
         """Return the index of the first batch in a range of offsets whose checksum is wrong, other than messages.
 
-        A batch reaches up to the next one: its last offset is not to be trusted before.
+        A batch reaches up to the next one: its last offset is not to be trusted before. Beside messages, whose base
+        offsets may be computed from it, all batches are checked.
         """
         base_offset = self.headers["base_offset"]
-        checked = (self.headers["magic"] == MAGIC) & (base_offset < end_offset)
-        checked[:-1] &= base_offset[1:] > first_offset
+        checked = self.headers["magic"] == MAGIC
+        if not self.has_messages:
+            checked &= base_offset < end_offset
+            checked[:-1] &= base_offset[1:] > first_offset
         (batches,) = np.nonzero(checked)
         headers = self.headers[batches]
         begins = (headers["position"] + CHECKED_FROM).tolist()

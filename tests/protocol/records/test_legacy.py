@@ -143,7 +143,7 @@ def test_each_message_counts_as_a_batch(magic: int) -> None:
     records = read_batch_headers(write(plain) + write(wrapper))
     rows = [dict(zip(records.headers.dtype.names or (), row.tolist(), strict=True)) for row in records.headers]
     unknown = ("partition_leader_epoch", "first_timestamp_ms", "max_timestamp_ms", "producer_id", "producer_epoch")
-    for row, log, base_offset, last_offset in ((rows[0], write(plain), 7, 7), (rows[1], write(wrapper), 8, 105)):
+    for row, log, base_offset, last_offset in ((rows[0], write(plain), 0, 7), (rows[1], write(wrapper), 8, 105)):
         assert [row[name] for name in (*unknown, "base_sequence")] == [-1] * 6
         assert (row["magic"], row["count"], row["length"]) == (magic, 1, len(log) - 12)
         assert (row["base_offset"], row["last_offset"]) == (base_offset, last_offset)
@@ -356,6 +356,25 @@ def test_invalid_wrapper_is_corrupt(wrapper: Message, words: str) -> None:
         Corrupt, match=f"orders-3: the message set at offset {wrapper.offset} cannot be read: .*{words}"
     ):
         read(write(wrapper))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_damaged_wrapper_that_looks_uncompressed_is_corrupt(magic: int) -> None:
+    """It would begin at its last offset, behind the end of the range."""
+    sets = ([Message(offset, b"a", None, magic) for offset in range(first, first + 10)] for first in (0, 10))
+    before, wrapper = (bytearray(write(wrap(messages, "gzip"))) for messages in sets)
+    wrapper[17] ^= 1
+    with pytest.raises(Corrupt, match="the message set at offset 19 "):
+        read(bytes(before + wrapper), 0, 15)
+
+
+def test_damaged_batch_before_a_wrapper_is_corrupt() -> None:
+    """The wrapper's base offset is computed from the damaged last offset."""
+    batch = bytearray(reference.write_batch(reference.sequence([b"a"] * 10)))
+    batch[26] ^= 8
+    wrapper = write(wrap([Message(offset, b"a", None, 1) for offset in range(10, 20)], "gzip"))
+    with pytest.raises(Corrupt, match="the record batch at offset 0 "):
+        read(bytes(batch) + wrapper, 5, 20)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
