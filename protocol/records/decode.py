@@ -95,7 +95,8 @@ def decode(
     """
     schema = _schema(tuple(columns))
     # Before header fields decide what is visible. A batch that is skipped may be a damaged one, too.
-    wrong = records.first_wrong_checksum(first_offset, end_offset) if check_crc else None
+    records = records.before(end_offset)
+    wrong = records.first_wrong_checksum(first_offset) if check_crc else None
     valid = records if wrong is None else records.first(wrong)
     batches = visible_batches(valid, first_offset, end_offset, aborted_transactions, where)
 

@@ -107,17 +107,25 @@ class MemoryRecords:
         """Return the first `count` batches."""
         return replace(self, headers=self.headers[:count])
 
-    def first_wrong_checksum(self, first_offset: int, end_offset: int) -> int | None:
-        """Return the index of the first batch in a range of offsets whose checksum is wrong, other than messages.
+    def before(self, end_offset: int) -> MemoryRecords:
+        """Return the batches that may have records before an offset.
+
+        A batch may begin where the one before it ends, and the first one anywhere: the own base offset is not to be
+        trusted if a damaged bit makes a message, whose base offset is not stored, look like a batch.
+        """
+        begins = np.minimum(self.headers["base_offset"][1:], self.headers["last_offset"][:-1] + 1)
+        behind = begins >= end_offset
+        return self.first(1 + int(behind.argmax())) if behind.any() else self
+
+    def first_wrong_checksum(self, first_offset: int) -> int | None:
+        """Return the index of the first batch whose checksum is wrong, from an offset on; messages have another one.
 
         A batch reaches up to the next one: its last offset is not to be trusted before. Beside messages, whose base
         offsets may be computed from it, all batches are checked.
         """
-        base_offset = self.headers["base_offset"]
         checked = self.headers["magic"] == MAGIC
         if not self.has_messages:
-            checked &= base_offset < end_offset
-            checked[:-1] &= base_offset[1:] > first_offset
+            checked[:-1] &= self.headers["base_offset"][1:] > first_offset
         (batches,) = np.nonzero(checked)
         headers = self.headers[batches]
         begins = (headers["position"] + CHECKED_FROM).tolist()

@@ -279,6 +279,15 @@ def test_flipped_bit_is_found_only_with_check_crcs() -> None:
     assert len(list(decode(read_batch_headers(log), first_offset=0, end_offset=99, check_crc=False))) == 1
 
 
+def test_damaged_batch_behind_the_range_hides_no_transaction() -> None:
+    aborted = [{"producer_id": 7, "first_offset": 1}]
+    written = [write_batch(sequence([b"a"])), bytearray(write_batch(marker(1, 7, commit=False)))]
+    written[1][-1] ^= 1
+    written[1][22] ^= 1  # it looks compressed
+    (chunk,) = decode(read_batch_headers(b"".join(written)), first_offset=0, end_offset=1, aborted_transactions=aborted)
+    assert chunk["offset"].to_pylist() == [0]
+
+
 def test_batches_outside_the_range_are_not_decoded() -> None:
     log = bytearray(b"".join(write_batch(sequence([b"a" * 50], base_offset=i)) for i in range(3)))
     log[80] ^= 1

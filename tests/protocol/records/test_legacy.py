@@ -368,6 +368,14 @@ def test_damaged_wrapper_that_looks_uncompressed_is_corrupt(magic: int) -> None:
         read(bytes(before + wrapper), 0, 15)
 
 
+def test_damaged_wrapper_that_looks_like_a_batch_is_corrupt() -> None:
+    wrapper = bytearray(write(wrap([Message(offset, b"a", None, 0) for offset in range(10, 20)], "gzip")))
+    wrapper[16] ^= 2
+    for before in (b"", reference.write_batch(reference.sequence([b"a"] * 10))):
+        with pytest.raises(Corrupt, match="the record batch at offset 19 is corrupt: its CRC-32C is"):
+            read(before + wrapper, 10, 15)
+
+
 def test_damaged_batch_before_a_wrapper_is_corrupt() -> None:
     """The wrapper's base offset is computed from the damaged last offset."""
     batch = bytearray(reference.write_batch(reference.sequence([b"a"] * 10)))
