@@ -212,7 +212,7 @@ class TestNewCoordinator:
 
     @pytest.fixture
     def client(self, brokers: Any) -> Iterator[Client]:
-        """Yield a client of its own: its connections to the stopped broker are lost."""
+        """Yield another client: its connections to the stopped broker are lost."""
         with Client(parse_client({"bootstrap.servers": brokers.bootstrap_servers})) as client:
             yield client
 
