@@ -98,7 +98,8 @@ class AssignedPartitions:
         self._paused_not_started: set[TopicPartition] = set()
         # Committed offsets: fetched at the start, or committed by this consumer since.
         self._committed: dict[TopicPartition, int] = {}
-        self._raised_again: TopicPartition | None = None
+        # Partitions of which `poll` has raised an error; the one raised last is at the end.
+        self._failed: dict[TopicPartition, None] = {}
         # How often reading has moved from a deleted topic to a new one of its name.
         self._recreations: dict[TopicPartition, int] = {}
         # Partitions moved to a new topic of which `poll` has returned no records.
@@ -404,6 +405,9 @@ class AssignedPartitions:
                 self._lost[key] = self._new_start(loss)
                 self._look_up_at_s = 0.0
             return None
+        except KafkaError as error:
+            self._note_failure(error)
+            raise
         # No further call: a signal handler that raises there would lose the batch.
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
 
@@ -412,14 +416,12 @@ class AssignedPartitions:
 
         If several partitions have one, each call raises that of the next.
         """
-        errors = {key: each.buffer.raised_error for key, each in self._consumers.items() if key not in self._lost}
-        failed = sorted(key for key, error in errors.items() if error is not None)
-        if not failed:
-            return
-        last = self._raised_again
-        self._raised_again = key = next((key for key in failed if last is None or key > last), failed[0])
-        if (error := errors[key]) is not None:
-            raise error.with_traceback(None)  # else it would keep the frames of each time
+        for key in list(self._failed):
+            del self._failed[key]
+            consumer = self._consumers.get(key) if key not in self._lost else None
+            if consumer is not None and (error := consumer.buffer.raised_error) is not None:
+                self._failed[key] = None
+                raise error.with_traceback(None)  # else it would keep the frames of each time
 
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
@@ -459,8 +461,13 @@ class AssignedPartitions:
             self._client.clock.sleep_s(min(start.backoff.next_s(), deadline.remaining_s()))
         return None
 
+    def _note_failure(self, error: KafkaError) -> None:
+        if (key := partition_of(error)) is not None:
+            self._failed[key] = None
+
     def _check_reset(self, loss: DataLoss) -> TopicPartition:
         if self._config.auto_offset_reset == "none":
+            self._note_failure(loss)
             raise loss
         return loss.context["topic"], loss.context["partition"]
 
@@ -505,6 +512,12 @@ class AssignedPartitions:
         for lookup in self._lookups:
             lookup.cancel()
         self.reader.close(deadline)
+
+
+def partition_of(error: KafkaError) -> TopicPartition | None:
+    """Return the partition that an error is about, if it is about one."""
+    topic, partition = error.context.get("topic"), error.context.get("partition")
+    return None if topic is None or partition is None else (topic, partition)
 
 
 def _have_failed(starts: Iterable[_Start]) -> bool:

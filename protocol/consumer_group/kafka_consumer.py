@@ -24,7 +24,7 @@ from protocol.condition import Event, locked
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
-from protocol.consumer_group.assigned_partitions import AssignedPartitions
+from protocol.consumer_group.assigned_partitions import AssignedPartitions, partition_of
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
@@ -65,12 +65,6 @@ def _records(batches: Batches) -> ConsumerRecords:
         by_partition.setdefault(key, []).append(batch)
         epochs_by_partition.setdefault(key, []).append(epochs)
     return ConsumerRecords(by_partition, epochs_by_partition)
-
-
-def _partition_of(error: KafkaError) -> TopicPartition | None:
-    """Return the partition that an error is about, if it is about one."""
-    topic, partition = error.context.get("topic"), error.context.get("partition")
-    return None if topic is None or partition is None else (topic, partition)
 
 
 def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
@@ -382,7 +376,7 @@ class KafkaConsumer:
         """Handle rebalances and completed commits, and start automatic commits."""
         if (error := self._error) is not None:
             self._error = None
-            if (key := _partition_of(error)) is None or key in self._partitions.assigned:
+            if (key := partition_of(error)) is None or key in self._partitions.assigned:
                 raise error
         self._commits.run_callbacks()
         if (membership := self._membership) is not None:
@@ -611,7 +605,7 @@ class KafkaConsumer:
         self._seek(partition, CommittedOffset(offset) if isinstance(offset, int) else offset)
 
     def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
-        if self._error is not None and _partition_of(self._error) == partition:
+        if self._error is not None and partition_of(self._error) == partition:
             self._error = None
         self._partitions.seek(partition, to.offset, to.leader_epoch, listed=listed)
 

@@ -104,13 +104,13 @@ class MemoryRecords:
         )
 
     def first(self, count: int) -> MemoryRecords:
-        """Return the first `count` batches."""
+        """Return the first `count` batches; the other fields still describe the whole reply."""
         return replace(self, headers=self.headers[:count])
 
     def before(self, end_offset: int) -> MemoryRecords:
         """Return the batches that may have records before an offset.
 
-        A batch may begin where the one before it ends, and the first one anywhere: the own base offset is not to be
+        A batch may begin where the one before it ends, and the first one anywhere: its own base offset is not to be
         trusted if a damaged bit makes a message, whose base offset is not stored, look like a batch.
         """
         begins = np.minimum(self.headers["base_offset"][1:], self.headers["last_offset"][:-1] + 1)

@@ -90,7 +90,7 @@ class Group:
     round_ends_s
         Time at which members that have not joined (or synced) are removed.
     stored
-        What another coordinator would load: the group after its newest SyncGroup of a leader.
+        The state that another coordinator loads: that after the newest SyncGroup of a leader.
     """
 
     group_id: str
