@@ -82,18 +82,18 @@ def streaming_environment(session: SparkSession) -> Iterator[None]:
     Queries put them into the source's one `HashMap` without a lock (`PythonStreamingSourceRunner.init`), while
     jobs serialize it: new keys can corrupt it. A value that replaces another cannot. See docs/decisions/0019.
     """
-    environment = getattr(getattr(session, "sparkContext", None), "environment", None)  # None in Spark Connect
-    if environment is None:
+    context: Any = getattr(session, "sparkContext", None)
+    if not hasattr(context, "environment"):  # Spark Connect
         yield
         return
     with _registering:
-        added = [name for name in _STREAMING_ENVIRONMENT if name not in environment]
-        environment.update((name, _STREAMING_ENVIRONMENT[name]) for name in added)
+        environment = context.environment
+        # A copy: another thread may go through the dictionary to make a Python function.
+        context.environment = _STREAMING_ENVIRONMENT | environment
         try:
             yield
         finally:
-            for name in added:
-                del environment[name]
+            context.environment = environment
 
 
 def arrow_type(type: DataType) -> pa.DataType:

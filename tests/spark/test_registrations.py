@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import KafkaGroupDataSource, register
+from spark_kafka_source.spark_api import streaming_environment
 from tests.conftest import TopicFactory
 from tests.support.documents import block
 from tests.support.librdkafka import produce
@@ -55,6 +56,19 @@ def test_first_query_adds_nothing_to_a_registered_environment(
     query.awaitTermination()
     assert query.lastProgress.numInputRows == 1
     assert set(environment(session)) == variables
+
+
+def test_other_threads_can_read_the_environment_during_a_registration(spark: SparkSession) -> None:
+    """Spark goes through this dictionary for each Python function, and changed sizes end that with `RuntimeError`."""
+    before, variables = dict(spark.sparkContext.environment), iter(spark.sparkContext.environment)
+    first = next(variables)
+    with streaming_environment(spark):
+        assert spark.sparkContext.environment.keys() > before.keys()
+        during = iter(spark.sparkContext.environment)
+        next(during)
+        assert [first, *variables] == list(before)
+    assert len(list(during)) > len(before)
+    assert spark.sparkContext.environment == before
 
 
 def test_alias_for_connections_of_databricks_reads_a_topic(
