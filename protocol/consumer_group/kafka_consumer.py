@@ -72,6 +72,7 @@ def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Call
 
     @wraps(method)
     def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
+        consumer._refuse_after_fork()
         if consumer._is_in_use_here:  # a call within another one
             return consumer._call(method, *given, **named)
         return consumer._exclusively(partial(consumer._call, method, *given, **named))
@@ -853,6 +854,7 @@ class KafkaConsumer:
         """
         if self._closing:
             return
+        self._refuse_after_fork()
         if self._is_in_use_here:  # the other call may hold locks, and change what is closed
             self._pending_close = partial(self.close, timeout_ms)
             return
@@ -887,11 +889,13 @@ class KafkaConsumer:
         in_use: Any = self._in_use
         return bool(in_use._is_owned())
 
-    def _exclusively(self, call: Callable[[], T]) -> T:
-        """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
+    def _refuse_after_fork(self) -> None:
         self._process_id = self._process_id or os.getpid()
         if self._process_id != os.getpid():  # its threads do not exist here, and one may have held a lock
             raise UsageError("this consumer was used before a fork: make one in this process")
+
+    def _exclusively(self, call: Callable[[], T]) -> T:
+        """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
 
         def exclusively(free: bool) -> T:
             if not free and not self._is_in_use_here:

@@ -7,9 +7,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
@@ -611,6 +613,32 @@ def test_consumer_is_refused_in_a_forked_child_after_its_first_use(client: Clien
 
         check_in_child(check)
         assert consumer.position(("orders", 0)) >= 0
+
+
+@pytest.mark.parametrize("place", ["listener", "callback"])
+def test_consumer_is_refused_in_a_child_forked_within_a_call(client: Client, place: str) -> None:
+    def check() -> None:
+        for call in (consumer.close, partial(consumer.poll, 0)):
+            with pytest.raises(UsageError, match="before a fork"):
+                call()
+
+    class Forks(ConsumerRebalanceListener):
+        def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+            check_in_child(check)
+            checked.append(1)
+
+    def on_commit(offsets: object, error: object) -> None:
+        check_in_child(check)
+        checked.append(1)
+
+    checked: list[int] = []
+    with consumer_of(client, EAGER) as consumer:
+        consumer.subscribe(["orders"], Forks() if place == "listener" else None)
+        read(consumer, 2 * END)
+        if place == "callback":
+            consumer.commit_async({("orders", 0): CommittedOffset(1)}, on_commit)
+            wait_until(lambda: consumer.poll(10) is not None and checked)
+        assert checked == [1]
 
 
 def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Client) -> None:
