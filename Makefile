@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
 CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
 
-.PHONY: help setup demo test test-fast test-on-fake class-archive compiled-tests lint format bench soak matrix versions dist docs links kafka clean
+.PHONY: help setup demo test all-tests test-fast test-on-fake class-archive compiled-tests lint style types format bench soak matrix versions dist docs links kafka clean
 .PHONY: clean-downloads
 .DEFAULT_GOAL := help
 
@@ -29,14 +29,17 @@ demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool see
 # Three workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
 # At most three failed tests are tried again, alone, and named at the end (tests/support/second_try.py).
 test: setup ## lint, then all tests (starts local Kafkas and a Spark)
-	$(MAKE) --no-print-directory -j2 lint class-archive compiled-tests
+	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
+	$(MAKE) --no-print-directory -j2 types all-tests
+
+all-tests:
 	$(BIN)/python -m tests.support.second_try -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
 class-archive: setup
 	$(BIN)/python -m tests.support.spark_home
 
-# pytest compiles test modules its own way. Otherwise each worker does it, and mypy leaves a core free anyway.
+# pytest compiles test modules its own way. Otherwise each worker does it.
 compiled-tests: setup
 	@$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null || true
 
@@ -48,11 +51,16 @@ test-on-fake: setup ## the client's tests that need a real Kafka, on the in-memo
 		tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
 		tests/protocol/consumer_group tests/protocol/transaction
 
-lint: setup ## ruff, mypy --strict, import direction
+lint: style types ## ruff, import direction, mypy --strict
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# A minute of processor time, which tests leave free: they wait for much of their time.
+types: setup
+	nice $(BIN)/mypy
 
 format: setup ## rewrites the files as `make lint` wants them
 	$(BIN)/ruff check --fix-only .
