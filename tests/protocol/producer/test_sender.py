@@ -573,7 +573,7 @@ class TestStop:
         def no_memory(*_: object) -> None:
             raise MemoryError("as if")
 
-        producer = producer_of(broker.bootstrap_servers)
+        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 500})
         monkeypatch.setattr("protocol.producer.accumulator._take_rows", no_memory)
         futures = [producer.send(TOPIC, b"value", partition=each) for each in (0, 1)]
         assert [type(future.exception(WAIT_S)) for future in futures] == [UsageError] * 2
