@@ -28,7 +28,7 @@ demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool see
 
 # Three workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
 # At most three failed tests are tried again, alone, and named at the end (tests/support/second_try.py).
-test: setup ## lint, then all tests (starts local Kafkas and a Spark)
+test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
 	$(MAKE) --no-print-directory -j2 types all-tests
 
