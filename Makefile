@@ -32,7 +32,7 @@ test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
 	$(MAKE) --no-print-directory -j2 types all-tests
 
-all-tests:
+all-tests: setup
 	$(BIN)/python -m tests.support.second_try -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
@@ -58,7 +58,7 @@ style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-# A minute of processor time, which tests leave free: they wait for much of their time.
+# A minute of processor time. `make test` runs it beside the tests, which leave that free.
 types: setup
 	nice $(BIN)/mypy
 

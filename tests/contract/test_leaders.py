@@ -36,9 +36,6 @@ from tests.contract.raw_requests import (
     values_in,
     written,
 )
-from tests.support.soak import SOAK
-
-pytestmark = pytest.mark.soak
 
 _NO_COORDINATOR_YET = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -215,9 +212,7 @@ class TestNewCoordinator:
 
     @pytest.fixture
     def client(self, brokers: Any) -> Iterator[Client]:
-        """Yield another client: its connections to the stopped broker are lost. Real brokers stop in `make soak`."""
-        if not (isinstance(brokers, FakeKafka) or SOAK):
-            pytest.skip("stops a real broker")
+        """Yield another client: its connections to the stopped broker are lost."""
         with Client(parse_client({"bootstrap.servers": brokers.bootstrap_servers})) as client:
             yield client
 
