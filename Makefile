@@ -26,14 +26,14 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it; SECURITY=sasl_ssl: with TLS and SASL
 	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
-# Three workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
+# Four workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
 # At most three failed tests are tried again, alone, and named at the end (tests/support/second_try.py).
 test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
 	$(MAKE) --no-print-directory -j2 types all-tests
 
 all-tests: setup
-	$(BIN)/python -m tests.support.second_try -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
+	$(BIN)/python -m tests.support.second_try -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
 class-archive: setup

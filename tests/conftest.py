@@ -1,12 +1,13 @@
 """Shared fixtures: a real Kafka (three brokers, or one), a Spark session, topics with unique names.
 
 Fixtures start their servers for the first test that uses them, once for the whole run. Such a test is marked `kafka` or
-`spark` automatically, so `pytest -m "not kafka and not spark"` runs the others. With `pytest -n 3` each file runs in
-one of three processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
+`spark` automatically, so `pytest -m "not kafka and not spark"` runs the others. With `pytest -n 4` each file runs in
+one of four processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -64,10 +65,10 @@ _EAGER = {
 }
 _RACKS = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in (1, 2, 3)}
 
-# The port of a broker that a test has stopped must not be taken by another process of `pytest -n 3`.
+# The port of a broker that a test has stopped must not be taken by another process of `pytest -n 4`.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]).isdigit():
     every = local_kafka.PORTS
-    local_kafka.PORTS = range(every.start + int(worker) % 3, every.stop, 3)
+    local_kafka.PORTS = range(every.start + int(worker) % 4, every.stop, 4)
 
 # A shell's background job ignores Ctrl-C, and so would all processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -93,6 +94,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if "spark" in names:
             item.add_marker("spark")
+
+
+def pytest_collection_finish() -> None:
+    # Ten thousand tests in memory; without this, each full collection of garbage goes through them.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
