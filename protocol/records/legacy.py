@@ -97,8 +97,8 @@ def fill_message_headers(headers: npt.NDArray[Any], view: memoryview) -> None:
     """Correct the rows of `MemoryRecords.headers` of messages, which were read with the layout of magic 2.
 
     Each message is a batch of one record. Fields that messages do not have become -1, also timestamps: `decode` reads
-    them. The base offset of a wrapper is not stored: it is assumed to follow the last offset of the batch before. So is
-    that of other messages, since the bit that tells them apart has not been checked.
+    them. The base offset of a wrapper is not stored: it is assumed to follow the last offset of the batch before, or to
+    be 0 if offsets go backwards. So is that of other messages, since the bit that tells them apart is not checked yet.
     """
     magic, offset = headers["magic"], headers["base_offset"].copy()
     rows = np.flatnonzero(magic < MAGIC)
@@ -120,7 +120,7 @@ def fill_message_headers(headers: npt.NDArray[Any], view: memoryview) -> None:
     ):
         headers[name][rows] = value
     before = np.where(rows > 0, headers["last_offset"][rows - 1], -1)
-    headers["base_offset"][rows] = np.minimum(before + 1, offset[rows])
+    headers["base_offset"][rows] = np.where(before < offset[rows], before + 1, 0)
 
 
 # -- for decode -----------------------------------------------------------------------------------

@@ -111,21 +111,23 @@ class MemoryRecords:
         """Return the batches that may have records before an offset.
 
         A batch may begin where the one before it ends, and the first one anywhere: its own base offset is not to be
-        trusted if a damaged bit makes a message, whose base offset is not stored, look like a batch.
+        trusted if a damaged bit makes a message, whose base offset is not stored, look like a batch. Only batches at
+        the end are left out: in a damaged log, offsets may go backwards.
         """
         begins = np.minimum(self.headers["base_offset"][1:], self.headers["last_offset"][:-1] + 1)
-        behind = begins >= end_offset
-        return self.first(1 + int(behind.argmax())) if behind.any() else self
+        (later,) = np.nonzero(begins < end_offset)
+        return self.first(int(later[-1]) + 2 if len(later) else 1)
 
     def first_wrong_checksum(self, first_offset: int) -> int | None:
         """Return the index of the first batch whose checksum is wrong, from an offset on; messages have another one.
 
-        A batch reaches up to the next one: its last offset is not to be trusted before. Beside messages, whose base
-        offsets may be computed from it, all batches are checked.
+        A batch reaches up to the next one, or to its own last offset: neither is to be trusted before. Beside messages,
+        whose base offsets may be computed from it, all batches are checked.
         """
         checked = self.headers["magic"] == MAGIC
         if not self.has_messages:
-            checked[:-1] &= self.headers["base_offset"][1:] > first_offset
+            next_begins, last_offset = self.headers["base_offset"][1:], self.headers["last_offset"][:-1]
+            checked[:-1] &= (next_begins > first_offset) | (last_offset >= first_offset)
         (batches,) = np.nonzero(checked)
         headers = self.headers[batches]
         begins = (headers["position"] + CHECKED_FROM).tolist()

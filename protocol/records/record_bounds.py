@@ -263,7 +263,7 @@ def _bounds_at_stride(data: Bytes, begin: int, end: int, most: int) -> Bounds | 
 def _bounds_in_lockstep(data: Bytes, begin: int, end: int, rows: int, count: int) -> Bounds | None:
     """Return about `rows` of the next `count` records (all if equal); None if lockstep finds no result."""
     average = (end - begin) // count
-    if not lockstep_pays(rows, rows * average, 1.0, 1):
+    if average < SMALLEST_RECORD_BYTES or not lockstep_pays(rows, rows * average, 1.0, 1):
         return None
     until = np.array([end])
     if rows < count:

@@ -238,6 +238,24 @@ def test_damaged_header_hides_no_row_without_an_error() -> None:
             assert f"the record batch at offset {batches[damaged].base_offset} " in error
 
 
+def test_offset_of_the_next_batch_hides_no_damage() -> None:
+    """Base offsets are not under a checksum."""
+    written = [write_batch(sequence([b"a"] * 10, base_offset=10 * i)) for i in range(3)]
+    for bit in (23 * 8 - 3, 70 * 8):  # CONTROL, and a value
+        damaged = bytearray(written[1])
+        damaged[bit // 8] ^= 1 << bit % 8
+        for after in (written[0], (4).to_bytes(8, "big") + written[2][8:]):
+            log = written[0] + bytes(damaged) + after
+            with pytest.raises(Corrupt, match="the record batch at offset 10 is corrupt"):
+                list(decode(read_batch_headers(log), first_offset=5, end_offset=EVERYTHING))
+
+
+def test_batches_that_go_backwards_hide_no_row() -> None:
+    log = b"".join(write_batch(sequence([b"a"] * 10, base_offset=10 * i)) for i in (0, 2, 3, 1))
+    chunks = decode(read_batch_headers(log), first_offset=0, end_offset=20)
+    assert [offset for chunk in chunks for offset in chunk["offset"].to_pylist()] == list(range(20))
+
+
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_corrupt_batch_among_many_is_named_after_those_before_it(codec: str) -> None:
     batches = [sequence([b"a", b"b"], base_offset=2 * i, codec=codec) for i in range(50)]

@@ -385,6 +385,12 @@ def test_damaged_batch_before_a_wrapper_is_corrupt() -> None:
         read(bytes(batch) + wrapper, 5, 20)
 
 
+def test_wrapper_after_a_later_message_hides_no_row() -> None:
+    log = [Message(offset, b"a", None, 1) for offset in (0, 12)]
+    wrapper = wrap([Message(offset, b"a", None, 1) for offset in range(1, 11)], "gzip")
+    assert [row["offset"] for row in read(written([*log, wrapper]), 0, 10)] == list(range(10))
+
+
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 4, 13])
 def test_size_below_the_header_is_corrupt(magic: int, size: int) -> None:

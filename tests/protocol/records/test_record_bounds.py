@@ -122,6 +122,13 @@ def test_wrong_count_is_corrupt(sizes: str, wrong: int) -> None:
         record_bounds(data, np.array([0]), np.array([len(data)]), np.array([9_000 + wrong]))
 
 
+def test_count_beyond_the_bytes_after_a_run_is_corrupt() -> None:
+    """The run of equal records leaves fewer bytes than records."""
+    data = np.frombuffer(b"".join(some_records(lambda rng: 1_100, 70, noise, headers=False)), np.uint8)
+    with pytest.raises(ProtocolError):
+        list(record_bounds_in_parts(data, 0, len(data), 10_000, 10_000))
+
+
 def test_end_inside_a_record_is_corrupt() -> None:
     records = some_records(VALUE_SIZES["varied"], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
