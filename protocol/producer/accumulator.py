@@ -9,6 +9,7 @@ output together, because encoding many costs hardly more than encoding one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,7 +46,8 @@ _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
 class BatchSlice:
     """`count` rows of a `ReadyBatches`, behind those of the slice before: one record batch of a partition.
 
-    `size_bytes` is the encoded, uncompressed size.
+    `size_bytes` is the encoded, uncompressed size; `since_s` the time since which the first row waits (infinity if it
+    has not waited).
     """
 
     topic: str
@@ -53,6 +55,7 @@ class BatchSlice:
     count: int
     size_bytes: int
     sent: tuple[SentRows, ...] = field(default=(), compare=False)
+    since_s: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True)
@@ -164,21 +167,27 @@ class Accumulator:
             ready.append(ReadyBatches(partial(_take_rows, columns, order, first, last), [batch for _, batch in run]))
         return ready
 
-    def take_lingered(self, before_s: float) -> list[ReadyBatches]:
-        """Output the record batches whose first row was added at `before_s` or earlier, full or not."""
-        due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s]
+    def take_lingered(
+        self, before_s: float, stays: Callable[[TopicPartition], bool] = lambda key: False
+    ) -> list[ReadyBatches]:
+        """Output the record batches whose first row was added at `before_s` or earlier, full or not.
+
+        The rows of partitions for which `stays` is true stay, until they fill a record batch.
+        """
+        due = [
+            (key, waiting) for key, waiting in self._waiting.items() if waiting.since_s <= before_s and not stays(key)
+        ]
         for key, _ in due:
             del self._waiting[key]
         return self._output(due)
 
     def drain(self) -> list[ReadyBatches]:
         """Output everything."""
-        return self.take_lingered(float("inf"))
+        return self.take_lingered(math.inf)
 
-    @property
-    def oldest_s(self) -> float | None:
-        """Start of the longest wait; None if no row waits."""
-        return min((waiting.since_s for waiting in self._waiting.values()), default=None)
+    def oldest_s(self, after_s: float = -math.inf) -> float | None:
+        """Return the start of the longest wait that began after `after_s`; None if there is none."""
+        return min((each.since_s for each in self._waiting.values() if each.since_s > after_s), default=None)
 
     def _is_full(self, size_bytes: int, count: int) -> bool:
         return size_bytes >= self._limit_bytes or count >= self._limit_rows
@@ -212,7 +221,8 @@ class Accumulator:
         for _, same_schema in groupby(completed, key=lambda item: item[1].slices[0].schema):
             group = list(same_schema)
             batch_slices = [
-                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.sent)) for key, each in group
+                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.sent), each.since_s)
+                for key, each in group
             ]
             held_bytes = sum(each.size_bytes for _, each in group)
             self.waiting_bytes -= held_bytes

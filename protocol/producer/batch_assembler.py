@@ -24,7 +24,7 @@ from protocol.clock import Clock, Deadline
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import NO_PARTITION
+from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.metrics.client_sensors import ClientSensors
 from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches, too_large_errors
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
@@ -229,7 +229,9 @@ class BatchAssembler:
             if self._messages_are_due(now_s):
                 self._append_waiting_messages()
             self._hand_over(partial(self._due, now_s))
-            waiting_s = [at_s for at_s in (self._accumulator.oldest_s, self.messages.oldest_s) if at_s is not None]
+            # Lingered rows that are still there are handed over after the next reply.
+            oldest_s = self._accumulator.oldest_s(now_s - self._linger_s), self.messages.oldest_s
+            waiting_s = [at_s for at_s in oldest_s if at_s is not None]
         if self._memory.held_bytes < held_bytes:  # compressed, or refused
             self._incomplete.wake()
         return min(waiting_s) + self._linger_s if waiting_s else None
@@ -364,11 +366,18 @@ class BatchAssembler:
         return float("inf") if linger_ms is None else linger_ms / 1000
 
     def _due(self, now_s: float) -> list[ReadyBatches]:
-        """Return batches that have waited for `linger.ms`, or all if the memory is full, or half full of them."""
+        """Return batches that have waited for `linger.ms`, or all if the memory is full, or half full of them.
+
+        A batch of a partition that cannot send it yet goes on filling. Otherwise the queue of a partition would grow
+        without end as soon as a reply takes longer than the batches in flight have lingered.
+        """
         much = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
         if much or self._incomplete.waiting_for_room:
             return self._accumulator.drain()
-        return self._accumulator.take_lingered(now_s - self._linger_s)
+        return self._accumulator.take_lingered(now_s - self._linger_s, self._has_queue)
+
+    def _has_queue(self, key: TopicPartition) -> bool:
+        return self._incomplete.count(key) > self._config.max_in_flight_requests_per_connection
 
     def _messages_are_due(self, now_s: float) -> bool:
         oldest_s, full = self.messages.oldest_s, self.messages.full or self._incomplete.waiting_for_room > 0
@@ -479,7 +488,7 @@ class BatchAssembler:
                         batch.partition,
                         encoded,
                         batch.count,
-                        now_s,
+                        min(now_s, batch.since_s + self._linger_s),
                         batch.sent,
                         compression_ratio=len(encoded) / batch.size_bytes,
                     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -139,6 +140,7 @@ class IncompleteBatches:
         # By the call whose result reports them, too; None: rows without such a call.
         self._failures: dict[SentColumns | None, list[KafkaError]] = {}
         self._batches: dict[ProducerBatch, None] = {}
+        self._counts: Counter[TopicPartition] = Counter()
         self._abandoned = False
         self._completed_at_s = float("-inf")
         self._changed = Condition()
@@ -147,6 +149,10 @@ class IncompleteBatches:
     def empty(self) -> bool:
         """True if every batch is complete."""
         return not self._batches
+
+    def count(self, key: TopicPartition) -> int:
+        """Return the number of incomplete batches of a partition."""
+        return self._counts[key]
 
     @property
     def awaited(self) -> bool:
@@ -160,6 +166,7 @@ class IncompleteBatches:
                 self.memory.free(freed_bytes)
                 return
             self._batches.update(dict.fromkeys(batches))
+            self._counts.update((each.topic, each.partition) for each in batches)
             self.memory.hold(sum(each.size_bytes for each in batches) - freed_bytes)
 
     def end(self, completed: Sequence[ProducerBatch]) -> None:
@@ -183,6 +190,7 @@ class IncompleteBatches:
             for whole, *_ in results:
                 if not whole.rows_left and whole in self._batches:
                     del self._batches[whole]
+                    self._forget(whole)
                     self.memory.free(whole.size_bytes)
             self._completed_at_s = self._clock.now_s()
             self._changed.notify_all()
@@ -194,7 +202,15 @@ class IncompleteBatches:
             for batch in self._batches:
                 self.memory.free(batch.size_bytes)
             self._batches.clear()
+            self._counts.clear()
             self._changed.notify_all()
+
+    def _forget(self, batch: ProducerBatch) -> None:
+        """Count one batch less; partitions without batches keep no entry."""
+        key = batch.topic, batch.partition
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
 
     def failed(self, error: KafkaError, calls: Iterable[SentColumns | None] = (None,)) -> None:
         """Record a failure of rows of these calls that never became a batch."""

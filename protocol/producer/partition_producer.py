@@ -134,7 +134,7 @@ class PartitionProducer:
     def append(self, batch: ProducerBatch) -> None:
         """Add a batch at the end of the queue."""
         if not self.unsent:
-            self.waits_since_s = batch.created_s
+            self.waits_since_s = max(self.waits_since_s, batch.created_s)
         self._queue.append(batch)
 
     # -- sending ------------------------------------------------------------------------------

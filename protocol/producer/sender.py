@@ -172,13 +172,13 @@ class Sender:
         try:
             while not self._clock.stopped:
                 looked_at_s = self._client.clock.now_s()
-                due_s = self._hand_over_due()
                 self._take_in()
                 if self._resets:
                     self._reset_sequences()
                 else:
                     self._work()
-                self._wait(due_s, looked_at_s)
+                # Last: rows that wait for the end of a batch have no other due time. `put` ends the wait.
+                self._wait(self._hand_over_due(), looked_at_s)
         except BaseException as error:
             end = self._failed  # first: the next steps need memory
             log.exception("%s: the sender has failed", self._purpose)

@@ -145,9 +145,19 @@ def test_linger_releases_only_rows_that_waited_long_enough() -> None:
     accumulator = accumulator_of(10)
     append(accumulator, 0, [0], now_s=1.0)
     append(accumulator, 1, [1], now_s=2.0)
-    assert accumulator.oldest_s == 1.0
+    assert accumulator.oldest_s() == 1.0
     assert values(accumulator.take_lingered(1.5)) == {0: [0]}
-    assert accumulator.oldest_s == 2.0
+    assert accumulator.oldest_s() == 2.0
+
+
+def test_rows_of_partitions_with_a_queue_stay_until_they_fill_a_batch() -> None:
+    accumulator = accumulator_of(2)
+    append(accumulator, 0, [0, 1], now_s=1.0)
+    assert values(accumulator.take_lingered(5.0, lambda key: key == ("t", 0))) == {1: [1]}
+    assert (accumulator.oldest_s(), accumulator.oldest_s(5.0)) == (1.0, None)
+    (full,) = append(accumulator, 2, [0], now_s=6.0)
+    assert values([full]) == {0: [0, 2]}
+    assert [each.since_s for each in full.batch_slices] == [1.0]
 
 
 def test_memory_is_held_for_waiting_rows_until_the_receiver_frees_it() -> None:
