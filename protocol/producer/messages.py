@@ -18,6 +18,7 @@ import pyarrow as pa
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import MessageFuture, RecordMetadata, UnfinishedCalls, fail_futures
+from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -51,8 +52,8 @@ class Message:
         self.partition = partition
         if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= _MAX_TIMESTAMP_MS:
             raise UsageError(f"timestamp_ms is {timestamp_ms!r}; it must be milliseconds since 1970")
-        if not isinstance(partition, int | None):
-            raise UsageError(f"partition is {partition!r}; it must be an int")
+        if not (partition is None or (isinstance(partition, int) and abs(partition) <= MAX_INT32)):
+            raise UsageError(f"partition is {partition!r}; it must be an int of at most 32 bits")
         self.size_bytes = _OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"")
         self.size_bytes += sum(len(name) + len(content or b"") for name, content in self.headers)
 
@@ -61,14 +62,22 @@ def _bytes(what: str, content: object) -> bytes | None:
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):
-        return content.encode()
+        return _encoded(what, content)
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
     raise UsageError(f"{what} is {type(content).__name__}; it must be bytes or str")
 
 
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} has no UTF-8: {text[error.start]!r} at position {error.start}") from None
+
+
 def _header(header: object) -> tuple[str, bytes | None]:
     if isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str):
+        _encoded("a header's name", header[0])  # later, it would fail all messages of its batch
         return header[0], _bytes(f"header {header[0]}", header[1])
     raise UsageError(f"{header!r} is not a header; it must be a name (str) and a value (bytes)")
 

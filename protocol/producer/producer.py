@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 _STOP_MS = 10_000
 _LEAST_STOP_MS = 1_000
 
+_FORKED = "this producer was made before a fork: make one in this process"
+
 
 class Producer:
     """Writes Arrow columns and single messages to topics.
@@ -253,6 +255,8 @@ class Producer:
         partition: int | None,
         on_done: Callable[[Future[RecordMetadata]], None] | None = None,
     ) -> Future[RecordMetadata]:
+        if not isinstance(topic, str):
+            raise UsageError(f"topic is {topic!r}; it must be a str")
         in_callback = self._sender.is_current_thread
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
@@ -348,6 +352,8 @@ class Producer:
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
         """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
+        if not self._sender.in_this_process:
+            raise UsageError(_FORKED)
         return self._incomplete.acknowledged_now()
 
     @property
@@ -390,9 +396,11 @@ class Producer:
                         self._flush(deadline, despite_failures=True)
                 except BaseException:
                     self._abort(deadline, interrupts)
-                    self._incomplete.log_failures()
+                    if self._sender.in_this_process:  # as in `_abort`
+                        self._incomplete.log_failures()
                     raise
-                self._abort(deadline, interrupts)
+                if not self._closed:  # by another thread meanwhile
+                    self._abort(deadline, interrupts)
                 self._incomplete.raise_failures()  # the sender may have failed after the flush
 
     def abort(self) -> None:
@@ -465,11 +473,11 @@ class Producer:
         self._sender.wake()
         while late := self._incomplete.wait(deadline, despite_failures=despite_failures):
             if not (deadline.passed and despite_failures):  # else `close` drops these rows, and logs the failures
-                self._raise_if_unusable("flush")
+                self._raise_if_unusable("flush", closing=despite_failures)
             if deadline.passed:
                 raise _not_in_time(late)
             # The failure that ended the wait was raised in another thread.
-        self._raise_if_unusable("flush")
+        self._raise_if_unusable("flush", closing=despite_failures)
         if not despite_failures:
             self._assembler.raise_if_closed()
         self._flushed = True
@@ -494,7 +502,7 @@ class Producer:
 
     def _require_alive(self) -> None:
         if not self._sender.in_this_process:
-            raise UsageError("this producer was made before a fork: make one in this process")
+            raise UsageError(_FORKED)
         if self._closed:
             raise UsageError("this producer is closed")
 
@@ -502,10 +510,12 @@ class Producer:
         if self._sender.is_current_thread:
             raise UsageError(f"{call} would wait for its own thread: a callback of a future may only send")
 
-    def _raise_if_unusable(self, call: str) -> None:
+    def _raise_if_unusable(self, call: str, *, closing: bool = False) -> None:
         self._require_caller(call)
         if self._sender.in_this_process:
             self._incomplete.raise_failures()
+            if closing:  # another thread may have closed it meanwhile
+                return
         self._require_alive()
 
 

@@ -52,6 +52,11 @@ def producer(broker: FakeKafka) -> Iterator[Producer]:
         ({"timestamp_ms": -1}, "timestamp_ms is -1"),
         ({"timestamp_ms": 2**63}, "it must be milliseconds since 1970"),
         ({"partition": "0"}, "partition is '0'; it must be an int"),
+        ({"partition": 2**31}, "partition is 2147483648; it must be an int of at most 32 bits"),
+        ({"value": "a\ud800"}, r"value has no UTF-8: '\\ud800' at position 1"),
+        ({"key": "\ud800"}, "key has no UTF-8"),
+        ({"headers": [("\ud800", b"1")]}, "a header's name has no UTF-8"),
+        ({"topic": None}, "topic is None; it must be a str"),
     ],
 )
 def test_invalid_message_is_refused_and_others_are_written(
@@ -59,7 +64,7 @@ def test_invalid_message_is_refused_and_others_are_written(
 ) -> None:
     first = producer.send(TOPIC, b"first")
     with pytest.raises(UsageError, match=words):
-        producer.send(TOPIC, **{"value": b"bad", **fields})
+        producer.send(**{"topic": TOPIC, "value": b"bad", **fields})
     second = producer.send(TOPIC, b"second")
     assert [first.result(WAIT_S).offset, second.result(WAIT_S).offset] == [0, 1]
 

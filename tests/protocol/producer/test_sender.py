@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,6 +36,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from tests.protocol.producer.producing import numbered, producer_of
+from tests.support.forked_child import check_in_child
 from tests.support.internals import assembler_of, incomplete_of, sender_of
 from tests.support.wait_until import wait_until
 
@@ -143,6 +144,44 @@ class TestWhileCallersAreAway:
         with producer_of(broker.bootstrap_servers, clock=clock) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
+
+    def test_batch_of_a_partition_with_a_queue_goes_on_filling(self, broker: FakeKafka) -> None:
+        """As with a reply time of many `linger.ms`; otherwise each message would be a batch of its own."""
+        broker.delay_replies(PRODUCE, 3_600, ALWAYS)
+        clock = SkippingClock()
+        properties = {"linger.ms": 100, "request.timeout.ms": 50_000}
+        with producer_of(broker.bootstrap_servers, properties, clock) as producer:
+            waiting = assembler_of(producer).messages
+            futures = []
+            for number in range(30):
+                futures.append(producer.send(TOPIC, b"%d" % number, partition=0))
+                clock.skip(0.2)
+                sender_of(producer).wake()
+                wait_until(lambda: waiting.oldest_s is None)
+            assert incomplete_of(producer).count((TOPIC, 0)) == 6
+            broker.clear_faults()
+            clock.skip(50)
+            assert [each.result(WAIT_S).offset for each in futures] == list(range(30))
+            assert incomplete_of(producer).count((TOPIC, 0)) == 0
+        assert values_of(broker) == [b"%d" % number for number in range(30)]
+
+    def test_rows_behind_a_queue_fail_at_their_own_delivery_timeout(self, broker: FakeKafka) -> None:
+        broker.delay_replies(PRODUCE, 3_600, ALWAYS)
+        clock = SkippingClock()
+        properties = {"linger.ms": 100, "delivery.timeout.ms": 60_000, "request.timeout.ms": 50_000}
+        producer = producer_of(broker.bootstrap_servers, properties, clock)
+        waiting = assembler_of(producer).messages
+        futures = []
+        for number in range(9):
+            futures.append(producer.send(TOPIC, b"%d" % number, partition=0))
+            clock.skip(0.2)
+            sender_of(producer).wake()
+            wait_until(lambda: waiting.oldest_s is None)
+        clock.skip(61)
+        sender_of(producer).wake()
+        for each in futures:
+            assert isinstance(each.exception(WAIT_S), DeadlineExceeded)
+        producer.abort()
 
     def test_delivery_timeout_fails_rows_that_cannot_be_written(self, broker: FakeKafka) -> None:
         broker.edit_replies(PRODUCE, lambda body: {"responses": []})
@@ -428,6 +467,37 @@ class TestClose:
             assert os.waitstatus_to_exitcode(status) == 0
             producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32)).result()
         assert broker.log(TOPIC).end_offset == 6
+
+    def test_close_in_a_child_ends_although_a_lock_was_held_at_the_fork(self, broker: FakeKafka) -> None:
+        def refused() -> None:
+            for call in (lambda: producer.acknowledged, producer.close):
+                with pytest.raises(UsageError, match="before a fork"):
+                    call()
+
+        held, over = threading.Event(), threading.Event()
+
+        def hold(batches: IncompleteBatches) -> None:
+            batches.wait_for_room(lambda: held.set() or over.wait(WAIT_S), 0.0, despite_failures=True)
+
+        with producer_of(broker.bootstrap_servers) as producer:
+            other = threading.Thread(target=hold, args=(incomplete_of(producer),))
+            other.start()
+            assert held.wait(WAIT_S)
+            try:
+                check_in_child(refused)
+            finally:
+                over.set()
+                other.join()
+
+    def test_close_in_several_threads_raises_nothing_if_all_is_written(self, broker: FakeKafka) -> None:
+        for _ in range(10):
+            broker.delay_replies(PRODUCE, 0.05, 2)
+            producer = producer_of(broker.bootstrap_servers, {"linger.ms": 0})
+            futures = [producer.send(TOPIC, b"v", partition=number % 2) for number in range(8)]
+            with ThreadPoolExecutor(3) as threads:
+                closed = [threads.submit(producer.close) for _ in range(3)]
+            assert [each.result(WAIT_S) for each in closed] == [None] * 3
+            assert all(each.result(WAIT_S) for each in futures)
 
 
 def _in_the_child(producer: Producer) -> None:
