@@ -58,7 +58,7 @@ style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-# A minute of processor time. `make test` runs it beside the tests, which leave that free.
+# A minute of processor time. `make test` runs it beside the tests, which sometimes wait.
 types: setup
 	nice $(BIN)/mypy
 

@@ -368,8 +368,8 @@ class BatchAssembler:
     def _due(self, now_s: float) -> list[ReadyBatches]:
         """Return batches that have waited for `linger.ms`, or all if the memory is full, or half full of them.
 
-        A batch of a partition that cannot send it yet goes on filling. Otherwise the queue of a partition would grow
-        without end as soon as a reply takes longer than the batches in flight have lingered.
+        A batch goes on filling while its partition has a queue. Otherwise the queue would grow without end if a reply
+        takes longer than `linger.ms` for each batch in flight.
         """
         much = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
         if much or self._incomplete.waiting_for_room:

@@ -177,7 +177,7 @@ class Sender:
                     self._reset_sequences()
                 else:
                     self._work()
-                # Last: rows that wait for the end of a batch have no other due time. `put` ends the wait.
+                # After the work, which may have completed a batch that rows wait for. `put` ends the wait.
                 self._wait(self._hand_over_due(), looked_at_s)
         except BaseException as error:
             end = self._failed  # first: the next steps need memory

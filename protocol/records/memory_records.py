@@ -121,8 +121,8 @@ class MemoryRecords:
     def first_wrong_checksum(self, first_offset: int) -> int | None:
         """Return the index of the first batch whose checksum is wrong, from an offset on; messages have another one.
 
-        A batch reaches up to the next one, or to its own last offset: neither is to be trusted before. Beside messages,
-        whose base offsets may be computed from it, all batches are checked.
+        A batch reaches up to the next one, or to its own last offset; before the check, either may be damaged. Beside
+        messages, whose base offsets may be computed from it, all batches are checked.
         """
         checked = self.headers["magic"] == MAGIC
         if not self.has_messages:

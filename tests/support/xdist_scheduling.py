@@ -1,9 +1,9 @@
 """Order and distribution of test files over four pytest-xdist workers, so that few brokers and Sparks start.
 
 Files are sorted by their needs (`Place`). Two workers have a Spark: `gw0` begins with the files for three brokers and
-continues with those for one broker and Spark, which `gw1` takes from the end. The other two have none: `gw2` goes
-from the first file that needs none of these towards those for one broker, and `gw3` the other way.
-The three brokers, and the secured broker, are closed after the last file that needs them.
+continues with those for one broker and Spark, which `gw1` takes from the end. The other two have none: `gw2` takes the
+files from `SEPARATE` to `ONE_BROKER` in this order, and `gw3` in the reverse order. The three brokers, and the secured
+broker, are closed after the last file that needs them.
 
 `--dist loadgroup` is slower, measured in turns on 30 files of all kinds: with groups for three brokers, Spark and the
 secured broker, and one per other file, by 35 % (processor time 29 %), since each worker starts its own broker and the
@@ -29,7 +29,7 @@ SECURED = pytest.StashKey[LocalKafka]()
 
 
 class Place(IntEnum):
-    """What the tests of a file need, in the order of the run."""
+    """The needs of a file's tests, in the order of the run."""
 
     THREE_BROKERS = 0
     THREE_AND_ONE = 1

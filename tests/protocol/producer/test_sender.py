@@ -67,6 +67,17 @@ def values_of(broker: FakeKafka) -> list[bytes]:
     return [each.value or b"" for each in broker.records(TOPIC, isolation_level="read_uncommitted")]
 
 
+def send_slowly(producer: Producer, clock: SkippingClock, count: int) -> list[Future[RecordMetadata]]:
+    """Send numbers to partition 0. `linger.ms` (100) ends after each."""
+    waiting, futures = assembler_of(producer).messages, []
+    for number in range(count):
+        futures.append(producer.send(TOPIC, b"%d" % number, partition=0))
+        clock.skip(0.2)
+        sender_of(producer).wake()
+        wait_until(lambda: waiting.oldest_s is None)
+    return futures
+
+
 def trouble(producer: Producer, topic: str, partition: int) -> str:
     """Return the last error of the unwritten rows."""
     busy = sender_of(producer).busy.get((topic, partition))
@@ -146,18 +157,12 @@ class TestWhileCallersAreAway:
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
 
     def test_batch_of_a_partition_with_a_queue_goes_on_filling(self, broker: FakeKafka) -> None:
-        """As with a reply time of many `linger.ms`; otherwise each message would be a batch of its own."""
+        """As with a reply time of many `linger.ms`. Otherwise each message would be a separate batch."""
         broker.delay_replies(PRODUCE, 3_600, ALWAYS)
         clock = SkippingClock()
         properties = {"linger.ms": 100, "request.timeout.ms": 50_000}
         with producer_of(broker.bootstrap_servers, properties, clock) as producer:
-            waiting = assembler_of(producer).messages
-            futures = []
-            for number in range(30):
-                futures.append(producer.send(TOPIC, b"%d" % number, partition=0))
-                clock.skip(0.2)
-                sender_of(producer).wake()
-                wait_until(lambda: waiting.oldest_s is None)
+            futures = send_slowly(producer, clock, 30)
             assert incomplete_of(producer).count((TOPIC, 0)) == 6
             broker.clear_faults()
             clock.skip(50)
@@ -170,13 +175,7 @@ class TestWhileCallersAreAway:
         clock = SkippingClock()
         properties = {"linger.ms": 100, "delivery.timeout.ms": 60_000, "request.timeout.ms": 50_000}
         producer = producer_of(broker.bootstrap_servers, properties, clock)
-        waiting = assembler_of(producer).messages
-        futures = []
-        for number in range(9):
-            futures.append(producer.send(TOPIC, b"%d" % number, partition=0))
-            clock.skip(0.2)
-            sender_of(producer).wake()
-            wait_until(lambda: waiting.oldest_s is None)
+        futures = send_slowly(producer, clock, 9)
         clock.skip(61)
         sender_of(producer).wake()
         for each in futures:
