@@ -40,10 +40,10 @@ def read_ledger(client: Client, query: Query, deadline: Deadline, *, require_sta
     return from_offsets(fetch_offsets(client, query.transactional_id, None, deadline, require_stable=require_stable))
 
 
-def read_written_ledger(client: Client, query: Query, deadline: Deadline) -> Ledger:
-    """Return a ledger that was written before. Raises `UsageError` if it cannot be read."""
+def read_written_ledger(client: Client, query: Query, deadline: Deadline, *, require_stable: bool = False) -> Ledger:
+    """Return a ledger that was written before, as `read_ledger`. Raises `UsageError` if it cannot be read."""
     visible_by = Deadline.after_ms(_VISIBLE_AFTER_MS, client.clock)
-    while (ledger := read_ledger(client, query, deadline)) is None:
+    while (ledger := read_ledger(client, query, deadline, require_stable=require_stable)) is None:
         if visible_by.passed:
             raise UsageError(
                 f"the ledger of {query.transactional_id} was deleted, or the user may not read it. It says which batch "

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -127,8 +127,10 @@ def take_over(
     KafkaError
         A request failed.
     """
+    undecided: list[TransactionalIdentity] = []
 
     def add_start(before: Ledger | None) -> Ledger:
+        undecided.clear()
         if before is None:
             assert topic is not None
             return Ledger(topic, (batch.start_id,))
@@ -136,7 +138,10 @@ def take_over(
         if before.start_id == batch.start_id:
             return before
         _require_checkpoint_not_reset(before, batch)
-        _settle(client, batch.query, before, deadline)
+        decided = batch.query.identities(before.transactions)
+        end_transactions(client, decided, commit=True, deadline=deadline, maybe_ended=True)
+        listed = list_open_transactions(client, batch.query.task_prefix, deadline)
+        undecided.extend(identity for identity in listed if identity not in decided)
         return before.started(batch.start_id)
 
     def current_ledger() -> Ledger | None:
@@ -158,9 +163,11 @@ def take_over(
             if ledger.start_id == batch.start_id if ledger is not None else topic is None:
                 return ledger
             if is_due:
-                return rewrite_ledger(
+                ledger = rewrite_ledger(
                     client, batch.query, add_start, transaction_timeout_ms, deadline, fence_first=True
                 )
+                _abort_undecided(client, batch.query, undecided, deadline)
+                return ledger
             backoff = backoff or TakeoverBackoff(partial(_ledger_producer, client, batch.query, deadline), deadline)
             if not (is_due := backoff.is_due()):
                 backoff.wait()
@@ -181,6 +188,9 @@ def _ledger_producer(client: Client, query: Query, deadline: Deadline) -> Ledger
 def require_not_decided(client: Client, batch: StreamBatch, known: Ledger) -> None:
     """Check the ledger again once a task has its producer id; `known` is the ledger before.
 
+    Waits for a decision that is being written. An attempt that is too late would otherwise see the ledger before it,
+    and leave a transaction open that only the next batch or a timeout ends.
+
     Raises
     ------
     ProducerFenced
@@ -188,9 +198,10 @@ def require_not_decided(client: Client, batch: StreamBatch, known: Ledger) -> No
         would stay open until it times out.
     """
     deadline, what = client.deadline(), f"ledger of {batch.query.transactional_id}"
-    ledger = client.retrying(what, lambda: read_written_ledger(client, batch.query, deadline), deadline)
+    read = partial(read_written_ledger, client, batch.query, deadline, require_stable=True)
+    ledger = client.retrying(what, read, deadline)
     require_newest(ledger, batch)
-    # A commit becomes visible with a delay: the ledger may be older than `known`, or newer by the previous batch.
+    # The first look may have been at the ledger before the previous batch.
     if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != known:
         raise _too_late(ledger, batch)
 
@@ -242,12 +253,13 @@ def report_fenced(client: Client, batch: StreamBatch) -> Iterator[None]:
         raise
 
 
-def _settle(client: Client, query: Query, ledger: Ledger, deadline: Deadline) -> None:
-    """End the transactions of the previous start: commit the decided ones, abort the others."""
-    decided = query.identities(ledger.transactions)
-    end_transactions(client, decided, commit=True, deadline=deadline, maybe_ended=True)
-    undecided = [each for each in list_open_transactions(client, query.task_prefix, deadline) if each not in decided]
-    # If the ledger has changed, another task of this start has taken over, and some of these may be new.
-    if undecided and read_ledger(client, query, deadline) == ledger:
+def _abort_undecided(
+    client: Client, query: Query, undecided: Collection[TransactionalIdentity], deadline: Deadline
+) -> None:
+    """Abort the transactions that an earlier start has left open. Call it once the ledger names the new start.
+
+    Until then a driver of an earlier start may fence the takeover in turn, and decide them.
+    """
+    if undecided:
         log.info("%s: %d transactions of an earlier start are aborted", query.transactional_id, len(undecided))
         end_transactions(client, undecided, commit=False, deadline=deadline, maybe_ended=True)
