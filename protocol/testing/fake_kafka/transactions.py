@@ -84,13 +84,13 @@ class Transactions:
         self._offsets = offsets
         self._write_marker = write_marker
         self._max_timeout_ms = int(settings["transaction.max.timeout.ms"])
-        self._next_producer_id = 1_000
+        self.next_producer_id = 1_000
 
     def tick(self, now_s: float) -> None:
         """Abort transactions past their timeout, and write the markers of ended ones."""
         for transaction in self.transactions.values():
             if transaction.state is State.ONGOING and now_s - transaction.started_s >= transaction.timeout_ms / 1000:
-                self._fence(transaction)
+                self.fence(transaction)
             self._write_markers(transaction)
 
     # -- InitProducerId -----------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Transactions:
         if transaction.state in _PREPARED:
             raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
         if transaction.state is State.ONGOING:
-            self._fence(transaction)
+            self.fence(transaction)
             self._write_markers(transaction)
             raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
         if producer_id != _NONE and not is_new and epoch != transaction.producer_epoch:
@@ -140,8 +140,8 @@ class Transactions:
         transaction.producer_epoch = 0
 
     def _new_producer_id(self) -> int:
-        self._next_producer_id += 1
-        return self._next_producer_id
+        self.next_producer_id += 1
+        return self.next_producer_id
 
     def describe(self, transactional_id: str) -> Body:
         """Return a row of DescribeTransactions; raise `Refused` for an unknown id."""
@@ -273,14 +273,18 @@ class Transactions:
             transaction.last_epoch = transaction.producer_epoch
             transaction.producer_epoch += 1
 
-    def _fence(self, transaction: Transaction) -> None:
+    def fence(self, transaction: Transaction) -> None:
         """Abort the transaction under an epoch that its producer does not have."""
         self._prepare(transaction, State.PREPARE_ABORT, raises_epoch=True)
         transaction.last_epoch = _NONE
 
     def _write_markers(self, transaction: Transaction) -> None:
+        if not self.markers_held:
+            self.write_markers(transaction)
+
+    def write_markers(self, transaction: Transaction) -> None:
         """Write markers to the logs of all reachable leaders; the transaction is complete when all logs have one."""
-        if transaction.state not in _PREPARED or self.markers_held:
+        if transaction.state not in _PREPARED:
             return
         for partition in sorted(transaction.partitions):
             if self._write_marker(partition, transaction):
