@@ -85,7 +85,8 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         if options.decoded:
             from spark_kafka_source.driver.reader_schemas import with_schemas
 
-            options = with_schemas(options)
+            with deferred_warnings():  # the reader warns
+                options = with_schemas(options)
         return spark_schema(options.row_columns, options.schemas)
 
     @_without_traceback

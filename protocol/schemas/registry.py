@@ -28,6 +28,7 @@ from protocol.property_kinds import parse_url, shown_url
 from protocol.sasl.config import NO_SASL
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.schemas.registry_config import PREFIX, RegistryConfig
+from protocol.schemas.rules import Rule, parse_rules
 from protocol.secret import Secret, hide_variables
 from protocol.security.tls_config import DEFAULT_TLS
 
@@ -70,6 +71,8 @@ class RegisteredSchema:
     version : int or None
         Set if the schema was requested by subject.
     references : tuple of SchemaReference
+    rules : tuple of Rule
+        The enabled rules of its data contract.
     """
 
     text: str
@@ -79,6 +82,7 @@ class RegisteredSchema:
     subject: str | None = None
     version: int | None = None
     references: tuple[SchemaReference, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass
@@ -399,6 +403,7 @@ def _schema(document: Any, schema_id: int | None = None) -> RegisteredSchema:
             document.get("subject"),
             document.get("version"),
             references,
+            parse_rules(document.get("ruleSet")),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         raise RegistryFailed("the response of the schema registry has no schema") from None

@@ -23,6 +23,7 @@ from protocol.schemas.formats import FORMATS, Format, language_of, registered_fo
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry, is_unknown
+from protocol.schemas.rules import refuse_rules
 
 # Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
 _MAGIC_ID, _MAGIC_GUID = 0, 1
@@ -37,6 +38,7 @@ def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchem
             f"the subject {schema.subject} has a schema of the type {schema.kind}, which {format} cannot read"
             f"{f'; use {fitting}' if fitting else ''}"
         )
+    refuse_rules(schema.rules, ("READ", "UPGRADE"), f"version {schema.version} of the subject {schema.subject}")
     references = tuple((name, each.text) for name, each in registry.references(schema).items())
     return ReaderSchema(
         format, schema.text, references, subject=schema.subject, version=schema.version, schema_id=schema.schema_id
@@ -202,6 +204,8 @@ class ColumnDecoder:
             if schema.kind != FORMATS[self.schema.format].language:
                 wanted = FORMATS[self.schema.format].language
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {wanted}")
+            owner = f"the schema with the id {key if isinstance(key, int) else _guid(key)}"
+            refuse_rules(schema.rules, ("READ",) if schema.text == self.schema.text else ("READ", "DOWNGRADE"), owner)
             message = None if isinstance(key, int) else key[_GUID_BYTES:]
             made = language_of(self.schema.format).resolver(schema.text, references, self.schema, message)
         except ConfigurationError as error:

@@ -129,10 +129,15 @@ class FakeSchemaRegistry:
         schema: str,
         kind: str = "AVRO",
         references: list[dict[str, Any]] | None = None,
+        rule_set: dict[str, Any] | None = None,
     ) -> int:
-        """Register a schema as `POST /subjects/SUBJECT/versions` does, without a check; return its id."""
+        """Register a schema as `POST /subjects/SUBJECT/versions` does, without a check; return its id.
+
+        `rule_set` is the `ruleSet` of a data contract. None: the rules of the latest version; {}: no rules.
+        """
+        body = {"schema": schema, "schemaType": kind, "references": references or [], "ruleSet": rule_set}
         with self._lock:
-            return self._register(subject, {"schema": schema, "schemaType": kind, "references": references or []})[1]
+            return self._register(subject, body)[1].schema_id
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -220,10 +225,11 @@ class FakeSchemaRegistry:
         ]
 
     def _lookup(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        same = _key(body)
-        for version, stored in self._subject(name).versions.items():
-            if _key(stored.body) == same:
-                return self._version(name, str(version), {})
+        versions = self._subject(name).versions
+        for same in (_key(body), _key(self._with_rules(name, body))):
+            for version, stored in versions.items():
+                if _key(stored.body) == same:
+                    return self._version(name, str(version), {})
         raise _Refused(404, _SCHEMA_NOT_FOUND, "Schema not found")
 
     def _register_checked(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -234,10 +240,18 @@ class FakeSchemaRegistry:
             raise _Refused(
                 409, _INCOMPATIBLE, f"Schema being registered is incompatible with an earlier schema: {reasons}"
             )
-        version, schema_id = self._register(name, body)
-        return {"id": schema_id, "version": version, "guid": self._schemas[_key(body)].guid, **body}
+        version, stored = self._register(name, body)
+        return {"id": stored.schema_id, "version": version, "guid": stored.guid, **stored.body}
 
-    def _register(self, name: str, body: dict[str, Any]) -> tuple[int, int]:
+    def _with_rules(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema with the rules of the subject's latest version, unless it has a `ruleSet`."""
+        versions = self._subjects.get(name, _Subject()).versions
+        if body.get("ruleSet") is not None or not versions:
+            return body
+        return {**body, "ruleSet": versions[max(versions)].body.get("ruleSet")}
+
+    def _register(self, name: str, body: dict[str, Any]) -> tuple[int, _Stored]:
+        body = self._with_rules(name, body)
         key = _key(body)
         if key not in self._schemas:
             guid = str(uuid.UUID(bytes=hashlib.md5(key.encode(), usedforsecurity=False).digest()))
@@ -246,10 +260,10 @@ class FakeSchemaRegistry:
         versions = self._subjects.setdefault(name, _Subject()).versions
         for version, other in versions.items():
             if other is stored:
-                return version, stored.schema_id
+                return version, stored
         version = max(versions, default=0) + 1
         versions[version] = stored
-        return version, stored.schema_id
+        return version, stored
 
     # -- compatibility ------------------------------------------------------------------------
 
@@ -313,7 +327,8 @@ def _key(body: dict[str, Any]) -> str:
     text = str(body.get("schema"))
     with contextlib.suppress(ValueError):
         text = json.dumps(json.loads(text)) if _kind(body) != "PROTOBUF" else text
-    return json.dumps([_kind(body), text, body.get("references") or []])
+    rules = {name: value for name, value in (body.get("ruleSet") or {}).items() if value}
+    return json.dumps([_kind(body), text, body.get("references") or [], rules], sort_keys=True)
 
 
 def _body_of(stored: _Stored, query: dict[str, str]) -> dict[str, Any]:
@@ -322,12 +337,13 @@ def _body_of(stored: _Stored, query: dict[str, str]) -> dict[str, Any]:
         raise _Refused(
             422, _INVALID_SCHEMA, "this registry serves a Protobuf descriptor only if it was registered as one"
         )
-    references = stored.body.get("references") or []
+    references, rule_set = stored.body.get("references"), stored.body.get("ruleSet")
     return {
         "schema": text,
         "guid": stored.guid,
         **({"schemaType": kind} if kind != "AVRO" else {}),
         **({"references": references} if references else {}),
+        **({"ruleSet": rule_set} if rule_set else {}),
     }
 
 

@@ -105,6 +105,7 @@ def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa
             f"the subject {subject} has a schema of the type {found.kind}, not {spec.language}"
             f"{f'; set {part}Format to {fitting}' if fitting else ''}"
         )
+    _refuse_rules(found, subject)
     assert found.schema_id is not None
     references = tuple((name, each.text) for name, each in registry.references(found).items())
     return WriterSchema(part, format, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"), message)
@@ -122,21 +123,32 @@ def _registered(
     from protocol.schemas.registry import RegisteredSchema
 
     normalize = options.normalize_schemas
-    if not options.auto_register_schemas:
-        try:
+    try:
+        latest = registry.version(subject)
+        # The contract of the subject also holds for an older version without rules, and for the next version.
+        _refuse_rules(latest, subject)
+        if not options.auto_register_schemas:
             if text is None:
-                return registry.version(subject)
+                return latest
             return registry.lookup(subject, RegisteredSchema(text, _language(format)), normalize=normalize)
-        except RegistryFailed as error:
-            if error.context.get("error_code") in _NOT_REGISTERED:
-                which = "the schema of the column" if text is None else "it"
-                error.message += f"; to register {which}, set schema.registry.auto.register.schemas=true"
+    except RegistryFailed as error:
+        not_registered = error.context.get("error_code") in _NOT_REGISTERED
+        if not_registered and not options.auto_register_schemas:
+            which = "the schema of the column" if text is None else "it"
+            error.message += f"; to register {which}, set schema.registry.auto.register.schemas=true"
+        if not (not_registered and options.auto_register_schemas):
             raise
     if text is None and kind is None:
         raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
     schema = RegisteredSchema(written_language_of(format).text_of(kind) if text is None else text, _language(format))
     registry.register(subject, schema, normalize=normalize)
     return registry.lookup(subject, schema, normalize=normalize)
+
+
+def _refuse_rules(schema: RegisteredSchema, subject: str) -> None:
+    from protocol.schemas.rules import refuse_rules
+
+    refuse_rules(schema.rules, ("WRITE",), f"version {schema.version} of the subject {subject}")
 
 
 def _language(format: str) -> str:

@@ -133,6 +133,13 @@ def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSch
         assert table.column("key").to_pylist() == [b"k"] * 3
 
 
+def test_decoding_by_a_subject_with_rules_is_refused(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    rule = {"name": "hidePII", "kind": "TRANSFORM", "mode": "WRITEREAD", "type": "ENCRYPT"}
+    registry.register(SUBJECT, json.dumps(NEWER), rule_set={"domainRules": [rule]})
+    refused = consume(fake, registry, "valid", "--decode", code=2)
+    assert "version 3 of the subject orders-value has rules that are not applied here" in refused.stderr
+
+
 def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> None:
     key_id = registry.register("keyed-key", '"long"')
     registry.register("keyed-value", '"string"')

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError, KafkaError
 from protocol.testing import FakeSchemaRegistry
+from spark_kafka_source import from_registry, to_registry
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.sink.value_schemas import writer_schemas
 from spark_kafka_source.source import KafkaGroupDataSource
@@ -20,6 +21,8 @@ from spark_kafka_source.source import KafkaGroupDataSource
 LONG = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 MESSAGE = 'syntax = "proto3"; message M { int64 id = 1; }'
 OBJECT = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+ENCRYPTING = {"domainRules": [{"name": "hidePII", "kind": "TRANSFORM", "mode": "WRITEREAD", "type": "ENCRYPT"}]}
+WITH_NAME = '{"type": "record", "name": "R", "fields": [{"name": "name", "type": "string"}]}'
 DEEP = 'syntax = "proto3"; ' + " ".join(f"message M{n} {{ M{n + 1} x = 1; }}" for n in range(300)) + " message M300 { }"
 
 
@@ -28,6 +31,9 @@ def registry() -> Iterator[FakeSchemaRegistry]:
     with FakeSchemaRegistry() as running:
         for subject, text, kind in (("a", LONG, "AVRO"), ("p", MESSAGE, "PROTOBUF"), ("j", OBJECT, "JSON")):
             running.register(subject, text, kind)
+        running.register("secret", LONG)
+        running.register("secret", WITH_NAME)
+        running.register("secret", WITH_NAME, rule_set=ENCRYPTING)
         yield running
 
 
@@ -54,6 +60,7 @@ def refusal(url: str, **more: str) -> str:
         ({}, "subject orders-value with the status 404 .*not found; set valueSubject if its name is another one"),
         ({"schema__registry__reader__version": "9", "valueSubject": "a"}, "set schema.registry.reader.version to one"),
         ({"valueSubject": "p"}, "subject p has a schema of the type PROTOBUF, which confluent-avro cannot read; use "),
+        ({"valueSubject": "secret"}, "version 3 of the subject secret has rules .*: hidePII .* Disable the rule"),
         ({"valueSubject": "a", "valueFormat": "confluent-json"}, "type AVRO, .* use confluent-avro"),
         ({"valueSubject": "a", "valueFields": "id, nope"}, "valueFields: the subject a: the schema has no field nope;"),
         ({"valueSubject": "j", "valueFormat": "confluent-json", "valueFields": "x"}, "valueFields: the subject j: "),
@@ -134,6 +141,10 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
         ),
         ({"valueSubject": "a"}, "the column value cannot be written: the schema has no field name; it has id"),
         ({"valueFormat": "string"}, "valueFormat is 'string'; allowed: binary, json, "),
+        ({"valueSubject": "secret"}, "version 3 of the subject secret has rules that are not applied here, and that "),
+        # The contract of the subject holds for an older version that has no rules, too.
+        ({"valueSubject": "secret", "valueSchema": WITH_NAME}, "version 3 of the subject secret has rules .*hidePII"),
+        ({"valueSubject": "secret", "schema.registry.auto.register.schemas": "true"}, "version 3 of .* hidePII"),
     ],
 )
 def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
@@ -144,3 +155,21 @@ def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
     with pytest.raises(KafkaError) as refused:
         writer_schemas(parse_sink_options({**given, "schema.registry.url": registry.url, **more}), column)
     assert re.search(message, str(refused.value)), refused.value
+
+
+def test_subject_with_rules_gets_no_new_version(registry: FakeSchemaRegistry) -> None:
+    """A registry would pass the rules on to the version that a refused query leaves behind."""
+    given = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
+    given |= {"schema.registry.url": registry.url, "valueSubject": "secret", "valueSchema": LONG.replace("R", "S")}
+    column = StructType().add("value", StructType().add("id", "long"))
+    registry.requests.clear()
+    with pytest.raises(ConfigurationError, match="hidePII"):
+        writer_schemas(parse_sink_options({**given, "schema.registry.auto.register.schemas": "true"}), column)
+    assert registry.requests == ["GET /subjects/secret/versions/latest"]
+
+
+def test_functions_for_columns_refuse_a_subject_with_rules(registry: FakeSchemaRegistry) -> None:
+    options = {"schema.registry.url": registry.url, "valueFormat": "confluent-avro", "valueSubject": "secret"}
+    for function in (from_registry, to_registry):
+        with pytest.raises(ConfigurationError, match=r"version 3 of the subject secret has rules .*: hidePII"):
+            function("value", options)

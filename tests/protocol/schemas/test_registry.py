@@ -95,7 +95,17 @@ def test_references_in_a_circle_end(server: FakeSchemaRegistry) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"[]", b"{}", b"null", b"<html>", b'{"schema": 1, "references": 5}', b"[" * 9_999]
+    "answer",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b"<html>",
+        b'{"schema": 1, "references": 5}',
+        b'{"schema": 1, "ruleSet": [1]}',
+        b"[" * 9_999,
+    ],
 )
 def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> None:
     with Answering(answer) as url, pytest.raises(RegistryFailed):
