@@ -48,6 +48,12 @@ _CONSUMERS = """\
 `KafkaConsumer` and `ConsumerGroup` commit as below. `Consumer` reads given partitions: it is in no group and commits
 nothing."""
 
+_INEFFECTIVE = {
+    Effect.FORBIDDEN: "Forbidden properties",
+    Effect.NOT_YET: "Properties not supported yet",
+    Effect.NO_EFFECT: "Properties accepted without effect",
+}
+
 
 def markdown() -> str:
     """Return the page."""
@@ -56,7 +62,7 @@ def markdown() -> str:
     client_rows = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
     consumer_rows = [*(row for row in rows if row.role is Role.CONSUMER), *GROUP_PROPERTIES]
     producer_rows = [row for row in rows if row.role is Role.PRODUCER]
-    others = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
+    others = {row.name: (row.effect, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
     parts = [
         _INTRODUCTION,
         "## All clients",
@@ -75,11 +81,7 @@ def markdown() -> str:
         ),
         "## Producers",
         property_table(producer_rows, defaults(ProducerConfig)),
-        "## Properties without effect, forbidden or not supported",
-        table(
-            ("property", "effect", "reason"),
-            [(f"`{name}`", *row) for name, row in sorted(others.items()) if name not in group_names],
-        ),
+        *ineffective_properties({name: row for name, row in others.items() if name not in group_names}, "##"),
     ]
     return "\n\n".join(parts)
 
@@ -93,6 +95,27 @@ def property_table(rows: Iterable[Property], values: Mapping[str, object]) -> st
     """Format properties with their meaning, allowed values and default."""
     cells = [(f"`{row.name}`", row.doc, row.kind.allowed, default_text(values.get(row.field))) for row in rows]
     return table(("property", "meaning", "values", "default"), cells)
+
+
+def ineffective_properties(properties: Mapping[str, tuple[Effect, str]], heading: str) -> list[str]:
+    """Format properties that do not apply: a section for each effect, a line for each reason.
+
+    Parameters
+    ----------
+    properties : mapping of str to (Effect, str)
+        Their effect and its reason, by name.
+    heading : str
+        The `#` signs of the sections.
+    """
+    parts = []
+    for effect, title in _INEFFECTIVE.items():
+        names: dict[str, list[str]] = {}
+        for name, (own_effect, reason) in sorted(properties.items()):
+            if own_effect is effect:
+                names.setdefault(reason, []).append(f"`{name}`")
+        lines = (f"* {', '.join(of_reason)}: {reason}" for reason, of_reason in names.items())
+        parts += [f"{heading} {title}", "\n".join(lines)]
+    return parts
 
 
 def default_text(value: object) -> str:

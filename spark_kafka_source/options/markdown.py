@@ -11,7 +11,7 @@ import dataclasses
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
 from protocol.properties import PROPERTIES
 from protocol.property_kinds import Effect, Role
-from protocol.property_page import default_text, defaults, property_table, table
+from protocol.property_page import default_text, defaults, ineffective_properties, property_table, table
 from protocol.sasl.config import SASL_PROPERTIES, SaslConfig
 from protocol.security.tls_config import TLS_PROPERTIES, TLSConfig
 from spark_kafka_source.options.java_regex import DIFFERENCES
@@ -95,10 +95,9 @@ def markdown() -> str:
     ]
     of_sinks = {**defaults(ProducerConfig), "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS, "linger_ms": None}
     parts += ["### Producers (sink)", property_table(of_producers, of_sinks)]
-    parts += [
-        "### Properties without effect, forbidden or not supported",
-        table(("property", "effect", "reason"), _others()),
-    ]
+    others = {row.name: (row.effect, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
+    others |= {name: (Effect.FORBIDDEN, reason) for name, reason in FORBIDDEN.items()}
+    parts += ineffective_properties(others, "###")
     return "\n\n".join(parts)
 
 
@@ -109,9 +108,3 @@ def _options(rows: list[Option], *, queries: bool) -> str:
         uses = ", ".join(word.split()[0] for use, word in USE_WORDS.items() if use & row.use & READ)
         cells.append((f"`{row.name}`", row.doc, row.kind.allowed, default, *([uses] if queries else [])))
     return table(("option", "meaning", "values", "default", *(["queries"] if queries else [])), cells)
-
-
-def _others() -> list[tuple[str, ...]]:
-    rows = {row.name: (row.effect.value, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
-    rows |= {name: (Effect.FORBIDDEN.value, why) for name, why in FORBIDDEN.items()}
-    return [(f"`{name}`", *row) for name, row in sorted(rows.items())]

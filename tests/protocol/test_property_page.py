@@ -7,7 +7,7 @@ from typing import Any
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.properties import PROPERTIES
 from protocol.property_page import markdown
-from tests.support.documents import ROOT, block
+from tests.support.documents import ROOT, block, listed_names
 from tests.support.small_cluster import SmallCluster
 
 
@@ -17,7 +17,8 @@ def test_docs_page_of_properties_is_current() -> None:
 
 
 def test_docs_page_has_every_property_once() -> None:
-    assert [row.name for row in PROPERTIES if markdown().count(f"| `{row.name}` |") != 1] == []
+    names = listed_names(markdown())
+    assert [row.name for row in PROPERTIES if names.count(row.name) != 1] == []
 
 
 def test_commits_on_the_page_are_those_of_kafka_consumer() -> None:

@@ -14,6 +14,14 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *TUTORIAL)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"`((?:make|python|pip|%pip) [^`]+)`")
 
+# The first cell of a row, and the names before the colon of an entry of a list.
+_NAMES = re.compile(r"^(?:\| (`[^`]+`) \||\* ((?:`[^`]+`, )*`[^`]+`): )", re.MULTILINE)
+
+
+def listed_names(page: str) -> list[str]:
+    """Return the names that the tables and lists of a page of options explain."""
+    return [name for cell, entry in _NAMES.findall(page) for name in re.findall("`([^`]+)`", cell or entry)]
+
 
 @dataclass(frozen=True)
 class Block:
