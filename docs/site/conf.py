@@ -58,7 +58,8 @@ html_theme_options = {"navigation_with_keys": True}
 _CONTENTS = {
     "Tutorial": ["docs/tutorial/*", "notebooks/*", "docs/examples"],
     "How-to": [
-        *("docs/migrating", "docs/groups", "docs/delivery", "docs/schemas", "docs/security", "docs/clouds"),
+        *("docs/migrating", "docs/groups", "docs/delivery", "docs/delta", "docs/schemas"),
+        *("docs/security", "docs/clouds"),
         *(
             "docs/installing",
             "docs/monitoring",

@@ -44,6 +44,8 @@ PYTHON = {
         "delivery.md",
         "exactly-once",
     ): "tests/spark/sink/test_exactly_once.py::test_example_of_docs_copies_every_row_once",
+    ("delta.md", ""): "tests/spark/test_delta.py::"
+    "test_queries_of_the_page_write_each_record_once_while_they_are_killed",
     (
         "groups.md",
         "group.protocol",

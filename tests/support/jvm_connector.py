@@ -11,6 +11,8 @@ from pathlib import Path
 from spark_kafka_source.local_kafka.jars import Jar, Report, cached_jars, to_stderr
 
 CONNECTOR_VERSION = "4.2.0"
+# The newest Delta, and the newest Spark that it is published for.
+DELTA_VERSION, DELTA_SPARK = "4.4.0", "4.2.1"
 
 # Left out: dependencies that Spark contains (lz4, snappy, zstd, slf4j, Scala).
 _JARS = (
@@ -25,6 +27,15 @@ def spark_avro_jars(report: Report = to_stderr) -> list[Path]:
     """Return the jar of Spark's `from_avro`. Downloads it unless cached."""
     jars = (Jar("org.apache.spark", "spark-avro_2.13", CONNECTOR_VERSION, alone=True),)
     folder = cached_jars(f"spark-avro-{CONNECTOR_VERSION}", f"Spark's Avro {CONNECTOR_VERSION}", jars, report)
+    return sorted(folder.glob("*.jar"))
+
+
+def delta_jars(report: Report = to_stderr) -> list[Path]:
+    """Return the jars of Delta for `DELTA_SPARK`. Downloads 10 MB unless cached."""
+    minor = DELTA_SPARK.rpartition(".")[0]
+    names = (f"delta-spark_{minor}_2.13", "delta-storage")
+    jars = [Jar("io.delta", name, DELTA_VERSION, alone=True) for name in names]
+    folder = cached_jars(f"delta-{DELTA_VERSION}-spark-{minor}", f"Delta {DELTA_VERSION}", jars, report)
     return sorted(folder.glob("*.jar"))
 
 
