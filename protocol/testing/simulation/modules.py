@@ -1,0 +1,108 @@
+"""Modules of simulated processes: each process has its own copies, so that no state of a module is shared.
+
+`sys.modules` always belongs to one process. It is exchanged when the next import happens in another process, so that a
+switch of threads costs nothing.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protocol.testing.simulation.scheduler import Scheduler
+
+OWN_STANDARD_MODULES = frozenset(
+    {
+        "_queue",
+        "_thread",
+        "concurrent",
+        "http",
+        "queue",
+        "sched",
+        "select",
+        "selectors",
+        "signal",
+        "socket",
+        "socketserver",
+        "threading",
+        "time",
+    }
+)
+"""Modules of the standard library that read the time, wait or start threads: replaced, or executed again."""
+SHARED = "protocol.testing.simulation"
+"""This package is the outside of the world, the same for all processes."""
+
+
+class ModuleTables:
+    """The modules of all processes of a world.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    packages : iterable of str
+        Top-level packages of which each process has a copy.
+    """
+
+    def __init__(self, scheduler: Scheduler, packages: frozenset[str]) -> None:
+        self._scheduler = scheduler
+        self._names = OWN_STANDARD_MODULES | packages
+        self._outside: dict[str, ModuleType | None] = {}
+        # The table of which `sys.modules` now shows the modules.
+        self._shown = self._outside
+        self._import: Callable[..., Any] = builtins.__import__
+        self._import_module = importlib.import_module
+
+    def is_own(self, name: str) -> bool:
+        """Return True if each process has its own copy of a module."""
+        return name.partition(".")[0] in self._names and not (name == SHARED or name.startswith(SHARED + "."))
+
+    def install(self) -> None:
+        """Make imports in threads of the world find the modules of their process."""
+        builtins.__import__ = self._import_for_process
+        importlib.import_module = self._import_module_for_process
+
+    def uninstall(self) -> None:
+        """Undo `install`."""
+        builtins.__import__ = self._import
+        importlib.import_module = self._import_module
+        self._show(self._outside)
+
+    def show_current(self) -> None:
+        """Make `sys.modules` show the modules of the current thread's process."""
+        thread = self._scheduler.current
+        table = self._outside if thread is None else thread.process.modules
+        if table is not self._shown:
+            self._show(table)
+
+    def _show(self, table: dict[str, ModuleType | None]) -> None:
+        former = self._shown
+        former.clear()
+        for name in [name for name in sys.modules if self.is_own(name)]:
+            former[name] = sys.modules.pop(name)
+        sys.modules.update(table)  # type: ignore[arg-type]  # None: the import fails
+        self._shown = table
+
+    def load(self, name: str) -> ModuleType:
+        """Return a module of the current thread's process."""
+        return self._import_module_for_process(name)
+
+    def _import_for_process(self, *arguments: Any, **options: Any) -> Any:
+        self.show_current()
+        self._scheduler.atomic += 1
+        try:
+            return self._import(*arguments, **options)
+        finally:
+            self._scheduler.atomic -= 1
+
+    def _import_module_for_process(self, name: str, package: str | None = None) -> ModuleType:
+        self.show_current()
+        self._scheduler.atomic += 1
+        try:
+            return self._import_module(name, package)
+        finally:
+            self._scheduler.atomic -= 1

@@ -1,0 +1,218 @@
+"""A simulated process: its modules, threads, files, clocks and signals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from protocol.testing.simulation.clocks import time_module
+from protocol.testing.simulation.locks import SimulatedLock, thread_module
+from protocol.testing.simulation.scheduler import SimulatedThread, SimulationFailed
+from protocol.testing.simulation.signals import signal_module
+from protocol.testing.simulation.sockets import SimulatedSocket, select_module, socket_module
+
+if TYPE_CHECKING:
+    from protocol.testing.simulation.simulation import Simulation
+
+_FIRST_FILE = 3
+_FIRST_PID = 1_000
+
+
+class Process:
+    """A simulated process of a world; `Simulation.start` makes one.
+
+    Attributes
+    ----------
+    name : str
+    alive : bool
+        False once its main function has returned or raised, or it was killed.
+    killed : bool
+    error : BaseException or None
+        The exception that ended the main function.
+    result : object
+        What the main function returned.
+    """
+
+    def __init__(self, world: Simulation, name: str, number: int) -> None:
+        self.name = name
+        self.pid = _FIRST_PID + number
+        self.alive = True
+        self.killed = False
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self.modules: dict[str, ModuleType | None] = {}
+        self.files: dict[int, SimulatedSocket] = {}
+        self.held: list[SimulatedThread] | None = None
+        self.monotonic_ahead_s = 0.0
+        self.wall_ahead_s = 0.0
+        self.main: SimulatedThread | None = None
+        self.signal_handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+        self._world = world
+        self._joined = False
+        self._end = SimulatedLock(world.scheduler)
+        self._end.held = True
+        scheduler, network = world.scheduler, world.network
+        self.modules["_thread"] = thread_module(scheduler, self)
+        self.modules["time"] = time_module(scheduler, self)
+        self.modules["signal"] = signal_module(self)
+        self.modules["socket"] = socket_module(network, self)
+        self.modules["select"] = select_module(network, self)
+        self.modules["_queue"] = None  # `queue` is then pure Python
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name}>"
+
+    @property
+    def main_ident(self) -> int:
+        """The ident of the main thread."""
+        return self.main.ident if self.main is not None else 1
+
+    @property
+    def check_failed(self) -> bool:
+        """True if the process has failed, and nobody has asked for its error."""
+        return self.error is not None and not self._joined
+
+    # -- controls -----------------------------------------------------------------------------
+
+    def join(self, timeout_s: float | None = None) -> Any:
+        """Wait for the end; return the result of the main function, or raise its exception.
+
+        Raises
+        ------
+        TimeoutError
+            It has not ended in virtual seconds.
+        SimulationFailed
+            It was killed.
+        """
+        if not self.wait(timeout_s):
+            raise TimeoutError(f"{self.name} has not ended after {timeout_s} s")
+        self._joined = True
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, of whatever kind; False after the timeout."""
+        if self.alive and self._end.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            self._end.release()
+        return not self.alive
+
+    def kill(self) -> None:
+        """End the process as SIGKILL: no line of it runs again, not even `finally`, and its sockets are closed."""
+        if not self.alive:
+            return
+        scheduler = self._world.scheduler
+        self._world.trace(f"{self.name} is killed")
+        self.killed = True
+        self.alive = False
+        self._close_files()
+        threads = [thread for thread in scheduler.threads if thread.process is self]
+        for thread in threads:
+            if thread is not scheduler.current:
+                scheduler.end(thread)
+        self._ended()
+        if scheduler.current in threads:
+            scheduler.end(scheduler.current)
+
+    def pause(self, seconds: float | None = None) -> None:
+        """Stop all threads (SIGSTOP), for virtual seconds or until `resume`. Its sockets go on receiving."""
+        if self.alive and self.held is None:
+            self._world.trace(f"{self.name} is paused for {seconds} s")
+            self._world.scheduler.hold(self)
+            if seconds is not None:
+                self._world.scheduler.after(seconds, self.resume)
+            self._world.scheduler.give_way()
+
+    def resume(self) -> None:
+        """Continue after `pause` (SIGCONT)."""
+        if self.held is not None:
+            self._world.trace(f"{self.name} continues")
+            self._world.scheduler.release(self)
+
+    def jump_monotonic(self, seconds: float) -> None:
+        """Move the monotonic clock forwards; waits with a timeout end as much sooner."""
+        if seconds < 0:
+            raise ValueError("a monotonic clock only moves forwards")
+        self._world.trace(f"{self.name}: monotonic clock jumps by {seconds} s")
+        self.monotonic_ahead_s += seconds
+        self._world.scheduler.advance(self, seconds)
+
+    def jump_wall(self, seconds: float) -> None:
+        """Move the wall clock, forwards or backwards."""
+        self._world.trace(f"{self.name}: wall clock jumps by {seconds} s")
+        self.wall_ahead_s += seconds
+
+    def interrupt(self, number: int = signal.SIGINT, after_lines: int = 0) -> None:
+        """Send a signal, whose handler runs in the main thread after as many lines of Python, or when it waits."""
+        if self.main is None or not self.alive:
+            return
+        self._world.trace(f"{self.name}: signal {signal.Signals(number).name} after {after_lines} lines")
+        self._world.interrupts.send(self.main, number, after_lines)
+
+    # -- called by the world ------------------------------------------------------------------
+
+    def run(self, main: Callable[[], Any]) -> None:
+        """Run the main function in the main thread, then wait for threads that are not daemons."""
+        try:
+            try:
+                threading = self._world.modules.load("threading")
+                self.result = main()
+            finally:
+                threading._shutdown()
+        except BaseException as error:
+            self.error = error
+        if self.alive:
+            self.alive = False
+            self._close_files()
+            scheduler = self._world.scheduler
+            for thread in [thread for thread in scheduler.threads if thread.process is self]:
+                if thread is not self.main:
+                    scheduler.end(thread)
+            self._ended()
+
+    def _ended(self) -> None:
+        self._end.held = False
+        self._end._wake_next()
+        self._world.process_ended(self)
+
+    def open_file(self, file: SimulatedSocket) -> int:
+        """Return the lowest free file descriptor for a socket."""
+        number = _FIRST_FILE
+        while number in self.files:
+            number += 1
+        self.files[number] = file
+        return number
+
+    def close_file(self, number: int) -> None:
+        """Free a file descriptor."""
+        self.files.pop(number, None)
+
+    def _close_files(self) -> None:
+        for file in list(self.files.values()):
+            file.close()
+
+    def thread_failed(self, arguments: Any) -> None:
+        """Fail the run with the exception of a thread that nobody has caught."""
+        _, error, _, thread = arguments
+        if not isinstance(error, SystemExit):
+            failure = SimulationFailed(f"thread {thread.name} of {self.name} ended with {error!r}")
+            failure.__cause__ = error
+            self._world.scheduler.fail(failure)
+
+    def run_handlers(self, thread: SimulatedThread, frame: FrameType | None = None) -> None:
+        """Run the handlers of signals that have arrived; a handler may raise."""
+        while thread.signals:
+            number = thread.signals.pop(0)
+            handler = self.signal_handlers.get(number, signal.SIG_DFL)
+            self._world.trace(f"{self.name}: handles {signal.Signals(number).name}")
+            if callable(handler):
+                handler(number, frame)
+            elif handler == signal.SIG_DFL:
+                self.kill()
+
+    @property
+    def in_main_thread(self) -> bool:
+        """True if the current thread is the main thread of this process."""
+        return self._world.scheduler.current is self.main

@@ -1,0 +1,203 @@
+"""Run scenarios in processes of their own: one seed, or many on several cores."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.testing.simulation.scheduler import SimulationFailed
+
+Scenario = Callable[..., Any] | str
+_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run in another process has come to.
+
+    Attributes
+    ----------
+    seed : int
+    error : str or None
+    traceback : str
+    digest : str
+        Of all switches, sends and times: equal for the same seed.
+    switches, deviations : int
+        All switches, and those that a thread made where it need not wait.
+    faults : list of str
+        Descriptions of the faults, in order.
+    virtual_s, real_s : float
+    result : object
+        What the scenario returned, as JSON.
+    trace : list of str
+        The last lines of the trace.
+    """
+
+    seed: int = -1
+    error: str | None = None
+    traceback: str = ""
+    digest: str = ""
+    switches: int = 0
+    deviations: int = 0
+    faults: list[str] = field(default_factory=list)
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    result: Any = None
+    trace: list[str] = field(default_factory=list)
+
+
+class Worker:
+    """A process in which scenarios run, each in a fork of it. Not thread-safe.
+
+    Parameters
+    ----------
+    hash_seed : str
+        Value of PYTHONHASHSEED there: user code that iterates over a set of strings takes the order of it.
+    """
+
+    def __init__(self, hash_seed: str = "0") -> None:
+        environment = os.environ | _ENVIRONMENT | {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", hash_seed)}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "protocol.testing.simulation.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def run(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *arguments: Any,
+        packages: Iterable[str] = (),
+        limit_s: float = 900.0,
+        real_limit_s: float = 300.0,
+        skip: Iterable[int] = (),
+        switches: Sequence[tuple[int, int]] | None = None,
+        preempt: Sequence[str] = (),
+        trace: bool = False,
+        log_level: str = "WARNING",
+    ) -> Outcome:
+        """Run one seed of a scenario.
+
+        Parameters
+        ----------
+        scenario : callable or str
+            A function of a module, or `module:function`; called with the `Simulation` and `arguments`.
+        seed : int
+        *arguments : object
+            Values of JSON.
+        packages, limit_s, preempt
+            As in `Simulation`.
+        real_limit_s : float
+            Real time after which the process of the run ends, with the stacks on standard error.
+        skip : iterable of int
+            Numbers of faults that do not happen.
+        switches : sequence of (int, int), optional
+            Half-open ranges of the voluntary switches that happen; by default all.
+        trace : bool
+            Write the trace to standard error while the run lasts.
+        log_level : str
+            Log records of this level, or above, are in the trace.
+        """
+        options = {
+            "scenario": scenario_name(scenario),
+            "seed": seed,
+            "arguments": arguments,
+            "packages": list(packages),
+            "limit_s": limit_s,
+            "real_limit_s": real_limit_s,
+            "skip": list(skip),
+            "switches": switches,
+            "preempt": list(preempt),
+            "trace": trace,
+            "log_level": log_level,
+            "path": [path for path in sys.path if path],
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(options) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SimulationFailed(f"the worker has ended with status {self._process.wait()}")
+        return Outcome(**{"seed": seed, **json.loads(line)})
+
+
+def scenario_name(scenario: Scenario) -> str:
+    """Return `module:function`."""
+    return scenario if isinstance(scenario, str) else f"{scenario.__module__}:{scenario.__qualname__}"
+
+
+def simulate(scenario: Scenario, seed: int = 0, *arguments: Any, **options: Any) -> Outcome:
+    """Run one seed of a scenario in a process of its own, with the options of `Worker.run`.
+
+    Raises
+    ------
+    SimulationFailed
+        The scenario has failed. The message has seed, command, error and the end of the trace.
+    """
+    with Worker() as worker:
+        outcome = worker.run(scenario, seed, *arguments, **options)
+    if outcome.error is not None:
+        raise SimulationFailed(failure_text(scenario, outcome))
+    return outcome
+
+
+def failure_text(scenario: Scenario, outcome: Outcome, command: str | None = None) -> str:
+    """Return the message of a failed run: seed, command, error, traceback, and the end of the trace."""
+    name = scenario_name(scenario)
+    again = command or f"python -m protocol.testing.simulation {name} --seed {outcome.seed}"
+    lines = [f"{name} failed with seed {outcome.seed}: {outcome.error}", f"Run it again: {again}"]
+    return "\n".join([*lines, outcome.traceback, *outcome.trace])
+
+
+def run_seeds(
+    scenario: Scenario,
+    seeds: Iterable[int],
+    jobs: int = 1,
+    each: Callable[[Outcome], object] = lambda outcome: None,
+    **options: Any,
+) -> list[Outcome]:
+    """Run many seeds on several cores; call `each` with every outcome as it comes, and return the failed ones."""
+    numbers = iter(seeds)
+    failed: list[Outcome] = []
+
+    def work() -> None:
+        with Worker() as worker:
+            for seed in numbers:
+                outcome = worker.run(scenario, seed, **options)
+                each(outcome)
+                if outcome.error is not None:
+                    failed.append(outcome)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in [pool.submit(work) for _ in range(jobs)]:
+            future.result()
+    return failed

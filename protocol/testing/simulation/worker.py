@@ -1,0 +1,125 @@
+"""The process that runs simulations: it imports what they need once, and forks for each run.
+
+Reads one JSON object of options per line from standard input, and writes one JSON object, the `Outcome`, for each.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import json
+import logging
+import os
+import sys
+import traceback
+from collections import deque
+from typing import Any, TextIO
+
+_LAST_LINES = 200
+
+
+def main() -> None:
+    """Run simulations until the end of the input."""
+    _import_what_runs_need()
+    gc.freeze()
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # prints of a scenario are no outcomes
+    for line in sys.stdin:
+        output.write(_in_child(json.loads(line)) + "\n")
+        output.flush()
+
+
+def _import_what_runs_need() -> None:
+    import numpy as np  # noqa: F401
+    import pyarrow as pa
+    import pyarrow.compute
+
+    import protocol.testing.simulation.simulation  # noqa: F401
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
+def _in_child(options: dict[str, Any]) -> str:
+    """Run one simulation in a forked child; return its outcome."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        status = 1
+        try:
+            faulthandler.dump_traceback_later(options["real_limit_s"], exit=True)
+            with os.fdopen(writer, "w") as pipe:
+                pipe.write(json.dumps(run(options)))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)  # no exit handler and no destructor of the world may run
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    error = f"the process of the run ended with wait status {status}, or ran for {options['real_limit_s']} real seconds"
+    return text or json.dumps({"error": error})
+
+
+def run(options: dict[str, Any]) -> dict[str, Any]:
+    """Run one simulation in this process; return its outcome as a dictionary."""
+    from protocol.testing.simulation.simulation import Simulation
+
+    lines: deque[str] = deque(maxlen=_LAST_LINES)
+    stream: TextIO | None = sys.stderr if options["trace"] else None
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if stream is not None:
+            print(line, file=stream)
+
+    module, _, name = options["scenario"].partition(":")
+    for path in reversed(options["path"]):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    ranges = options["switches"]
+
+    def allow(number: int) -> bool:
+        return any(first <= number < end for first, end in ranges)
+
+    world = Simulation(
+        options["seed"],
+        packages=options["packages"],
+        limit_s=options["limit_s"],
+        skip=options["skip"],
+        allow=None if ranges is None else allow,
+        preempt=options["preempt"],
+        report=report,
+    )
+    _log_to(world, options["log_level"])
+    outcome: dict[str, Any] = {"seed": options["seed"], "error": None, "result": None}
+    try:
+        scenario = getattr(importlib.import_module(module), name)
+        outcome["result"] = json.loads(json.dumps(world.run(scenario, *options["arguments"]).result, default=repr))
+    except Exception as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+        outcome["traceback"] = "".join(traceback.format_exception(error))
+    outcome |= world.summary()
+    return outcome | {"trace": list(lines)}
+
+
+def _log_to(world: Any, level: str) -> None:
+    """Add the records of loggers to the trace."""
+
+    class Handler(logging.Handler):
+        def createLock(self) -> None:  # noqa: N802 - logging's name
+            self.lock = None
+
+        def emit(self, record: logging.LogRecord) -> None:
+            world.trace(f"{record.levelname.lower()} {record.name}: {record.getMessage()}")
+
+    logging.basicConfig(level=level, handlers=[Handler()], force=True)
+
+
+if __name__ == "__main__":
+    main()
