@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from protocol.testing.simulation.host import Host
 from protocol.testing.simulation.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from protocol.testing.simulation.process import Process
 
 WALL_OFFSET_S = 1.7e9
 """Wall clock of the world's start: November 2023."""
 _READING_COST_S = 1e-7
 
 
-def time_module(scheduler: Scheduler, process: Process) -> ModuleType:
+def time_module(scheduler: Scheduler, process: Host) -> ModuleType:
     """Return the module `time` of a process. Reading a clock takes time, so that a loop that only reads it ends."""
     module = ModuleType("time")
     vars(module).update({name: value for name, value in vars(time).items() if not name.startswith("__")})

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, prefix: str = "", program: str 
                 print(shrink(worker, scenario, outcome, preempt=options.preempt))
         return 1
 
-    first = random.randrange(1_000_000_000) if options.first is None else options.first  # noqa: S311
+    first = random.randrange(1_000_000_000) if options.first is None else options.first
     seeds = (
         _until(time.monotonic() + options.minutes * 60, first)
         if options.minutes

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from protocol.testing.simulation.host import Host
 from protocol.testing.simulation.scheduler import Scheduler, SimulatedThread
-
-if TYPE_CHECKING:
-    from protocol.testing.simulation.process import Process
 
 TIMEOUT_MAX = 9_223_372_036.0
 
@@ -236,7 +234,7 @@ class _Handle:
             self._done._wake_next()
 
 
-def thread_module(scheduler: Scheduler, process: Process) -> ModuleType:
+def thread_module(scheduler: Scheduler, process: Host) -> ModuleType:
     """Return the module `_thread` of a process."""
     module = ModuleType("_thread")
     joinable: list[_Handle] = []

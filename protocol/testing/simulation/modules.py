@@ -11,10 +11,10 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from protocol.testing.simulation.scheduler import Scheduler
+from protocol.testing.simulation.code_cache import CachedFinder
+from protocol.testing.simulation.scheduler import Scheduler
 
 OWN_STANDARD_MODULES = frozenset(
     {
@@ -51,6 +51,7 @@ class ModuleTables:
     def __init__(self, scheduler: Scheduler, packages: frozenset[str]) -> None:
         self._scheduler = scheduler
         self._names = OWN_STANDARD_MODULES | packages
+        self._finder = CachedFinder(self.is_own, lambda name: None)
         self._outside: dict[str, ModuleType | None] = {}
         # The table of which `sys.modules` now shows the modules.
         self._shown = self._outside
@@ -64,11 +65,13 @@ class ModuleTables:
     def install(self) -> None:
         """Make imports in threads of the world find the modules of their process."""
         builtins.__import__ = self._import_for_process
+        sys.meta_path.insert(0, self._finder)
         importlib.import_module = self._import_module_for_process
 
     def uninstall(self) -> None:
         """Undo `install`."""
         builtins.__import__ = self._import
+        sys.meta_path.remove(self._finder)
         importlib.import_module = self._import_module
         self._show(self._outside)
 
@@ -93,16 +96,18 @@ class ModuleTables:
 
     def _import_for_process(self, *arguments: Any, **options: Any) -> Any:
         self.show_current()
-        self._scheduler.atomic += 1
-        try:
+        with self._scheduler.without_switches():
+            if arguments[0].startswith(SHARED) and self._scheduler.current is not None:
+                self._bind_shared()
             return self._import(*arguments, **options)
-        finally:
-            self._scheduler.atomic -= 1
 
     def _import_module_for_process(self, name: str, package: str | None = None) -> ModuleType:
         self.show_current()
-        self._scheduler.atomic += 1
-        try:
+        with self._scheduler.without_switches():
             return self._import_module(name, package)
-        finally:
-            self._scheduler.atomic -= 1
+
+    def _bind_shared(self) -> None:
+        """Import the package around `SHARED` in the process, too: `import a.b as c` goes through its attributes."""
+        parent, _, name = SHARED.rpartition(".")
+        if parent not in sys.modules:
+            setattr(self._import_module(parent), name, sys.modules[SHARED])

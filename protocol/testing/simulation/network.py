@@ -10,17 +10,44 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from protocol.testing.simulation.host import Host
 from protocol.testing.simulation.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from protocol.testing.simulation.process import Process
-    from protocol.testing.simulation.sockets import SimulatedSocket
 
 Address = tuple[str, int]
 LOOPBACK = "127.0.0.1"
 _FIRST_PORT = 20_000
+
+
+class Endpoint(Protocol):
+    """One end of a connection, or a listener: a simulated socket."""
+
+    process: Host
+    outgoing: Channel | None
+    peer: Any
+    connected: bool
+    closed: bool
+    listening: bool
+    was_reset: bool
+
+    def changed(self) -> None:
+        """Wake the threads that wait for it."""
+
+    def deliver(self, data: bytes) -> None:
+        """Receive bytes of the other end."""
+
+    def ended(self) -> None:
+        """Receive the end of the stream."""
+
+    def reset(self) -> None:
+        """Receive a reset."""
+
+    def attempt_ended(self, error: int) -> None:
+        """End the connection attempt with an error number, or 0."""
+
+    def accepted(self, address: Address) -> Endpoint:
+        """Return the server's end of a new connection."""
 
 
 @dataclass
@@ -57,7 +84,7 @@ class Rule:
     """One fault of the next message of a connection that matches, then gone."""
 
     port: int | None
-    client: Process | None
+    client: Host | None
     to_server: bool
     apply: Callable[[Channel, bytes], None]
 
@@ -69,7 +96,7 @@ class Channel:
     Attributes
     ----------
     link : Link
-    source, target : SimulatedSocket
+    source, target : Endpoint
     free_s : float
         Time at which the last byte so far arrives: bytes stay in order.
     in_flight : int
@@ -81,8 +108,8 @@ class Channel:
     """
 
     link: Link
-    source: SimulatedSocket
-    target: SimulatedSocket
+    source: Endpoint
+    target: Endpoint
     to_server: bool
     port: int
     free_s: float = 0.0
@@ -110,10 +137,10 @@ class Network:
         self.default = Link()
         self.names: dict[str, list[str]] = {}
         self.redirects: dict[int, int] = {}
-        self.listeners: dict[int, SimulatedSocket] = {}
+        self.listeners: dict[int, Endpoint] = {}
         self.channels: list[Channel] = []
         self.rules: list[Rule] = []
-        self._links: dict[tuple[Process | None, int | None], Link] = {}
+        self._links: dict[tuple[Host | None, int | None], Link] = {}
         self._next_port = _FIRST_PORT
 
     def port(self) -> int:
@@ -123,7 +150,7 @@ class Network:
 
     # -- links --------------------------------------------------------------------------------
 
-    def link(self, client: Process | None = None, port: int | None = None) -> Link:
+    def link(self, client: Host | None = None, port: int | None = None) -> Link:
         """Return the link between a process and a server's port, with its own settings; None stands for all."""
         if client is None and port is None:
             return self.default
@@ -134,13 +161,13 @@ class Network:
                 channel.link = self.link_of(self._client(channel).process, channel.port)
         return self._links[key]
 
-    def link_of(self, client: Process, port: int) -> Link:
+    def link_of(self, client: Host, port: int) -> Link:
         """Return the most specific link for a connection."""
         links = self._links
         return links.get((client, port)) or links.get((client, None)) or links.get((None, port)) or self.default
 
     @staticmethod
-    def _client(channel: Channel) -> SimulatedSocket:
+    def _client(channel: Channel) -> Endpoint:
         return channel.source if channel.to_server else channel.target
 
     def heal(self) -> None:
@@ -151,11 +178,11 @@ class Network:
         self.rules.clear()
         self.release_held()
 
-    def block(self, client: Process | None = None, port: int | None = None) -> None:
+    def block(self, client: Host | None = None, port: int | None = None) -> None:
         """Begin a partition between a process and a port."""
         self.link(client, port).blocked = True
 
-    def unblock(self, client: Process | None = None, port: int | None = None) -> None:
+    def unblock(self, client: Host | None = None, port: int | None = None) -> None:
         """End a partition; held bytes arrive."""
         self.link(client, port).blocked = False
         self.release_held()
@@ -170,7 +197,7 @@ class Network:
 
     # -- faults of connections ----------------------------------------------------------------
 
-    def connections(self, client: Process | None = None, port: int | None = None) -> list[Channel]:
+    def connections(self, client: Host | None = None, port: int | None = None) -> list[Channel]:
         """Return the channels to servers of open connections of a process, to a port."""
         return [
             channel
@@ -181,7 +208,7 @@ class Network:
             and not channel.source.closed
         ]
 
-    def cut(self, client: Process | None = None, port: int | None = None) -> int:
+    def cut(self, client: Host | None = None, port: int | None = None) -> int:
         """Reset connections at both ends; return their number."""
         channels = self.connections(client, port)
         for channel in channels:
@@ -189,14 +216,14 @@ class Network:
             channel.target.reset()
         return len(channels)
 
-    def half_open(self, client: Process | None = None, port: int | None = None) -> int:
+    def half_open(self, client: Host | None = None, port: int | None = None) -> int:
         """Make the servers forget connections; clients get no word, and a reset when they send. Return the number."""
         channels = self.connections(client, port)
         for channel in channels:
             channel.target.reset()
         return len(channels)
 
-    def lose_next(self, *, to_server: bool, client: Process | None = None, port: int | None = None) -> None:
+    def lose_next(self, *, to_server: bool, client: Host | None = None, port: int | None = None) -> None:
         """Reset the connection instead of delivering the next message: a request is lost, or a reply."""
 
         def apply(channel: Channel, data: bytes) -> None:
@@ -206,7 +233,7 @@ class Network:
         self.rules.append(Rule(port, client, to_server, apply))
 
     def halve_next(
-        self, *, to_server: bool, client: Process | None = None, port: int | None = None, reset: bool = False
+        self, *, to_server: bool, client: Host | None = None, port: int | None = None, reset: bool = False
     ) -> None:
         """Deliver a part of the next message, then nothing for ever, or a reset."""
 
@@ -222,7 +249,7 @@ class Network:
 
     # -- bytes --------------------------------------------------------------------------------
 
-    def connect(self, client: SimulatedSocket, address: Address) -> None:
+    def connect(self, client: Endpoint, address: Address) -> None:
         """Begin a connection attempt; it ends in `client.attempt_ended`."""
         port = self.redirects.get(address[1], address[1])
         link = self.link_of(client.process, address[1])
@@ -245,19 +272,19 @@ class Network:
 
         self.scheduler.after(delay_s, arrive)
 
-    def _pair(self, client: SimulatedSocket, server: SimulatedSocket, link: Link, port: int) -> None:
+    def _pair(self, client: Endpoint, server: Endpoint, link: Link, port: int) -> None:
         client.outgoing = Channel(link, client, server, True, port)
         server.outgoing = Channel(link, server, client, False, port)
         client.peer, server.peer = server, client
         server.connected = True
         self.channels += [client.outgoing, server.outgoing]
 
-    def pair_locally(self, first: SimulatedSocket, second: SimulatedSocket) -> None:
+    def pair_locally(self, first: Endpoint, second: Endpoint) -> None:
         """Connect the ends of a socket pair, which no fault concerns."""
         self._pair(first, second, Link((0.0, 1e-5), 0.0), 0)
         del self.channels[-2:]
 
-    def forget(self, socket: SimulatedSocket) -> None:
+    def forget(self, socket: Endpoint) -> None:
         """Drop the channels of a connection of which both ends are closed."""
         peer = socket.peer
         if peer is not None and peer.closed:

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any, Protocol
 
 from protocol.testing.simulation.clocks import time_module
+from protocol.testing.simulation.host import Host
+from protocol.testing.simulation.interrupts import Interrupts
 from protocol.testing.simulation.locks import SimulatedLock, thread_module
-from protocol.testing.simulation.scheduler import SimulatedThread, SimulationFailed
+from protocol.testing.simulation.modules import ModuleTables
+from protocol.testing.simulation.network import Network
+from protocol.testing.simulation.scheduler import Scheduler, SimulatedThread, SimulationFailed
 from protocol.testing.simulation.signals import signal_module
-from protocol.testing.simulation.sockets import SimulatedSocket, select_module, socket_module
-
-if TYPE_CHECKING:
-    from protocol.testing.simulation.simulation import Simulation
-
-_FIRST_FILE = 3
-_FIRST_PID = 1_000
+from protocol.testing.simulation.sockets import select_module, socket_module
 
 
-class Process:
+class World(Protocol):
+    """The parts of a `Simulation` that a process uses."""
+
+    scheduler: Scheduler
+    network: Network
+    modules: ModuleTables
+    interrupts: Interrupts
+
+    def trace(self, event: str) -> None:
+        """Add a line to the trace."""
+
+    def process_ended(self, process: Process) -> None:
+        """Take note of the end of a process."""
+
+
+class Process(Host):
     """A simulated process of a world; `Simulation.start` makes one.
 
     Attributes
@@ -35,20 +48,11 @@ class Process:
         What the main function returned.
     """
 
-    def __init__(self, world: Simulation, name: str, number: int) -> None:
-        self.name = name
-        self.pid = _FIRST_PID + number
+    def __init__(self, world: World, name: str, number: int) -> None:
+        super().__init__(name, number)
         self.alive = True
-        self.killed = False
         self.error: BaseException | None = None
         self.result: Any = None
-        self.modules: dict[str, ModuleType | None] = {}
-        self.files: dict[int, SimulatedSocket] = {}
-        self.held: list[SimulatedThread] | None = None
-        self.monotonic_ahead_s = 0.0
-        self.wall_ahead_s = 0.0
-        self.main: SimulatedThread | None = None
-        self.signal_handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
         self._world = world
         self._joined = False
         self._end = SimulatedLock(world.scheduler)
@@ -59,19 +63,13 @@ class Process:
         self.modules["signal"] = signal_module(self)
         self.modules["socket"] = socket_module(network, self)
         self.modules["select"] = select_module(network, self)
-        self.modules["_queue"] = None  # `queue` is then pure Python
 
     def __repr__(self) -> str:
         return f"<Process {self.name}>"
 
     @property
-    def main_ident(self) -> int:
-        """The ident of the main thread."""
-        return self.main.ident if self.main is not None else 1
-
-    @property
     def check_failed(self) -> bool:
-        """True if the process has failed, and nobody has asked for its error."""
+        """True if the process has failed and `join` has not raised its error."""
         return self.error is not None and not self._joined
 
     # -- controls -----------------------------------------------------------------------------
@@ -177,24 +175,11 @@ class Process:
         self._end._wake_next()
         self._world.process_ended(self)
 
-    def open_file(self, file: SimulatedSocket) -> int:
-        """Return the lowest free file descriptor for a socket."""
-        number = _FIRST_FILE
-        while number in self.files:
-            number += 1
-        self.files[number] = file
-        return number
-
-    def close_file(self, number: int) -> None:
-        """Free a file descriptor."""
-        self.files.pop(number, None)
-
     def _close_files(self) -> None:
         for file in list(self.files.values()):
             file.close()
 
     def thread_failed(self, arguments: Any) -> None:
-        """Fail the run with the exception of a thread that nobody has caught."""
         _, error, _, thread = arguments
         if not isinstance(error, SystemExit):
             failure = SimulationFailed(f"thread {thread.name} of {self.name} ended with {error!r}")
@@ -202,7 +187,6 @@ class Process:
             self._world.scheduler.fail(failure)
 
     def run_handlers(self, thread: SimulatedThread, frame: FrameType | None = None) -> None:
-        """Run the handlers of signals that have arrived; a handler may raise."""
         while thread.signals:
             number = thread.signals.pop(0)
             handler = self.signal_handlers.get(number, signal.SIG_DFL)
@@ -214,5 +198,4 @@ class Process:
 
     @property
     def in_main_thread(self) -> bool:
-        """True if the current thread is the main thread of this process."""
         return self._world.scheduler.current is self.main

@@ -12,12 +12,11 @@ import struct
 import traceback
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import greenlet
 
-if TYPE_CHECKING:
-    from protocol.testing.simulation.process import Process
+from protocol.testing.simulation.host import Host
 
 SWITCH_COST_S = 2e-6
 """Virtual time of a switch, so that a loop without a wait does not stop the time."""
@@ -56,7 +55,7 @@ class SimulatedThread:
         "woken",
     )
 
-    def __init__(self, process: Process, number: int) -> None:
+    def __init__(self, process: Host, number: int) -> None:
         self.process = process
         self.number = number
         self.name = f"{process.name}/{number}"
@@ -106,7 +105,7 @@ class Scheduler:
         self.now_s = 1000.0
         self.switches = 0
         self.switch_rate = switch_rate
-        self.random = random.Random(f"{seed}:schedule").random
+        self.random = self._random = random.Random(f"{seed}:schedule").random
         self.current: SimulatedThread | None = None
         self.threads: list[SimulatedThread] = []
         self.limit_s = float("inf")
@@ -114,6 +113,7 @@ class Scheduler:
         self.deviations = 0
         self.is_allowed: Callable[[int], bool] | None = None
         self.atomic = 0
+        self._without = WithoutSwitches(self)
         self._ready: list[SimulatedThread] = []
         self._timers: list[tuple[float, int, Any, int]] = []
         self._sequence = 0
@@ -152,7 +152,7 @@ class Scheduler:
 
     # -- threads ------------------------------------------------------------------------------
 
-    def start(self, process: Process, body: Callable[[], object]) -> SimulatedThread:
+    def start(self, process: Host, body: Callable[[], object]) -> SimulatedThread:
         """Start a thread of a process."""
         self._started += 1
         thread = SimulatedThread(process, self._started)
@@ -255,17 +255,17 @@ class Scheduler:
         held = thread.process.held
         (self._ready if held is None else held).append(thread)
 
-    def hold(self, process: Process) -> None:
+    def hold(self, process: Host) -> None:
         """Stop the threads of a process (SIGSTOP) until `release`."""
         process.held = [thread for thread in self._ready if thread.process is process]
         self._ready = [thread for thread in self._ready if thread.process is not process]
 
-    def release(self, process: Process) -> None:
+    def release(self, process: Host) -> None:
         """Continue the threads of a process."""
         held, process.held = process.held, None
         self._ready += held or []
 
-    def advance(self, process: Process, seconds: float) -> None:
+    def advance(self, process: Host, seconds: float) -> None:
         """End waits of a process with a timeout sooner, since its monotonic clock has jumped."""
         self._timers = [
             (max(self.now_s, when_s - seconds), number, target, token)
@@ -275,9 +275,13 @@ class Scheduler:
         ]
         self._timers.sort()
 
+    def without_switches(self) -> WithoutSwitches:
+        """Return a context in which no thread switches, no time passes and no number is drawn: an import."""
+        return self._without
+
     # -- switching ----------------------------------------------------------------------------
 
-    def run(self, process: Process, main: Callable[[], object]) -> None:
+    def run(self, process: Host, main: Callable[[], object]) -> None:
         """Run `main` in a first thread, and all threads until it returns. Raises what it raises."""
         self._hub = greenlet.getcurrent()
         thread = self.start(process, main)
@@ -333,3 +337,29 @@ class Scheduler:
     def _stuck(self, why: str) -> None:
         lines = [f"{thread.name}: {' < '.join(reversed(thread.stack()))}" for thread in self.threads]
         self.fail(SimulationFailed("\n  ".join([f"{why} at {self.now_s - 1000:.3f} s", *lines])))
+
+
+class WithoutSwitches:
+    """A block that leaves no trace in the world's time and chance; blocks may be nested."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._from_s = 0.0
+
+    def __enter__(self) -> None:
+        scheduler = self._scheduler
+        if not scheduler.atomic:
+            self._from_s = scheduler.now_s
+            scheduler.random = _never
+        scheduler.atomic += 1
+
+    def __exit__(self, *_: object) -> None:
+        scheduler = self._scheduler
+        scheduler.atomic -= 1
+        if not scheduler.atomic:
+            scheduler.now_s = self._from_s
+            scheduler.random = scheduler._random
+
+
+def _never() -> float:
+    return 1.0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from protocol.testing.simulation.process import Process
+from protocol.testing.simulation.host import Host
 
 
-def signal_module(process: Process) -> ModuleType:
+def signal_module(process: Host) -> ModuleType:
     """Return the module `signal` of a process: handlers are set by its main thread, and called there."""
     module = ModuleType("signal")
     vars(module).update({name: value for name, value in vars(signal).items() if not name.startswith("__")})

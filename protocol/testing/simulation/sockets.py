@@ -11,13 +11,11 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from protocol.testing.simulation.host import Host
 from protocol.testing.simulation.network import LOOPBACK, Channel, Network
 from protocol.testing.simulation.scheduler import SimulatedThread
-
-if TYPE_CHECKING:
-    from protocol.testing.simulation.process import Process
 
 _CAPACITY_BYTES = 1 << 20
 _SHORT_READ_RATE = 0.02
@@ -43,7 +41,7 @@ class SimulatedSocket:
     type = socket.SOCK_STREAM
     proto = 0
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: Network, process: Host) -> None:
         self.network = network
         self.process = process
         self.scheduler = network.scheduler
@@ -376,7 +374,7 @@ class _RawStream(io.RawIOBase):
         return self._socket.send(data)
 
 
-def socket_module(network: Network, process: Process) -> ModuleType:
+def socket_module(network: Network, process: Host) -> ModuleType:
     """Return the module `socket` of a process."""
     module = ModuleType("socket")
     vars(module).update({name: value for name, value in vars(socket).items() if not name.startswith("__")})
@@ -430,7 +428,7 @@ def socket_module(network: Network, process: Process) -> ModuleType:
     return module
 
 
-def select_module(network: Network, process: Process) -> ModuleType:
+def select_module(network: Network, process: Host) -> ModuleType:
     """Return the module `select` of a process: `poll` and `select`."""
     module = ModuleType("select")
     scheduler = network.scheduler

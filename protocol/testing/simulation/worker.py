@@ -16,6 +16,8 @@ import traceback
 from collections import deque
 from typing import Any, TextIO
 
+from protocol.testing.simulation import code_cache
+
 _LAST_LINES = 200
 
 
@@ -26,7 +28,10 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # prints of a scenario are no outcomes
     for line in sys.stdin:
-        output.write(_in_child(json.loads(line)) + "\n")
+        text = _in_child(json.loads(line))
+        outcome = json.loads(text)
+        code_cache.preload(outcome.pop("modules", ()))
+        output.write(json.dumps(outcome) + "\n")
         output.flush()
 
 
@@ -105,7 +110,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["traceback"] = "".join(traceback.format_exception(error))
     outcome |= world.summary()
-    return outcome | {"trace": list(lines)}
+    return outcome | {"trace": list(lines), "modules": code_cache.loaded()}
 
 
 def _log_to(world: Any, level: str) -> None:

@@ -1,0 +1,85 @@
+"""The state of a simulated process that its modules share."""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from types import FrameType, ModuleType
+from typing import Any, Protocol
+
+_FIRST_FILE = 3
+_FIRST_PID = 1_000
+
+
+class File(Protocol):
+    """What a file descriptor stands for."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Host(ABC):
+    """A simulated process, as its threads, clocks and sockets see it.
+
+    Attributes
+    ----------
+    name : str
+    pid : int
+    killed : bool
+    modules : dict of str to module
+        Its modules while `sys.modules` shows those of another process; None for one that it must not import.
+    files : dict of int to File
+        Open sockets by file descriptor.
+    held : list of threads or None
+        Threads that are ready, while the process is paused.
+    main : SimulatedThread or None
+    monotonic_ahead_s, wall_ahead_s : float
+        How far its clocks have jumped.
+    signal_handlers : dict of int to handler
+    """
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.pid = _FIRST_PID + number
+        self.killed = False
+        self.modules: dict[str, ModuleType | None] = {"_queue": None}  # so `queue` is pure Python
+        self.files: dict[int, Any] = {}
+        self.held: list[Any] | None = None
+        self.main: Any = None
+        self.monotonic_ahead_s = 0.0
+        self.wall_ahead_s = 0.0
+        self.signal_handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+
+    @property
+    def main_ident(self) -> int:
+        """The ident of the main thread."""
+        return int(self.main.ident) if self.main is not None else 1
+
+    def open_file(self, file: File) -> int:
+        """Return the lowest free file descriptor for a socket."""
+        number = _FIRST_FILE
+        while number in self.files:
+            number += 1
+        self.files[number] = file
+        return number
+
+    def close_file(self, number: int) -> None:
+        """Free a file descriptor."""
+        self.files.pop(number, None)
+
+    @property
+    @abstractmethod
+    def in_main_thread(self) -> bool:
+        """True if the current thread is the main thread of this process."""
+
+    @abstractmethod
+    def thread_failed(self, arguments: Any) -> None:
+        """Fail the run with the exception of a thread that nobody has caught."""
+
+    @abstractmethod
+    def interrupt(self, number: int = signal.SIGINT, after_lines: int = 0) -> None:
+        """Send a signal, whose handler runs in the main thread after as many lines of Python, or when it waits."""
+
+    @abstractmethod
+    def run_handlers(self, thread: Any, frame: FrameType | None = None) -> None:
+        """Run the handlers of signals that have arrived; a handler may raise."""
