@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from protocol.lazy_names import attach
 
 if TYPE_CHECKING:
+    from protocol.testing.simulation.faults import cluster_faults, heal, network_faults, process_faults
     from protocol.testing.simulation.network import Link, Network
     from protocol.testing.simulation.process import Process
     from protocol.testing.simulation.runner import Outcome, Worker, run_seeds, simulate
@@ -22,6 +23,10 @@ _MODULES = {
     "Simulation": "protocol.testing.simulation.simulation",
     "SimulationFailed": "protocol.testing.simulation.scheduler",
     "Worker": "protocol.testing.simulation.runner",
+    "cluster_faults": "protocol.testing.simulation.faults",
+    "heal": "protocol.testing.simulation.faults",
+    "network_faults": "protocol.testing.simulation.faults",
+    "process_faults": "protocol.testing.simulation.faults",
     "run_seeds": "protocol.testing.simulation.runner",
     "simulate": "protocol.testing.simulation.runner",
 }
@@ -35,6 +40,10 @@ __all__ = [
     "Simulation",
     "SimulationFailed",
     "Worker",
+    "cluster_faults",
+    "heal",
+    "network_faults",
+    "process_faults",
     "run_seeds",
     "simulate",
 ]

@@ -18,6 +18,8 @@ from protocol.testing.simulation.process import Process
 from protocol.testing.simulation.scheduler import Scheduler, SimulationFailed
 
 PACKAGES = ("protocol", "spark_kafka_source")
+Fault = tuple[str, Callable[[], Any]]
+"""A description and what it does."""
 _SWITCH_RATES = (0.02, 0.1, 0.3, 0.5)
 
 
@@ -74,6 +76,8 @@ class Simulation:
     ----------
     random : random.Random
         The scenario's source of random numbers.
+    fault_random : random.Random
+        Random numbers of the current fault: they do not depend on other faults.
     network : Network
     main : Process
         The process in which the scenario runs, and the cluster if the scenario makes one. It has no faults.
@@ -103,6 +107,7 @@ class Simulation:
         self.interrupts = Interrupts(self.scheduler)
         self.processes: list[Process] = []
         self.faults: list[str] = []
+        self.fault_random = random.Random(f"{seed}:fault")
         self._packages = frozenset({*PACKAGES, *packages})
         self._skip = frozenset(skip)
         self._preempt = tuple(preempt)
@@ -271,14 +276,22 @@ class Simulation:
         draws the same numbers.
         """
         self.faults.append(description)
+        self.fault_random = random.Random(f"{self.seed}:fault:{len(self.faults)}")
         if len(self.faults) in self._skip:
             return None
         self.trace(f"fault {len(self.faults)}: {description}")
         return action(*arguments, **options)
 
-    def start_faults(
-        self, actions: Sequence[tuple[str, Callable[[], Any]]], every_s: tuple[float, float] = (0.2, 1.5)
-    ) -> FaultSchedule:
+    def later(self, seconds: float, action: Callable[[], Any]) -> None:
+        """Call `action` in a thread of the main process after virtual seconds."""
+
+        def body() -> None:
+            self.sleep(seconds)
+            action()
+
+        self.scheduler.start(self.main, body)
+
+    def start_faults(self, actions: Sequence[Fault], every_s: tuple[float, float] = (0.2, 1.5)) -> FaultSchedule:
         """Start a thread that does one of the faults, chosen by seed, at random intervals, until `stop`."""
         return FaultSchedule(self, actions, every_s)
 
@@ -296,9 +309,7 @@ class Simulation:
 class FaultSchedule:
     """Faults at random intervals, in a thread of the main process."""
 
-    def __init__(
-        self, world: Simulation, actions: Sequence[tuple[str, Callable[[], Any]]], every_s: tuple[float, float]
-    ) -> None:
+    def __init__(self, world: Simulation, actions: Sequence[Fault], every_s: tuple[float, float]) -> None:
         self._world = world
         self._actions = list(actions)
         self._every_s = every_s
