@@ -1,4 +1,4 @@
-"""Members of a group that come, go, are killed and paused: no record is lost, and the next owner starts at the commit."""
+"""Members of a group that come, go, are killed and paused: no record is lost."""
 
 from __future__ import annotations
 

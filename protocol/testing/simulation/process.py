@@ -180,6 +180,7 @@ class Process(Host):
             file.close()
 
     def thread_failed(self, arguments: Any) -> None:
+        """Fail the run with the exception of a thread that nobody has caught."""
         _, error, _, thread = arguments
         if not isinstance(error, SystemExit):
             failure = SimulationFailed(f"thread {thread.name} of {self.name} ended with {error!r}")
@@ -187,6 +188,7 @@ class Process(Host):
             self._world.scheduler.fail(failure)
 
     def run_handlers(self, thread: SimulatedThread, frame: FrameType | None = None) -> None:
+        """Run the handlers of signals that have arrived; a handler may raise."""
         while thread.signals:
             number = thread.signals.pop(0)
             handler = self.signal_handlers.get(number, signal.SIG_DFL)
@@ -198,4 +200,5 @@ class Process(Host):
 
     @property
     def in_main_thread(self) -> bool:
+        """True if the current thread is the main thread of this process."""
         return self._world.scheduler.current is self.main
