@@ -226,14 +226,14 @@ class ClusterState:
         self.offsets = Offsets(self.settings)
         self.transactions = Transactions(clock, self.offsets, self._write_marker_of, self.settings)
         self.coordinators: dict[tuple[int, str], int] = {}
-        self._cleaned_s = clock.now_s()
+        self._cleaned_s = self.advanced_s = clock.now_s()
         self.advance()
 
     # -- consequences -------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Apply timeouts, send images to brokers, and replicate."""
-        now_s = self.clock.now_s()
+        self.advanced_s = now_s = self.clock.now_s()
         for broker in self.brokers.values():
             timeout_s = int(self.settings["broker.session.timeout.ms"]) / 1000
             if broker.silent_since_s is not None and now_s - broker.silent_since_s >= timeout_s:

@@ -20,8 +20,16 @@ from protocol.testing.fake_kafka.handlers import HANDLERS, refused
 from protocol.testing.fake_kafka.log import Log
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire import frame
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m10_find_coordinator import GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.schema import Api
+
+_READING = frozenset({FETCH, HEARTBEAT, LIST_OFFSETS})
+"""Requests that cannot make a pending reply due. Each step wakes the threads of all pending replies."""
+_SOON_S = 0.01
+"""Maximum time until a pending reply notices a timeout: between steps, nothing else changes."""
 
 
 class Cluster(ClusterState):
@@ -29,9 +37,19 @@ class Cluster(ClusterState):
 
     # -- requests -----------------------------------------------------------------------------
 
-    @step
     def handle(self, broker_id: int, request: Request) -> Body | Pending:
         """Handle a request at a broker; return the reply, or a pending one."""
+        if request.api in _READING:
+            with self.changed:
+                self.advance()
+                return self._handle(broker_id, request)
+        return self._change(broker_id, request)
+
+    @step
+    def _change(self, broker_id: int, request: Request) -> Body | Pending:
+        return self._handle(broker_id, request)
+
+    def _handle(self, broker_id: int, request: Request) -> Body | Pending:
         handler, broker = HANDLERS[request.api], self.brokers[broker_id]
         self.authorizer.principal = request.principal
         try:
@@ -44,7 +62,8 @@ class Cluster(ClusterState):
     def look(self, pending: Pending, principal: str = ITSELF) -> Body | None:
         """Return a pending reply to a principal's request if it is due."""
         with self.changed:
-            self.advance()
+            if not 0 <= self.clock.now_s() - self.advanced_s < _SOON_S:
+                self.advance()
             self.authorizer.principal = principal
             try:
                 return pending()

@@ -8,7 +8,7 @@ from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.fetch_sessions import FetchSession, Key
 from protocol.testing.fake_kafka.quotas import CONSUMED
-from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
+from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, TimedPending
 from protocol.wire.messages.m01_fetch import FETCH
 
 _READ_COMMITTED = 1
@@ -33,7 +33,7 @@ def fetch(broker: Broker, request: Request) -> Body | Pending:
             return _reply(broker, session, rows)
         return None
 
-    return when_due
+    return TimedPending(when_due, until_s)
 
 
 def _read(broker: Broker, session: FetchSession, body: Body, limit_bytes: float) -> dict[Key, Body]:

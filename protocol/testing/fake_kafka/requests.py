@@ -14,6 +14,19 @@ Body = dict[str, Any]
 Pending = Callable[[], "Body | None"]
 """A pending reply (Kafka's delayed operation): returns None until the reply is due."""
 
+
+@dataclass(frozen=True)
+class TimedPending:
+    """A pending reply that is due by a time of the cluster's clock at the latest."""
+
+    look: Pending
+    until_s: float
+
+    def __call__(self) -> Body | None:
+        """Return the reply, or None until it is due."""
+        return self.look()
+
+
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of a connection without SASL."""
 

@@ -22,7 +22,7 @@ from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.testing.fake_kafka.listener import CUT, Handler, Listener, kept_port
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
 from protocol.testing.fake_kafka.record_batches import Batch, Record, committed, read_batch, rows, write_batch
-from protocol.testing.fake_kafka.requests import ANONYMOUS, Body, Pending, Request
+from protocol.testing.fake_kafka.requests import ANONYMOUS, Body, Pending, Request, TimedPending
 from protocol.testing.fake_kafka.sasl import SaslSession
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
@@ -31,7 +31,9 @@ from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api
 
 _LOOK_AGAIN_S = 0.01
-"""Maximum time until a pending reply notices a jump of the clock; other events are noticed immediately."""
+"""Maximum time until a pending reply notices a timeout; other events are noticed immediately."""
+_MAX_WAIT_S = 0.1
+"""As `_LOOK_AGAIN_S`, for a reply whose own timeout is known, on a clock that does not jump."""
 
 
 _Cluster = TypeVar("_Cluster", bound="FakeKafka")
@@ -403,8 +405,15 @@ class _BrokerListener(Listener):
                 found = kafka.look(reply, principal)
                 if found is not None or kafka.closed:
                     return found or {}
-                kafka.changed.wait(_LOOK_AGAIN_S)
+                kafka.changed.wait(self._look_again_s(reply))
         return reply
+
+    def _look_again_s(self, reply: Pending) -> float:
+        """Return the time after which a pending reply may be due without an event."""
+        clock = self._kafka.clock
+        if clock is not SYSTEM_CLOCK or not isinstance(reply, TimedPending):
+            return _LOOK_AGAIN_S
+        return min(_MAX_WAIT_S, max(0.0, reply.until_s - clock.now_s()))
 
 
 def _nothing(body: Body) -> None:
