@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from types import CodeType, ModuleType
+from typing import Any
 
-_CODE: dict[tuple[str, bool], CodeType] = {}
+Compile = Callable[[bytes, str], CodeType]
+_CODE: dict[tuple[str, Compile | None], CodeType] = {}
 _PLACES: dict[str, tuple[str, list[str] | None]] = {}
 
 
 class CachedLoader(SourceFileLoader):
-    """Loads a module from code that was compiled before, changed by `transform` if it is given."""
+    """Loads a module from code that was compiled before.
 
-    def __init__(self, name: str, path: str, transform: Callable[[bytes, str], CodeType] | None) -> None:
+    Parameters
+    ----------
+    name, path : str
+    compiled : callable, optional
+        Compiles the source in another way.
+    names : mapping of str to object
+        Global names of the module that this other way uses.
+    """
+
+    def __init__(self, name: str, path: str, compiled: Compile | None, names: Mapping[str, Any]) -> None:
         super().__init__(name, path)
-        self._transform = transform
+        self._compiled = compiled
+        self._names = names
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the compiled module."""
-        key = (self.path, self._transform is not None)
+        key = (self.path, self._compiled)
         code = _CODE.get(key)
         if code is None:
-            if self._transform is not None:
-                code = self._transform(self.get_data(self.path), self.path)
-            else:
-                code = super().get_code(fullname)
-                assert code is not None
+            compiled = self._compiled
+            code = super().get_code(fullname) if compiled is None else compiled(self.get_data(self.path), self.path)
+            assert code is not None
             _CODE[key] = code
         return code
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        vars(module).update(self._names)
+        super().exec_module(module)
 
 
 class CachedFinder:
@@ -39,15 +54,18 @@ class CachedFinder:
     ----------
     is_own : callable
         Returns True for names of such modules.
-    transform : callable
+    compiled : callable
         Returns the function that compiles a module in another way, or None.
+    names : mapping of str to object
+        Global names for modules that are compiled in another way.
     """
 
     def __init__(
-        self, is_own: Callable[[str], bool], transform: Callable[[str], Callable[[bytes, str], CodeType] | None]
+        self, is_own: Callable[[str], bool], compiled: Callable[[str], Compile | None], names: Mapping[str, Any]
     ) -> None:
         self._is_own = is_own
-        self._transform = transform
+        self._compiled = compiled
+        self._names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -63,17 +81,6 @@ class CachedFinder:
             locations = spec.submodule_search_locations
             place = _PLACES[fullname] = spec.origin, None if locations is None else list(locations)
         origin, folders = place
-        loader = CachedLoader(fullname, origin, self._transform(fullname))
+        compiled = self._compiled(fullname)
+        loader = CachedLoader(fullname, origin, compiled, {} if compiled is None else self._names)
         return spec_from_file_location(fullname, origin, loader=loader, submodule_search_locations=folders)
-
-
-def preload(names_and_paths: Sequence[tuple[str, str]]) -> None:
-    """Compile modules before they are needed."""
-    for name, path in names_and_paths:
-        CachedLoader(name, path, None).get_code(name)
-
-
-def loaded() -> list[tuple[str, str]]:
-    """Return the names and paths of the modules compiled so far, unchanged ones only."""
-    compiled = {path for path, changed in _CODE if not changed}
-    return [(name, place[0]) for name, place in _PLACES.items() if place[0] in compiled]

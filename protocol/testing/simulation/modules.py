@@ -9,11 +9,20 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from protocol.testing.simulation.code_cache import CachedFinder
+from protocol.testing.simulation.code_cache import CachedFinder, Compile
+from protocol.testing.simulation.rewrite import (
+    BEFORE_STATEMENT,
+    IN_ORDER,
+    TAKE,
+    compile_ordered,
+    compile_preemptible,
+    in_order,
+    taker,
+)
 from protocol.testing.simulation.scheduler import Scheduler
 
 OWN_STANDARD_MODULES = frozenset(
@@ -44,14 +53,22 @@ class ModuleTables:
     Parameters
     ----------
     scheduler : Scheduler
-    packages : iterable of str
+    packages : set of str
         Top-level packages of which each process has a copy.
+    seed : int
+        Decides the order of sets in these packages.
+    preempt : sequence of str
+        Modules and packages in which threads may switch before any statement.
     """
 
-    def __init__(self, scheduler: Scheduler, packages: frozenset[str]) -> None:
+    def __init__(self, scheduler: Scheduler, packages: frozenset[str], seed: int, preempt: Sequence[str]) -> None:
         self._scheduler = scheduler
         self._names = OWN_STANDARD_MODULES | packages
-        self._finder = CachedFinder(self.is_own, lambda name: None)
+        self._packages = packages
+        self._preempt = tuple(preempt)
+        order = in_order(seed)
+        names = {IN_ORDER: order, TAKE: taker(order), BEFORE_STATEMENT: scheduler.before_statement}
+        self._finder = CachedFinder(self.is_own, self._compiled, names)
         self._outside: dict[str, ModuleType | None] = {}
         # The table of which `sys.modules` now shows the modules.
         self._shown = self._outside
@@ -61,6 +78,13 @@ class ModuleTables:
     def is_own(self, name: str) -> bool:
         """Return True if each process has its own copy of a module."""
         return name.partition(".")[0] in self._names and not (name == SHARED or name.startswith(SHARED + "."))
+
+    def _compiled(self, name: str) -> Compile | None:
+        """Return the function that compiles a module of a package; None for the standard library."""
+        if name.partition(".")[0] not in self._packages:
+            return None
+        chosen = any(name == module or name.startswith(module + ".") for module in self._preempt)
+        return compile_preemptible if chosen else compile_ordered
 
     def install(self) -> None:
         """Make imports in threads of the world find the modules of their process."""

@@ -105,6 +105,7 @@ class Scheduler:
         self.now_s = 1000.0
         self.switches = 0
         self.switch_rate = switch_rate
+        self.preempt_rate = 0.05
         self.random = self._random = random.Random(f"{seed}:schedule").random
         self.current: SimulatedThread | None = None
         self.threads: list[SimulatedThread] = []
@@ -239,6 +240,11 @@ class Scheduler:
             self.deviations += 1
             if self.is_allowed is None or self.is_allowed(self.deviations):
                 self.give_way()
+
+    def before_statement(self) -> None:
+        """Let another thread run, or not; called before statements of chosen modules."""
+        if self.random() < self.preempt_rate:
+            self.maybe_switch()
 
     def give_way(self) -> None:
         """Let any thread that is ready run next, including this one."""

@@ -20,6 +20,12 @@ from protocol.testing.simulation.scheduler import Scheduler, SimulationFailed
 PACKAGES = ("protocol", "spark_kafka_source")
 Fault = tuple[str, Callable[[], Any]]
 """A description and what it does."""
+# Their imports bring most of the client.
+_USUAL_MODULES = (
+    "protocol.consumer_group.kafka_consumer",
+    "protocol.producer.transactional_producer",
+    "protocol.testing.fake_kafka.server",
+)
 _SWITCH_RATES = (0.02, 0.1, 0.3, 0.5)
 
 
@@ -118,7 +124,7 @@ class Simulation:
 
     # -- running ------------------------------------------------------------------------------
 
-    def run(self, scenario: Callable[..., Any], *arguments: Any) -> Run:
+    def run(self, scenario: Callable[..., Any], *arguments: Any, imports_only: bool = False) -> Run:
         """Run `scenario(simulation, *arguments)` in the main process of the world, until it returns.
 
         Parameters
@@ -126,6 +132,8 @@ class Simulation:
         scenario : callable
             A function of a module, which is imported again in the world.
         *arguments : object
+        imports_only : bool
+            Only import the client and the module of the scenario.
 
         Returns
         -------
@@ -147,7 +155,9 @@ class Simulation:
             raise RuntimeError("a Simulation runs once; make another one")
         self._ran = True
         module, _ = _place(scenario)
-        self.modules = ModuleTables(self.scheduler, self._packages | {module.partition(".")[0]})
+        self.modules = ModuleTables(
+            self.scheduler, self._packages | {module.partition(".")[0]}, self.seed, self._preempt
+        )
         self._real_from_s = time.perf_counter()
         self.main = Process(self, "main", 0)
         box: list[Any] = []
@@ -155,7 +165,11 @@ class Simulation:
         def body() -> None:
             self.main.main = self.scheduler.current
             self.modules.load("threading")
-            box.append(self._find(scenario)(self, *arguments))
+            function = self._find(scenario)
+            if imports_only:
+                for name in _USUAL_MODULES:
+                    self.modules.load(name)
+            box.append(None if imports_only else function(self, *arguments))
             for process in self.processes:
                 if process.check_failed:
                     assert process.error is not None

@@ -5,6 +5,7 @@ Reads one JSON object of options per line from standard input, and writes one JS
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -16,7 +17,7 @@ import traceback
 from collections import deque
 from typing import Any, TextIO
 
-from protocol.testing.simulation import code_cache
+_compiled: set[tuple[Any, ...]] = set()
 
 _LAST_LINES = 200
 
@@ -28,10 +29,9 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # prints of a scenario are no outcomes
     for line in sys.stdin:
-        text = _in_child(json.loads(line))
-        outcome = json.loads(text)
-        code_cache.preload(outcome.pop("modules", ()))
-        output.write(json.dumps(outcome) + "\n")
+        options = json.loads(line)
+        _compile_once(options)
+        output.write(_in_child(options) + "\n")
         output.flush()
 
 
@@ -44,6 +44,27 @@ def _import_what_runs_need() -> None:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
+
+
+def _compile_once(options: dict[str, Any]) -> None:
+    """Import the client and the scenario in a world that nothing happens in, so that runs find them compiled."""
+    from protocol.testing.simulation.simulation import Simulation
+
+    key = (options["scenario"], *options["preempt"], *options["packages"])
+    if key not in _compiled:
+        _compiled.add(key)
+        world = Simulation(0, packages=options["packages"], preempt=options["preempt"])
+        with contextlib.suppress(Exception):  # the run itself reports it
+            world.run(_scenario(options), imports_only=True)
+
+
+def _scenario(options: dict[str, Any]) -> Any:
+    """Return the function of a scenario."""
+    module, _, name = options["scenario"].partition(":")
+    for path in reversed(options["path"]):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    return getattr(importlib.import_module(module), name)
 
 
 def _in_child(options: dict[str, Any]) -> str:
@@ -83,10 +104,6 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         if stream is not None:
             print(line, file=stream)
 
-    module, _, name = options["scenario"].partition(":")
-    for path in reversed(options["path"]):
-        if path not in sys.path:
-            sys.path.insert(0, path)
     ranges = options["switches"]
 
     def allow(number: int) -> bool:
@@ -104,13 +121,13 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     _log_to(world, options["log_level"])
     outcome: dict[str, Any] = {"seed": options["seed"], "error": None, "result": None}
     try:
-        scenario = getattr(importlib.import_module(module), name)
-        outcome["result"] = json.loads(json.dumps(world.run(scenario, *options["arguments"]).result, default=repr))
+        result = world.run(_scenario(options), *options["arguments"]).result
+        outcome["result"] = json.loads(json.dumps(result, default=repr))
     except Exception as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["traceback"] = "".join(traceback.format_exception(error))
     outcome |= world.summary()
-    return outcome | {"trace": list(lines), "modules": code_cache.loaded()}
+    return outcome | {"trace": list(lines)}
 
 
 def _log_to(world: Any, level: str) -> None:

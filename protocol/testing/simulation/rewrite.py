@@ -1,0 +1,157 @@
+"""Modules of a world are compiled with two changes: sets have an order, and threads may switch before a statement.
+
+The order of a set of strings depends on PYTHONHASHSEED, that of other objects on their addresses. In a world it depends
+on the elements and the seed: equal for the same seed, and another one for another seed.
+"""
+
+from __future__ import annotations
+
+import ast
+import zlib
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+IN_ORDER = "__simulation_in_order__"
+TAKE = "__simulation_take__"
+BEFORE_STATEMENT = "__simulation_before_statement__"
+_ITERATING_FUNCTIONS = frozenset(
+    {"deque", "dict", "enumerate", "filter", "iter", "list", "map", "max", "min", "sorted", "sum", "tuple", "zip"}
+)
+_ITERATING_METHODS = frozenset({"chain", "extend", "from_iterable", "fromkeys", "join"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def in_order(seed: int) -> Callable[[Any], Any]:
+    """Return the function that gives sets an order and returns other objects as they are."""
+
+    def key(element: Any) -> int:
+        return zlib.crc32(repr(element).encode(errors="replace"), seed & 0xFFFFFFFF)
+
+    def order(iterable: Any) -> Any:
+        kind = type(iterable)
+        if (kind is set or kind is frozenset) and len(iterable) > 1:
+            return sorted(iterable, key=key)
+        return iterable
+
+    return order
+
+
+def taker(order: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function that does `owner.pop()`: of a set, the first element in order."""
+
+    def take(owner: Any) -> Any:
+        if type(owner) is set and len(owner) > 1:
+            element = next(iter(order(owner)))
+            owner.remove(element)
+            return element
+        return owner.pop()
+
+    return take
+
+
+def compile_ordered(source: bytes, path: str) -> CodeType:
+    """Compile a module in which sets have an order."""
+    return _compile(source, path, _Ordered())
+
+
+def compile_preemptible(source: bytes, path: str) -> CodeType:
+    """Compile a module in which sets have an order, and threads may switch before each statement of a function."""
+    return _compile(source, path, _Preemptible())
+
+
+def _compile(source: bytes, path: str, transformer: ast.NodeTransformer) -> CodeType:
+    tree = ast.fix_missing_locations(transformer.visit(ast.parse(source, path)))
+    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+    return code
+
+
+def _call(name: str, argument: ast.expr) -> ast.expr:
+    function = ast.copy_location(ast.Name(name, ast.Load()), argument)
+    return ast.copy_location(ast.Call(function, [argument], []), argument)
+
+
+def _ordered(iterable: ast.expr) -> ast.expr:
+    """Return the expression in order, unless it cannot be a set."""
+    never_a_set = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.GeneratorExp, ast.JoinedStr)
+    return iterable if isinstance(iterable, never_a_set) else _call(IN_ORDER, iterable)
+
+
+class _Ordered(ast.NodeTransformer):
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.iter = _ordered(node.iter)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        self.generic_visit(node)
+        if not node.is_async:
+            node.iter = _ordered(node.iter)
+        return node
+
+    def visit_Starred(self, node: ast.Starred) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load):
+            node.value = _ordered(node.value)
+        return node
+
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _ordered(node.value)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        if any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets):
+            node.value = _ordered(node.value)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "pop" and not node.args and not node.keywords:
+            return _call(TAKE, function.value)
+        name = (
+            function.id
+            if isinstance(function, ast.Name)
+            else function.attr
+            if isinstance(function, ast.Attribute)
+            else ""
+        )
+        iterates = name in (_ITERATING_FUNCTIONS if isinstance(function, ast.Name) else _ITERATING_METHODS)
+        if iterates or name == "chain":
+            node.args = [
+                argument if isinstance(argument, ast.Starred) else _ordered(argument) for argument in node.args
+            ]
+        return node
+
+
+class _Preemptible(_Ordered):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        self._insert(node)
+        return node
+
+    def _insert(self, node: ast.stmt | ast.ExceptHandler | ast.match_case) -> None:
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                setattr(node, name, list(self._with_calls(statements, isinstance(node, _FUNCTIONS) and name == "body")))
+        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            self._insert(part)
+
+    def _with_calls(self, statements: Iterable[ast.stmt], may_begin_with_text: bool) -> Iterable[ast.stmt]:
+        for statement in statements:
+            is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not (is_text and may_begin_with_text) and not isinstance(statement, (ast.Global, ast.Nonlocal)):
+                function = ast.copy_location(ast.Name(BEFORE_STATEMENT, ast.Load()), statement)
+                call = ast.copy_location(ast.Call(function, [], []), statement)
+                yield ast.copy_location(ast.Expr(call), statement)
+            may_begin_with_text = False
+            if not isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+                self._insert(statement)
+            yield statement
