@@ -22,7 +22,7 @@ from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_start_offsets
+from protocol.group.committed_offsets import CommittedOffset, as_committed_offsets, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
@@ -322,13 +322,13 @@ def _offsets(
                 raise UsageError(f"{position} has no time zone; use datetime.now(timezone.utc), for example")
             times = dict.fromkeys(keys, round(position.timestamp() * 1000))
         case Mapping():
-            if unknown := set(position) - set(keys):
+            try:
+                given = as_committed_offsets(position)
+            except UsageError as error:
+                raise UsageError(f"{option}: {error}") from None
+            if unknown := set(given) - set(keys):
                 topic, partition = min(unknown)
                 raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
-            given = {key: CommittedOffset(offset) for key, offset in position.items()}
-            if negative := [key for key, to in given.items() if to.offset < 0]:
-                topic, partition = min(negative)
-                raise UsageError(f"{option}: offset {position[topic, partition]} of {topic}-{partition} is negative")
         case _:
             raise UsageError(
                 f"{position!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "

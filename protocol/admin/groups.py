@@ -18,7 +18,13 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import KafkaError, ProtocolError, UnsupportedVersion
 from protocol.group.assignors.subscription_codec import decode_assignment
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import (
+    CallerOffsets,
+    CommittedOffset,
+    as_committed_offsets,
+    commit_offsets,
+    fetch_offsets,
+)
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
@@ -277,7 +283,7 @@ class GroupOperations(Operations):
     def alter_consumer_group_offsets(
         self,
         group: str,
-        offsets: Mapping[TopicPartition, int | CommittedOffset],
+        offsets: CallerOffsets,
         *,
         timeout_ms: float | None = None,
     ) -> None:
@@ -285,11 +291,12 @@ class GroupOperations(Operations):
 
         Raises
         ------
+        UsageError
+            An offset is negative, or Kafka cannot store it.
         BrokerError
             The group has live members (UNKNOWN_MEMBER_ID), or a partition is unknown.
         """
-        entries = {key: CommittedOffset(each) if isinstance(each, int) else each for key, each in offsets.items()}
-        commit_offsets(self._client, group, entries, self._deadline(timeout_ms))
+        commit_offsets(self._client, group, as_committed_offsets(offsets), self._deadline(timeout_ms))
 
     def delete_consumer_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
+from protocol.checked_values import checked_leader_epoch, checked_offset
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.config import ConsumerConfig, parse_consumer
@@ -20,7 +21,7 @@ from protocol.consumer.fetch_position import FetchPosition
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.partition_fetcher import PartitionFetcher
-from protocol.errors import KafkaError, UsageError
+from protocol.errors import KafkaError
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.metrics.client_sensors import Metric
@@ -119,16 +120,15 @@ class Consumer:
         BrokerError, DeadlineExceeded
             An offset could not be listed.
         """
-        symbolic = {key: offset for key, offset in offsets.items() if offset < 0}
-        for (topic, partition), offset in symbolic.items():
-            if offset not in (EARLIEST, LATEST):
-                raise UsageError(f"{topic}-{partition}: {offset} is not an offset")
+        symbolic = {key: offset for key, offset in offsets.items() if offset in (EARLIEST, LATEST)}
+        begins: dict[TopicPartition, tuple[int, int]] = {}
+        for (topic, partition), offset in offsets.items():
+            key, where = (topic, partition), f"{topic}-{partition}: "
+            epoch = checked_leader_epoch(epochs.get(key, NO_LEADER_EPOCH), where)
+            begins[key] = offset if key in symbolic else checked_offset(offset, where), epoch
         listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
-        begins = {**offsets, **{key: each.offset for key, each in listed.items()}}
-        streams = {
-            key: self._stream(key, offset, epochs.get(key, NO_LEADER_EPOCH), topic_ids.get(key, NO_TOPIC_ID))
-            for key, offset in begins.items()
-        }
+        begins |= {key: (entry.offset, begins[key][1]) for key, entry in listed.items()}
+        streams = {key: self._stream(key, *begin, topic_ids.get(key, NO_TOPIC_ID)) for key, begin in begins.items()}
         self._fetcher.add(streams)
         return streams
 

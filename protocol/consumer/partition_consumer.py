@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from protocol.checked_values import checked_leader_epoch, checked_offset
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition
 from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
 from protocol.consumer.log_offsets import LeaderEpochs
-from protocol.errors import KafkaError, ProtocolError, TopicRecreated, UsageError
+from protocol.errors import KafkaError, ProtocolError, TopicRecreated
 from protocol.kafka_terms import NO_LEADER_EPOCH
 from protocol.metrics.client_sensors import ClientSensors
 
@@ -322,10 +323,10 @@ class PartitionConsumer:
         Raises
         ------
         UsageError
-            The offset is negative.
+            The offset or the leader epoch is not a number that Kafka can store.
         """
-        if offset < 0:
-            raise UsageError(f"{self.name}: cannot seek to offset {offset}")
+        where = f"{self.name}: "
+        offset, epoch_before = checked_offset(offset, where), checked_leader_epoch(epoch_before, where)
         with self._lock:
             self._unread.drop()
             self.buffer.seek(offset, epoch_before)

@@ -241,10 +241,7 @@ class AssignedPartitions:
         }
         due = {key: start for key, start in waiting.items() if start.retry_at_s <= now_s}
         sought = {key: start.sought for key, start in due.items() if start.sought is not None}
-        self._start_consumers(
-            {key: StartOffset(each.offset, each.leader_epoch) for key, each in sought.items() if each.offset >= 0}
-        )
-        self._list_by_leader(due, {key: each.offset for key, each in sought.items() if each.offset < 0})
+        self._start_consumers({key: StartOffset(to.offset, to.leader_epoch) for key, to in sought.items()})
         rest = {key: start for key, start in due.items() if key not in sought}
         group = self._config.consumer.group_id
         committed = {k: start for k, start in rest.items() if group and not (start.loss or start.without_commit)}
@@ -326,8 +323,8 @@ class AssignedPartitions:
     ) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
-        `EARLIEST` and `LATEST` are allowed before the partition has started. Ignored with a warning if the topic was
-        recreated and the user has not received records of the new one: only a `listed` offset is surely of it.
+        Ignored with a warning if the topic was recreated and the user has not received records of the new one: only a
+        `listed` offset is surely of it.
         """
         if key in self._not_started:
             self._not_started[key] = self._new_start()
@@ -364,7 +361,7 @@ class AssignedPartitions:
             if key not in recreated and (not moved or self._committed.get(key) != consumer.position)
         }
         for key, start in self._not_started.items():
-            if start.sought is not None and start.sought.offset >= 0:
+            if start.sought is not None:
                 positions[key] = start.sought
         return positions
 

@@ -81,9 +81,6 @@ class Commits:
         `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
         """
         manager = self._required_manager()
-        for (topic, partition), to in offsets.items():
-            if not isinstance(to, CommittedOffset) or to.offset < 0:
-                raise UsageError(f"{topic}-{partition}: the offset to commit is {to!r}; pass CommittedOffset(offset)")
         if offsets and not manager.commit(offsets, member, topic_ids=topic_ids):
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 

@@ -30,7 +30,13 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets_and_ids
+from protocol.group.committed_offsets import (
+    CallerOffsets,
+    CommittedOffset,
+    as_committed_offset,
+    as_committed_offsets,
+    fetch_offsets_and_ids,
+)
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
@@ -595,7 +601,7 @@ class KafkaConsumer:
         Raises
         ------
         UsageError
-            The partition is not assigned.
+            The partition is not assigned, or the offset is negative.
 
         Notes
         -----
@@ -603,7 +609,7 @@ class KafkaConsumer:
         topic or raised `TopicRecreated` since: an offset of the deleted topic would skip records. `auto.offset.reset`
         selects where to continue; `seek_to_beginning` and `seek_to_end` take effect.
         """
-        self._seek(partition, CommittedOffset(offset) if isinstance(offset, int) else offset)
+        self._seek(partition, as_committed_offset(partition, offset))
 
     def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
         if self._error is not None and partition_of(self._error) == partition:
@@ -739,13 +745,13 @@ class KafkaConsumer:
         return {key: found.get(key) for key in partitions}
 
     @_single_threaded
-    def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+    def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
         """Commit offsets and wait. A request is sent also for unchanged offsets.
 
         Parameters
         ----------
-        offsets : mapping of (str, int) to CommittedOffset, optional
-            `CommittedOffset` by partition; None: the positions of all partitions.
+        offsets : mapping of (str, int) to CommittedOffset or int, optional
+            Offsets by partition; None: the positions of all partitions.
         timeout_ms : float, optional
             Maximum wait; None: `default.api.timeout.ms`.
 
@@ -757,9 +763,9 @@ class KafkaConsumer:
             that was deleted and created again are refused until a later `poll` has moved to the new topic.
             Offsets of other topics are committed.
         UsageError
-            `group.id` is not set.
+            `group.id` is not set, an offset is negative, or Kafka cannot store it; nothing is committed.
         """
-        present, recreated = self._split_recreated(offsets)
+        present, recreated = self._split_recreated(None if offsets is None else as_committed_offsets(offsets))
         limit_s = DELETED_TOPIC_S if self._in_listener else math.inf  # a rebalance waits for the listener
         self._commit(present, self._client.deadline(timeout_ms), partition_timeout_s=limit_s)
         self._commits.run_callbacks()
@@ -767,13 +773,13 @@ class KafkaConsumer:
             raise recreated
 
     @_single_threaded
-    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+    def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         """Commit offsets in the background.
 
         Parameters
         ----------
-        offsets : mapping of (str, int) to CommittedOffset, optional
-            `CommittedOffset` by partition; None: the positions of all partitions.
+        offsets : mapping of (str, int) to CommittedOffset or int, optional
+            Offsets by partition; None: the positions of all partitions.
         callback : callable, optional
             `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`, in the order of the
             `commit_async` calls. `error` is None or `CommitFailed`, also if the coordinator has not responded within
@@ -782,15 +788,16 @@ class KafkaConsumer:
         Raises
         ------
         UsageError
-            `group.id` is not set.
+            `group.id` is not set, an offset is negative, or Kafka cannot store it; nothing is committed.
         """
-        present, failure = self._split_recreated(offsets)
+        checked = None if offsets is None else as_committed_offsets(offsets)
+        present, failure = self._split_recreated(checked)
         try:
             self._commit_async(present)
         except CommitFailed as error:
             failure = error
         if callback is not None:
-            self._commits.add_callback(present if offsets is None else offsets, callback, failure)
+            self._commits.add_callback(present if checked is None else checked, callback, failure)
 
     def _split_recreated(self, offsets: Offsets | None) -> tuple[Offsets, CommitFailed | None]:
         """Return the offsets to commit, and an error for offsets of a deleted topic whose name a new topic has."""

@@ -29,7 +29,7 @@ from protocol.errors import (
     TopicRecreated,
     UsageError,
 )
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset, as_committed_offset
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import Membership
@@ -122,14 +122,15 @@ class ConsumerGroupSession:
         ------
         UsageError
             The partition is not claimed in this session, its start offset is not known yet, as in
-            `ConsumerGroupHandler.setup`, or the offset is negative.
+            `ConsumerGroupHandler.setup`, the offset is negative, or Kafka cannot store it.
         """
         self._progress()
+        to = as_committed_offset((topic, partition), offset, metadata)
         with self._lock:
-            marks = self._marks_of((topic, partition), offset)
+            marks = self._marks_of((topic, partition))
             if marks.offset is None:  # a lower offset than the group's would be committed
                 raise UsageError(f"{topic}-{partition} has not started: in setup, call reset_offset")
-            marks.mark(offset, metadata)
+            marks.mark(to.offset, to.metadata)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
@@ -149,11 +150,13 @@ class ConsumerGroupSession:
         Raises
         ------
         UsageError
-            The partition is not claimed in this session, its start offset is not known yet, or the offset is negative.
+            The partition is not claimed in this session, its start offset is not known yet, the offset is negative, or
+            Kafka cannot store it.
         """
         self._progress()
+        to = as_committed_offset((topic, partition), offset, metadata)
         with self._lock:
-            self._marks_of((topic, partition), offset).reset(offset, metadata)
+            self._marks_of((topic, partition)).reset(to.offset, to.metadata)
 
     def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
         """Mark this record and all before it as processed; see `mark_offset`."""
@@ -175,10 +178,8 @@ class ConsumerGroupSession:
         self._progress()
         self.commit_marked(deadline or self._client.deadline())
 
-    def _marks_of(self, key: TopicPartition, offset: int) -> ClaimMarks:
-        """Return the marks of a claim, for this offset."""
-        if offset < 0:
-            raise UsageError(f"{key[0]}-{key[1]}: the offset is {offset}, but no record has a negative one")
+    def _marks_of(self, key: TopicPartition) -> ClaimMarks:
+        """Return the marks of a claim."""
         marks = self._marks.get(key)
         if marks is None:
             raise UsageError(f"{key[0]}-{key[1]} is not claimed in this session")
@@ -375,9 +376,9 @@ class ConsumerGroupClaim:
         """
         if self._polled:
             raise UsageError(f"{self.topic}-{self.partition}: seek before the first records are requested")
-        self._consumer.seek(offset)
         self._session.reset_offset(self.topic, self.partition, offset)
-        self.initial_offset = offset
+        self._consumer.seek(offset)
+        self.initial_offset = self._consumer.position
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while (batch := self.poll()) is not None:

@@ -1,7 +1,7 @@
 """Look up start offsets in threads: a broker that does not respond delays only the partitions that need it.
 
-A start offset is the group's committed offset, or one that a leader lists: that of `auto.offset.reset`, or an end of
-the log to which the user has sought. `assigned_partitions` decides what is looked up, and starts the partitions.
+A start offset is the group's committed offset, or that of `auto.offset.reset`, which a leader lists.
+`assigned_partitions` decides what is looked up, and starts the partitions.
 """
 
 from __future__ import annotations

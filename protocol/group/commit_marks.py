@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.clock import Backoff
 from protocol.cluster.metadata import is_another_topic
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
@@ -40,7 +41,7 @@ class OffsetMark:
     # The topic to which the offset belongs; zeros if unknown.
     topic_id: bytes = NO_TOPIC_ID
     completed_at_s: float | None = None
-    refused: BrokerError | None = None
+    refused: KafkaError | None = None
     # The member whose commit was refused for a stale generation; the next member sends the mark at once.
     stale_generation: GroupMember | None = None
     # The last error of this partition alone, and the time of the first one; both also of earlier marks.
@@ -61,7 +62,7 @@ class OffsetMark:
             mark.unanswered, mark.unanswered_until_s = before.unanswered, before.unanswered_until_s
         return mark
 
-    def complete(self, refused: BrokerError | None, now_s: float, sent_at_s: float) -> None:
+    def complete(self, refused: KafkaError | None, now_s: float, sent_at_s: float) -> None:
         """Set the final result of a request that was sent at `sent_at_s`; None is success."""
         self.completed_at_s, self.refused = now_s, refused
         if refused is None:
@@ -139,8 +140,8 @@ class CommitReplies:
         Results that are not retried in this generation; None is success.
     partition_errors : dict
         Retriable errors of single partitions.
-    too_large : dict
-        Errors of a request that the coordinator's log cannot hold; it is sent again in halves.
+    to_split : dict
+        Errors of a request that the coordinator's log cannot hold, or that cannot be encoded; it is sent in halves.
     failure : Exception or None
         The error of the whole request, which is retried.
     in_flight : bool
@@ -152,9 +153,9 @@ class CommitReplies:
     member: GroupMember
     retry_refused: bool
     sent_at_s: float
-    final: dict[TopicPartition, BrokerError | None] = field(default_factory=dict)
+    final: dict[TopicPartition, KafkaError | None] = field(default_factory=dict)
     partition_errors: dict[TopicPartition, BrokerError] = field(default_factory=dict)
-    too_large: dict[TopicPartition, BrokerError] = field(default_factory=dict)
+    to_split: dict[TopicPartition, KafkaError] = field(default_factory=dict)
     failure: Exception | None = None
     in_flight: bool = False
     unanswered: bool = False
@@ -166,7 +167,7 @@ class CommitReplies:
     def add(self, key: TopicPartition, error: BrokerError | None) -> BrokerError | None:
         """Sort the reply for one partition; return an error for which the whole request is retried, else None."""
         if error is not None and error.code in _TOO_LARGE_ERRORS:
-            self.too_large[key] = error
+            self.to_split[key] = error
         elif error is None or self._is_final(error):
             self.final[key] = error
         elif error.code in _PARTITION_ERRORS:
@@ -178,16 +179,24 @@ class CommitReplies:
     def end(self) -> None:
         """Record that nothing more is sent."""
         self.unanswered |= self.in_flight
-        if len(self.too_large) != 1:
+        if len(self.to_split) != 1:
             return
-        key, error = self.too_large.popitem()  # cannot be split further
+        key, error = self.to_split.popitem()  # cannot be split further
         if self._is_final(error):
             self.final[key] = error
         else:
             self.failure = self.failure or error
 
-    def _is_final(self, error: BrokerError) -> bool:
+    def cannot_be_encoded(self, partitions: Iterable[TopicPartition], error: UsageError) -> None:
+        """Record that a request was not sent: a retry would fail again."""
+        self.in_flight = False
+        answered = self.final.keys() | self.partition_errors.keys()
+        self.to_split.update((key, error) for key in partitions if key not in answered)
+
+    def _is_final(self, error: KafkaError) -> bool:
         """Return True if the commit is not retried after this error."""
+        if not isinstance(error, BrokerError):
+            return True
         if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             return not self.retry_refused
         effect = error_row(error.code).group_effect
@@ -195,14 +204,15 @@ class CommitReplies:
         return effect is GroupEffect.COMMIT_REFUSED or (effect is not GroupEffect.NOTHING and not retries_refused)
 
 
-def loses_assignment(error: BrokerError) -> bool:
+def loses_assignment(error: KafkaError) -> bool:
     """Return True if the member has lost its partitions."""
-    return error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
+    return isinstance(error, BrokerError) and error_row(error.code).group_effect is GroupEffect.ASSIGNMENT_LOST
 
 
-def is_stale_generation(error: BrokerError, member: GroupMember) -> bool:
+def is_stale_generation(error: KafkaError, member: GroupMember) -> bool:
     """Return True if the commit waits for the next generation, set by `OffsetManager.set_member`.
 
     A member without a generation owns no partitions, so its commit is not retried.
     """
-    return error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0
+    is_illegal = isinstance(error, BrokerError) and error.code == ErrorCode.ILLEGAL_GENERATION
+    return is_illegal and member.generation_id >= 0

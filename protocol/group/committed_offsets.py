@@ -11,12 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
+from protocol.checked_values import checked_leader_epoch, checked_offset, checked_partition, checked_string
 from protocol.clock import Deadline
 from protocol.cluster.call import Check, Handle, Row, call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker, Metadata, is_another_topic
-from protocol.errors import BrokerError, KafkaError
+from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
@@ -39,16 +40,48 @@ class CommittedOffset:
     Attributes
     ----------
     offset : int
-        Offset of the next record to read.
+        Offset of the next record to read; not negative, since a group would have no offset then.
     leader_epoch : int
         Leader epoch of the last record read; -1 if unknown.
     metadata : str
-        Free text.
+        Free text, at most 32,767 bytes; brokers refuse more than `offset.metadata.max.bytes`.
+
+    Raises
+    ------
+    UsageError
+        Kafka cannot store one of the values.
     """
 
     offset: int
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offset", checked_offset(self.offset))
+        object.__setattr__(self, "leader_epoch", checked_leader_epoch(self.leader_epoch))
+        metadata = "" if self.metadata is None else checked_string("metadata", self.metadata)
+        object.__setattr__(self, "metadata", metadata)
+
+
+CallerOffsets = Mapping[TopicPartition, int | CommittedOffset]
+"""Offsets as callers pass them: a number is an offset without leader epoch and metadata."""
+
+
+def as_committed_offset(key: TopicPartition, offset: int | CommittedOffset, metadata: str = "") -> CommittedOffset:
+    """Return an offset that a caller passes for a partition; `UsageError` names the partition."""
+    if isinstance(offset, CommittedOffset):
+        return offset
+    try:
+        return CommittedOffset(offset, metadata=metadata)
+    except UsageError as error:
+        raise UsageError(f"{key[0]}-{key[1]}: {error}") from None
+
+
+def as_committed_offsets(offsets: CallerOffsets) -> dict[TopicPartition, CommittedOffset]:
+    """Return the offsets that a caller passes; raise `UsageError` for a partition or an offset that cannot exist."""
+    if not isinstance(offsets, Mapping):
+        raise UsageError(f"the offsets are {type(offsets).__name__}; pass a mapping of (topic, partition) to offset")
+    return {checked_partition(key): as_committed_offset(key, offset) for key, offset in offsets.items()}
 
 
 def offset_rows(offsets: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, dict[str, Any]]:

@@ -365,17 +365,18 @@ class OffsetManager:
             self._notify()
 
     def _commit(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> bool:
-        """Send one request, or two halves if the coordinator refuses it as too large.
+        """Send one request, or two halves if it is too large for the coordinator or cannot be encoded.
 
         Return false if the coordinator did not respond, or refused for a reason that concerns the group.
         """
         replies = self._send(due, member)
-        evicted = [error for error in replies.final.values() if error is not None and error.code in _MEMBER_ERRORS]
+        refusals = [error for error in replies.final.values() if isinstance(error, BrokerError)]
+        evicted = [error for error in refusals if error.code in _MEMBER_ERRORS]
         if evicted:
             self.on_member_refused(member, evicted[0])
         if not self._apply(replies, due, member):
             return True
-        keys, half = list(replies.too_large), len(replies.too_large) // 2
+        keys, half = list(replies.to_split), len(replies.to_split) // 2
         halves = [{key: due[key] for key in half_keys} for half_keys in (keys[:half], keys[half:]) if half_keys]
         # If the first half fails for another reason, the second half is not sent.
         return replies.failure is None and all(self._commit(each, member) for each in halves)
@@ -396,7 +397,10 @@ class OffsetManager:
                 self._client, self.group, offsets, deadline, member, handle, replies.begin_attempt, topic_ids=topic_ids
             )
         except Exception as error:  # including bugs: the thread must not end
-            replies.failure = error
+            if isinstance(error, UsageError) and not self._client.closed:
+                replies.cannot_be_encoded(due, error)
+            else:
+                replies.failure = error
         replies.end()
         self._refuse_deleted_topics(due, replies)
         return replies

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from protocol.checked_values import encoded
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import MessageFuture, RecordMetadata, UnfinishedCalls, fail_futures
@@ -62,22 +63,15 @@ def _bytes(what: str, content: object) -> bytes | None:
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):
-        return _encoded(what, content)
+        return encoded(what, content)
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
     raise UsageError(f"{what} is {type(content).__name__}; it must be bytes or str")
 
 
-def _encoded(what: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{what} has no UTF-8: {text[error.start]!r} at position {error.start}") from None
-
-
 def _header(header: object) -> tuple[str, bytes | None]:
     if isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str):
-        _encoded("a header's name", header[0])  # later, it would fail all messages of its batch
+        encoded("a header's name", header[0])  # later, it would fail all messages of its batch
         return header[0], _bytes(f"header {header[0]}", header[1])
     raise UsageError(f"{header!r} is not a header; it must be a name (str) and a value (bytes)")
 

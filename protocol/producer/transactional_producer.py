@@ -19,10 +19,9 @@ from protocol.cluster.client import Client, open_client
 from protocol.condition import Condition
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, OutcomeLost, OutcomeUnknown, UsageError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.committed_offsets import CallerOffsets, as_committed_offsets
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import TopicPartition
 from protocol.metrics.sensor import timed
 from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.partition_choice import GivenPartitions
@@ -245,7 +244,7 @@ class TransactionalProducer(Producer):
     @_transaction_call("txn_send_offsets")
     def send_offsets_to_transaction(
         self,
-        offsets: Mapping[TopicPartition, CommittedOffset],
+        offsets: CallerOffsets,
         group_metadata: ConsumerGroupMetadata,
         timeout_ms: float | None = None,
     ) -> None:
@@ -253,7 +252,7 @@ class TransactionalProducer(Producer):
 
         Parameters
         ----------
-        offsets : mapping of TopicPartition to CommittedOffset
+        offsets : mapping of TopicPartition to CommittedOffset or int
             Nothing is done if empty.
         group_metadata : ConsumerGroupMetadata
             From `KafkaConsumer.group_metadata()`. The group refuses the offsets of a member that it has fenced.
@@ -262,6 +261,8 @@ class TransactionalProducer(Producer):
 
         Raises
         ------
+        UsageError
+            An offset is negative, or Kafka cannot store it. The transaction may continue.
         TopicRecreated
             An offset belongs to a deleted topic, and a new topic has its name: abort the transaction.
         """
@@ -269,9 +270,9 @@ class TransactionalProducer(Producer):
             raise UsageError(
                 f"group_metadata is {type(group_metadata).__name__}, not what `KafkaConsumer.group_metadata()` returns"
             )
-        if offsets:
+        if checked := as_committed_offsets(offsets):
             deadline = self._client.deadline(timeout_ms)
-            self._let_in(lambda: self._session.send_offsets(offsets, group_metadata, deadline))
+            self._let_in(lambda: self._session.send_offsets(checked, group_metadata, deadline))
 
     @_transaction_call("txn_commit")
     def commit_transaction(self, timeout_ms: float | None = None) -> None:

@@ -15,7 +15,7 @@ from protocol.consumer_group.commits import Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, UsageError, WakeUp
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.committed_offsets import CallerOffsets, CommittedOffset, as_committed_offset, as_committed_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
@@ -316,7 +316,7 @@ class MockConsumer:
     def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position."""
         self._require_assigned([partition])
-        self._positions[partition] = offset if isinstance(offset, int) else offset.offset
+        self._positions[partition] = as_committed_offset(partition, offset).offset
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek to offset 0 of these partitions, by default all assigned ones."""
@@ -369,7 +369,7 @@ class MockConsumer:
         """Return the committed offset of each partition; None if it has none."""
         return {key: self._committed.get(key) for key in partitions}
 
-    def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+    def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
         """Commit offsets, by default all positions; raise the error of `fail_commit`."""
         self._require_open()
         error = self._commit(offsets)
@@ -377,22 +377,20 @@ class MockConsumer:
         if error is not None:
             raise error
 
-    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+    def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         """Commit offsets; the callback is called in a later `poll`, `commit_sync` or `close`."""
         self._require_open()
         error = self._commit(offsets)
         if callback is not None:
             self._callbacks.append((callback, self._positions_or(offsets), error))
 
-    def _positions_or(self, offsets: Offsets | None) -> dict[TopicPartition, CommittedOffset]:
-        if offsets is not None:
-            return dict(offsets)
-        return {key: CommittedOffset(offset) for key, offset in self._positions.items()}
+    def _positions_or(self, offsets: CallerOffsets | None) -> dict[TopicPartition, CommittedOffset]:
+        return self.positions() if offsets is None else as_committed_offsets(offsets)
 
-    def _commit(self, offsets: Offsets | None) -> CommitFailed | None:
+    def _commit(self, offsets: CallerOffsets | None) -> CommitFailed | None:
+        made = self._positions_or(offsets)
         if self._commit_errors:
             return self._commit_errors.pop(0)
-        made = self._positions_or(offsets)
         self.commits.append(made)
         self._committed.update(made)
         return None

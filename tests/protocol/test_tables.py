@@ -128,7 +128,7 @@ def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
         ("erliest", "latest", "'erliest' is not a position"),
         (datetime(2026, 1, 31), "latest", "has no time zone"),
         ({("orders", 7): 0}, "latest", "orders-7 does not exist"),
-        ({("orders", 0): -1}, "latest", "start: offset -1 of orders-0 is negative"),
+        ({("orders", 0): -1}, "latest", "start: orders-0: offset is -1; it must be from 0"),
         ("earliest", {("orders", 0): END + 1}, "above its log end offset, 10"),
         ("committed", "latest", "needs group.id"),
     ],

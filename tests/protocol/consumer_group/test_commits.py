@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
+import protocol
+from protocol.admin.admin import Admin
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.consumer.consumer import Consumer
 from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, KafkaError
+from protocol.errors import CommitFailed, KafkaError, UsageError
 from protocol.group import offset_manager
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.offset_manager import OffsetManager
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.mock_consumer import MockConsumer
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer.consuming import client_of, records
 from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
@@ -67,6 +74,71 @@ def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
 
 def commits(fake: SmallCluster) -> int:
     return len(fake.request_bodies(OFFSET_COMMIT))
+
+
+# -- offsets that Kafka cannot store ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63, 5.0, None], ids=str)
+def test_offset_that_kafka_cannot_store_is_refused_by_every_call(
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer, offset: Any
+) -> None:
+    consumer.assign([FIRST, SECOND])
+    with Consumer(client) as reader, TransactionalProducer(client, {"transactional.id": "etl"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        mock, stream = MockConsumer(), reader.consume_partition(*FIRST, 0)
+        mock.assign([FIRST])
+        calls: list[Callable[[Any], object]] = [
+            lambda to: consumer.commit_sync({FIRST: to}),
+            lambda to: consumer.commit_async({FIRST: to}),
+            lambda to: consumer.seek(FIRST, to),
+            lambda to: Admin(client).alter_consumer_group_offsets(GROUP, {FIRST: to}),
+            lambda to: producer.send_offsets_to_transaction({FIRST: to}, consumer.group_metadata()),
+            stream.seek,
+            lambda to: reader.consume_partition("orders", 1, to if to != -1 else -3),
+            lambda to: protocol.read({"bootstrap.servers": fake.bootstrap_servers}, "orders", {FIRST: to}),
+            lambda to: mock.commit_sync({FIRST: to}),
+            lambda to: mock.seek(FIRST, to),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match=r"orders-[01]: offset is"):
+                call(offset)
+            call(np.int64(5))
+        producer.commit_transaction()
+        consumer.commit_sync({SECOND: 7})
+        assert fake.committed_offsets(GROUP) == {FIRST: 5, SECOND: 7}
+
+
+def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
+    fake: SmallCluster, client: Client
+) -> None:
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            session.reset_offset(*SECOND, 5)
+            for values in ((-1,), (2**63,), (1.0,), (1, "caf\udce9"), (1, b"m")):
+                with pytest.raises(UsageError, match="orders-0"):
+                    session.reset_offset(*FIRST, *values)
+            session.commit()
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                with pytest.raises(UsageError, match="orders-0"):
+                    claim.seek(2**63)
+                assert claim.initial_offset == 0
+                with pytest.raises(UsageError, match="orders-0"):
+                    session.mark_offset(*FIRST, 3, "caf\udce9")
+                session.mark_offset(*FIRST, 3)
+                session.end(session.end_reason)  # type: ignore[arg-type]
+            session.ended.wait(10)
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    config = parse_group_consumer({"group.id": GROUP, "auto.offset.reset": "earliest"})
+    with ConsumerGroup(client, config) as group:
+        group.consume(["orders"], Handler())
+    assert fake.committed_offsets(GROUP) == {FIRST: 3, SECOND: 5}
 
 
 # -- the same offset again ------------------------------------------------------------------------

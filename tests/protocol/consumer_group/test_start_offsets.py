@@ -29,7 +29,6 @@ from protocol.errors import (
     WakeUp,
 )
 from protocol.group.committed_offsets import CommittedOffset
-from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -161,20 +160,19 @@ def test_seek_begins_partition_without_lookup(fake: FakeKafka, new_consumer: New
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("offset", [EARLIEST, LATEST], ids=["earliest", "latest"])
-def test_seek_to_an_end_of_a_partition_without_leader_delays_no_other(
-    fake: FakeKafka, new_consumer: NewConsumer, offset: int
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_reset_of_a_partition_without_leader_delays_no_other(
+    fake: FakeKafka, new_consumer: NewConsumer, reset: str
 ) -> None:
-    consumer = new_consumer(auto_offset_reset="none")
+    consumer = new_consumer(auto_offset_reset=reset)
     consumer.assign([HEALTHY, OFFLINE])
-    consumer.seek(OFFLINE, offset)
     consumer.seek(HEALTHY, 0)
     read = Read(consumer)
     read.until(lambda: read.rows["healthy"] == 5)
     fake.write("healthy", 0, records(5, 5))
     read.until(lambda: read.rows["healthy"] == 10)
     fake.move_leader(*OFFLINE, 1)
-    assert consumer.position(OFFLINE) == (0 if offset == EARLIEST else 5)
+    assert consumer.position(OFFLINE) == (0 if reset == "earliest" else 5)
     assert read.errors == []
 
 
@@ -267,8 +265,7 @@ def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka,
         assert consumer.position(HEALTHY) == 5
 
 
-@pytest.mark.parametrize("sought", [0, EARLIEST], ids=["offset", "earliest"])
-def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client, sought: int) -> None:
+def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client) -> None:
     given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
     with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
         consumer.commit_sync({HEALTHY: CommittedOffset(3)})
@@ -277,7 +274,7 @@ def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: C
         consumer.assign([HEALTHY])
         read = Read(consumer)
         read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
-        consumer.seek(HEALTHY, sought)
+        consumer.seek(HEALTHY, 0)
         read.until(lambda: read.rows["healthy"] == 5)
         assert consumer.position(HEALTHY) == 5
 
@@ -553,7 +550,6 @@ def test_sought_position_is_committed_before_the_partition_has_started(
     consumer = KafkaConsumer(client, parse_group_consumer({**GROUP, "enable.auto.commit": end == "close"}))
     consumer.assign([HEALTHY, OFFLINE])
     consumer.seek_to_end([HEALTHY])
-    consumer.seek(OFFLINE, EARLIEST)
     assert consumer.positions() == {HEALTHY: CommittedOffset(5)}
     getattr(consumer, end)()
     assert fake.committed_offsets("etl") == {HEALTHY: 5}

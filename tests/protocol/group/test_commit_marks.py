@@ -75,5 +75,5 @@ def test_only_a_request_of_several_partitions_is_split(too_large: int) -> None:
     for partition in range(too_large):
         assert replies.add(("t", partition), error) is None
     replies.end()
-    assert len(replies.too_large) == (too_large if too_large > 1 else 0)
+    assert len(replies.to_split) == (too_large if too_large > 1 else 0)
     assert replies.final == ({} if too_large > 1 else {("t", 0): error})

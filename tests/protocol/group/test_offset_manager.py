@@ -216,6 +216,22 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
     assert committed_partitions(fake) == [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
 
 
+def test_commit_that_cannot_be_encoded_is_refused_alone(
+    fake: FakeKafka, client: Client, manager: OffsetManager
+) -> None:
+    fake.create_topic("many", 5)
+    offsets = {("many", number): CommittedOffset(number + 1) for number in range(5)}
+    object.__setattr__(offsets["many", 3], "metadata", "caf\udce9")  # a mistake in this package
+    manager.mark(offsets)
+    assert not flushed(client, manager)
+    assert manager.counts.failed == 1
+    assert isinstance(manager.failure({("many", 3): offsets["many", 3]}), UsageError)
+    faulty = offsets.pop(("many", 3))
+    assert committed(client) == offsets
+    manager.mark({("many", 3): replace(faulty, offset=9, metadata="")})
+    assert flushed(client, manager)
+
+
 @pytest.mark.parametrize("when", ["before", "after", "later"])
 def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
     fake: FakeKafka, client: Client, manager: OffsetManager, when: str

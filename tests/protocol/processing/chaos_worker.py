@@ -18,6 +18,7 @@ from protocol.consumer_group.commits import Offsets, OnCommit
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
+from protocol.group.committed_offsets import CallerOffsets, as_committed_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
@@ -73,11 +74,11 @@ class CommitsLogged(KafkaConsumer):
         super().__init__(properties, enable_auto_commit=False)
         self._logged = logged
 
-    def commit_sync(self, offsets: Offsets | None = None, timeout_ms: float | None = None) -> None:
+    def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
         super().commit_sync(offsets, timeout_ms)
-        self._logged.committed(offsets or {})
+        self._logged.committed(as_committed_offsets(offsets or {}))
 
-    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+    def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         def called(given: Offsets, error: CommitFailed | None) -> None:
             if error is None:
                 self._logged.committed(given)

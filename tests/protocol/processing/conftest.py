@@ -17,7 +17,7 @@ from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.committed_offsets import CallerOffsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
@@ -97,7 +97,7 @@ class ObservedConsumer(KafkaConsumer):
         super().resume(partitions)
         self.paused_now.difference_update(partitions)
 
-    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+    def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         def completed(committed: Offsets, error: CommitFailed | None) -> None:
             self.commits_in_flight -= 1
             if callback is not None:
