@@ -355,7 +355,8 @@ class PartitionConsumer:
     @property
     def last_epoch(self) -> int:
         """Leader epoch of the last record before `position`, -1 if unknown."""
-        return self.buffer.last_epoch
+        unread = self._unread.position  # in the reply read last
+        return self.buffer.last_epoch if unread is None else self.buffer.leader_epochs.before_offset(unread)
 
     @property
     def leader_epochs(self) -> LeaderEpochs:

@@ -98,6 +98,17 @@ def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
     assert (stream.buffer.source.position, stream.buffer.source.last_epoch) == (0, 7)
 
 
+def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> None:
+    stream = stream_of(lambda part, where: decode(part.records, first_offset=0, end_offset=4, where=where))
+    headers = read_batch_headers(records(0, 2, epoch=8) + records(2, 2, epoch=9))
+    stream.buffer.put(CompletedFetch(headers, 0, 4, 7, None), 0)
+    messages = stream.messages(0)
+    read_until = [(next(messages).offset, stream.position, stream.last_epoch) for _ in range(4)]
+    assert read_until == [(0, 1, 8), (1, 2, 8), (2, 3, 9), (3, 4, 9)]
+    stream.seek(1, 8)
+    assert (stream.position, stream.last_epoch) == (1, 8)
+
+
 def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
     interrupts = iter([KeyboardInterrupt()])
 
