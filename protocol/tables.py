@@ -22,7 +22,7 @@ from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
-from protocol.group.committed_offsets import CommittedOffset, as_committed_offsets, fetch_start_offsets
+from protocol.group.committed_offsets import CommittedOffset, TopicIds, as_committed_offsets, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
@@ -235,22 +235,20 @@ def _ranges(
     client: Client, config: GroupConsumerConfig, topics: list[str], start: Position, end: Position
 ) -> list[Range]:
     deadline = client.deadline()
-    ids: dict[str, bytes] = {}
-    keys: list[TopicPartition] = []
+    topic_ids: dict[TopicPartition, bytes] = {}
     for name in topics:
         topic = client.retrying(f"Metadata of {name}", partial(client.topic, name, deadline), deadline, topics=[name])
-        ids[name] = topic.topic_id
-        keys += [(name, partition) for partition in sorted(topic.partitions)]
-    begins = _offsets(client, config, keys, "start", start, deadline)
-    ends = _offsets(client, config, keys, "end", end, deadline, missing=begins)
+        topic_ids.update(((name, partition), topic.topic_id) for partition in sorted(topic.partitions))
+    begins = _offsets(client, config, topic_ids, "start", start, deadline)
+    ends = _offsets(client, config, topic_ids, "end", end, deadline, missing=begins)
     latest = list_offsets(
-        client, dict.fromkeys(keys, LATEST), isolation_level=config.consumer.isolation_level, deadline=deadline
+        client, dict.fromkeys(topic_ids, LATEST), isolation_level=config.consumer.isolation_level, deadline=deadline
     )
     if start == "committed" or isinstance(start, Mapping):
         above = [key for key, begin in begins.items() if begin.offset > latest[key].offset]
         _require_in_log(client, "start", {key: begins[key].offset for key in above}, deadline)
     found = []
-    for key in keys:
+    for key, topic_id in topic_ids.items():
         if key not in begins or key not in ends:
             continue
         begin, until = begins[key], ends[key].offset
@@ -261,7 +259,7 @@ def _ranges(
         until = min(until, latest[key].offset)
         if begin.offset < until:
             found.append(
-                Range(*key, begin.offset, until, ids[key[0]], begin.leader_epoch, until_epoch=latest[key].leader_epoch)
+                Range(*key, begin.offset, until, topic_id, begin.leader_epoch, until_epoch=latest[key].leader_epoch)
             )
     return found
 
@@ -293,7 +291,7 @@ def _out_of_range(option: str, whose: str, lost: Mapping[TopicPartition, OutOfRa
 def _offsets(
     client: Client,
     config: GroupConsumerConfig,
-    keys: list[TopicPartition],
+    topic_ids: TopicIds,
     option: str,
     position: Position,
     deadline: Deadline,
@@ -307,12 +305,12 @@ def _offsets(
     times: dict[TopicPartition, int] = {}
     match position:
         case "earliest":
-            times = dict.fromkeys(keys, EARLIEST)
+            times = dict.fromkeys(topic_ids, EARLIEST)
         case "latest":
-            times = dict.fromkeys(keys, LATEST)
+            times = dict.fromkeys(topic_ids, LATEST)
         case "committed":
-            given = _committed(client, config, keys, option, deadline)
-            absent = [key for key in keys if key not in given]
+            given = _committed(client, config, topic_ids, option, deadline)
+            absent = [key for key in topic_ids if key not in given]
             if missing is not None:
                 given.update({key: missing[key] for key in absent if key in missing})
             elif absent:
@@ -320,13 +318,13 @@ def _offsets(
         case datetime():
             if position.tzinfo is None:
                 raise UsageError(f"{position} has no time zone; use datetime.now(timezone.utc), for example")
-            times = dict.fromkeys(keys, round(position.timestamp() * 1000))
+            times = dict.fromkeys(topic_ids, round(position.timestamp() * 1000))
         case Mapping():
             try:
                 given = as_committed_offsets(position)
             except UsageError as error:
                 raise UsageError(f"{option}: {error}") from None
-            if unknown := set(given) - set(keys):
+            if unknown := given.keys() - topic_ids.keys():
                 topic, partition = min(unknown)
                 raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
         case _:
@@ -344,12 +342,12 @@ def _offsets(
 
 
 def _committed(
-    client: Client, config: GroupConsumerConfig, keys: list[TopicPartition], option: str, deadline: Deadline
+    client: Client, config: GroupConsumerConfig, topic_ids: TopicIds, option: str, deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
     group = config.consumer.group_id
     if group is None:
         raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
-    valid, lost = check_committed(client, fetch_start_offsets(client, group, keys, deadline), deadline)
+    valid, lost = check_committed(client, fetch_start_offsets(client, group, topic_ids, deadline), deadline)
     if option == "end":
         # Records before the log start offset are not part of the range, whether the group has read them or not.
         valid |= {key: CommittedOffset(found.offset) for key, found in lost.items() if found.is_deleted}

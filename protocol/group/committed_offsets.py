@@ -243,7 +243,7 @@ def fetch_offsets_and_ids(
     deadline: Deadline,
     *,
     pending: set[TopicPartition] | None = None,
-    require_known: bool = False,
+    expected_ids: TopicIds = NO_TOPIC_IDS,
     unknown_topic_s: float | None = None,
 ) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
     """Return a group's offsets, and the ids of the topics to which they belong.
@@ -261,8 +261,8 @@ def fetch_offsets_and_ids(
         Time limit of all requests.
     pending : set of (str, int), optional
         See `fetch_offsets`.
-    require_known : bool
-        Retry until the coordinator knows the topics of all offsets.
+    expected_ids : mapping of (str, int) to bytes
+        Ids of the topics to read, if any: retry until the coordinator knows the topics of all offsets by these ids.
     unknown_topic_s : float, optional
         As in `call_partitions`.
 
@@ -279,10 +279,10 @@ def fetch_offsets_and_ids(
     BrokerError, DeadlineExceeded, TopicUnknown
         See `fetch_offsets`.
     """
-    key, names = group_coordinator(group), {topic for topic, _ in partitions}
+    coordinator_key, names = group_coordinator(group), {topic for topic, _ in partitions}
 
     def topic_ids() -> dict[str, bytes]:
-        return _topic_ids_at(client, client.coordinator(key, deadline), names, deadline)
+        return _topic_ids_at(client, client.coordinator(coordinator_key, deadline), names, deadline)
 
     def ask() -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
         before = topic_ids()
@@ -294,26 +294,31 @@ def fetch_offsets_and_ids(
         if changed := {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}:
             what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
             raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
-        if require_known and (unknown := {topic for topic, _ in offsets} - after.keys()):
-            what = f"offsets of group {group}: the coordinator does not know the topic {min(unknown)}"
-            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, topic=min(unknown))
+        for key, topic_id in expected_ids.items():
+            topic = key[0]
+            if key in offsets and (topic not in after or is_another_topic(after[topic], topic_id)):
+                what = f"offsets of group {group}: the coordinator does not know the topic {topic} that is read"
+                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, topic=topic)
         return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
 
-    what = f"offsets of {key} and their topics"
-    return client.retrying(what, ask, deadline, coordinator_of=key, unknown_topic_s=unknown_topic_s)
+    what = f"offsets of {coordinator_key} and their topics"
+    return client.retrying(what, ask, deadline, coordinator_of=coordinator_key, unknown_topic_s=unknown_topic_s)
 
 
 def fetch_start_offsets(
     client: Client,
     group: str,
-    partitions: Collection[TopicPartition],
+    topic_ids: TopicIds,
     deadline: Deadline,
     *,
     unknown_topic_s: float | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Return a group's offsets of topics that exist, to start at; see `fetch_offsets_and_ids`."""
-    options: dict[str, Any] = {"require_known": True, "unknown_topic_s": unknown_topic_s}
-    return fetch_offsets_and_ids(client, group, partitions, deadline, **options)[0]
+    """Return a group's offsets to start at in the topics with these ids; see `fetch_offsets_and_ids`.
+
+    Raises `TopicUnknown` if the coordinator knows other topics of these names for `unknown_topic_s`.
+    """
+    options: dict[str, Any] = {"expected_ids": topic_ids, "unknown_topic_s": unknown_topic_s}
+    return fetch_offsets_and_ids(client, group, topic_ids, deadline, **options)[0]
 
 
 def fetch_offsets(

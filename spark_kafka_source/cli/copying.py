@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.out_of_range import check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_start_offsets
+from protocol.group.committed_offsets import CommittedOffset, TopicIds, commit_offsets, fetch_start_offsets
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.producer.producer import Producer
 from protocol.producer.topics import topic_to_write
@@ -200,16 +200,16 @@ def _ranges(
 ) -> tuple[list[Range], dict[TopicPartition, int]]:
     client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
     keys = named_partitions(client, [(topic, partitions)], deadline)
-    known = client.remembered_topic(topic)  # before the offsets: those of a recreated topic are then refused
+    known = client.remembered_topic(topic)  # before the offsets: those of another topic of this name are refused
+    topic_id = NO_TOPIC_ID if known is None else known.topic_id
     logs = list_ends(client, consumer, keys, deadline)
     starts = resolve(client, consumer, span.start, logs, deadline)
     epochs: dict[TopicPartition, int] = {}
     if group is not None:
-        committed = _committed(client, group, keys, deadline)
+        committed = _committed(client, group, dict.fromkeys(keys, topic_id), deadline)
         starts |= {key: found.offset for key, found in committed.items()}
         epochs = {key: found.leader_epoch for key, found in committed.items()}
     ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    topic_id = NO_TOPIC_ID if known is None else known.topic_id
     ranges = [
         Range(*key, starts[key], ends[key], topic_id, epochs.get(key, NO_LEADER_EPOCH), logs.ends[key].leader_epoch)
         for key in keys
@@ -219,13 +219,13 @@ def _ranges(
 
 
 def _committed(
-    client: Client, group: str, keys: Collection[TopicPartition], deadline: Deadline
+    client: Client, group: str, topic_ids: TopicIds, deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the group's offsets; print how many dead letters were deleted.
 
     A truncated log raises `click.ClickException`.
     """
-    offsets, lost = check_committed(client, fetch_start_offsets(client, group, keys, deadline), deadline)
+    offsets, lost = check_committed(client, fetch_start_offsets(client, group, topic_ids, deadline), deadline)
     for key, found in sorted(lost.items()):
         text = found.describe(key, f"Group {group}: its")
         if not found.is_deleted:

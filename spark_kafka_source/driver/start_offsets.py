@@ -16,7 +16,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import CommittedOffset, fetch_start_offsets
+from protocol.group.committed_offsets import CommittedOffset, TopicIds, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
@@ -35,12 +35,13 @@ OffsetSpec = str | ByPartition
 
 
 def starting_offsets(
-    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client, options: SourceOptions, partitions: TopicIds, deadline: Deadline
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the start offset of each partition, from `startingOffsets` or an option with times.
 
-    Those of the group have the leader epochs with which they were committed. Logs the start of a streaming query and
-    its reason once: as a warning if existing records are not read.
+    `partitions` are those to read, with the ids of their topics. Offsets of the group have the leader epochs with which
+    they were committed. Logs the start of a streaming query and its reason once: as a warning if existing records are
+    not read.
 
     Raises
     ------
@@ -264,12 +265,12 @@ def _require_in_log(
 def group_offsets(
     client: Client,
     options: SourceOptions,
-    partitions: Collection[TopicPartition],
+    partitions: TopicIds,
     deadline: Deadline,
     *,
     after: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Return the group's committed offsets; partitions without one, or with one not beyond `after`, are left out.
+    """Return the group's offsets in these topics; partitions without one, or with one not beyond `after`, are left out.
 
     An offset that is not in the log is replaced according to `kafka.auto.offset.reset` or `failOnDataLoss=false`; so is
     one whose leader epoch ended before it (KIP-320): the log was truncated, and may have grown again.

@@ -27,6 +27,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
 from tests.support.documents import blocks
+from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
 
 TIME_MS = 1_769_839_200_000
@@ -212,6 +213,15 @@ def test_replay_after_truncation_fails_and_names_the_command_to_continue(fake: F
     assert on_fake(fake, *command.split()[1:]).exit_code == 0
     assert fake.offsets.committed["g"]["orders", 0].offset == end
     assert on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders").exit_code == 0
+
+
+def test_replay_does_not_start_at_the_offset_of_a_deleted_topic(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = fake.log("orders", 0).end_offset
+    keep_deleted_topic(monkeypatch, fake, "g", {("orders", 0): end})
+    result = on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders-copy", "--output", "json")
+    assert (result.exit_code, f'"records": {end}' in result.stdout) == (0, True), result.output
 
 
 def test_replay_commits_the_leader_epoch_of_its_end(fake: FakeKafka) -> None:

@@ -14,6 +14,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges, read_to
 from tests.protocol.consumer.consuming import client_of, records
+from tests.support.stale_coordinator import keep_deleted_topic
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"
 HALF = "a-0 at 7, a-1 at 20. The 20 offsets before that are not read. To read them, set startingOffsets=earliest"
@@ -49,6 +50,12 @@ def test_start_at_log_end_offsets_warns_of_skipped_records(
 ) -> None:
     level, line = logged(cluster, caplog, **options)
     assert (level, line.startswith(why + LATEST)) == (logging.WARNING, True), line
+
+
+def test_group_offset_of_a_deleted_topic_is_no_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_deleted_topic(monkeypatch, cluster, "g", {("a", 0): 7, ("a", 1): 7})
+    reader = cluster.reader(**{"kafka.group.id": "g", "kafka.auto.offset.reset": "earliest", "commitOffsets": "false"})
+    assert reader.query.starting_offsets(reader.query.deadline()).ends == {("a", 0): 0, ("a", 1): 0}
 
 
 def test_start_at_log_end_offsets_of_empty_logs_logs_info(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
+from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
 
 
@@ -145,6 +146,13 @@ def committed(fake: FakeKafka, offset: int, epoch: int = 0) -> dict[str, object]
     """Commit an offset of both partitions, and return the properties of the group."""
     fake.offsets.committed["g"] = {("orders", number): Committed(offset, epoch, "") for number in range(PARTITIONS)}
     return properties(fake, group_id="g")
+
+
+def test_read_does_not_start_at_the_offset_of_a_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SmallCluster() as fake:
+        keep_deleted_topic(monkeypatch, fake, "g", {("orders", number): 7 for number in range(PARTITIONS)})
+        given = {**properties(fake, group_id="g"), "auto.offset.reset": "earliest"}
+        assert protocol.read(given, "orders", "committed").read_all().num_rows == PARTITIONS * END
 
 
 def truncate(fake: FakeKafka, end: int) -> None:

@@ -16,7 +16,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.errors import BrokerError, DeadlineExceeded, UsageError
+from protocol.errors import BrokerError, DeadlineExceeded, TopicUnknown, UsageError
 from protocol.group import commit_marks, offset_manager
 from protocol.group.committed_offsets import (
     CommittedOffset,
@@ -335,6 +335,12 @@ def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
     manager.close()
 
 
+def test_offsets_of_another_topic_are_no_start(client: Client) -> None:
+    commit_offsets(client, GROUP, BOTH, client.deadline())
+    with pytest.raises(TopicUnknown, match="the coordinator does not know the topic orders that is read"):
+        fetch_start_offsets(client, GROUP, dict.fromkeys(BOTH, b"." * 16), client.deadline(), unknown_topic_s=0.1)
+
+
 @pytest.mark.parametrize("last", range(2, OFFSET_FETCH.last + 1))
 def test_offsets_are_fetched_from_brokers_of_every_version(fake: FakeKafka, client: Client, last: int) -> None:
     limit_version(fake, OFFSET_FETCH, last)
@@ -342,7 +348,7 @@ def test_offsets_are_fetched_from_brokers_of_every_version(fake: FakeKafka, clie
     found, topic_ids = fetch_offsets_and_ids(client, GROUP, BOTH, client.deadline())
     assert {key: each.offset for key, each in found.items()} == {key: each.offset for key, each in BOTH.items()}
     assert topic_ids.keys() == BOTH.keys()
-    assert fetch_start_offsets(client, GROUP, BOTH, client.deadline()) == found
+    assert fetch_start_offsets(client, GROUP, topic_ids, client.deadline()) == found
     assert fetch_offsets(client, GROUP, None, client.deadline()) == found
 
 
