@@ -10,12 +10,12 @@ import click
 
 from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
 from protocol.errors import BrokerError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members
-from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, specification, with_offsets
+from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, source_offsets, specification
 from spark_kafka_source.cli.offset_files import read_offsets, write_offsets
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS, Parsed
@@ -173,19 +173,20 @@ def reset(
             f"Assignments can only be reset if the group '{group}' is inactive, but the current state is {state}."
         )
     client, deadline = cluster.client, cluster.deadline
-    committed = {
-        key: entry.offset for key, entry in fetch_offsets(client, group, None, deadline, require_stable=False).items()
-    }
-    wanted, source = with_offsets(client, wanted, committed, deadline)
+    committed = fetch_offsets(client, group, None, deadline, require_stable=False)
+    source = source_offsets(client, wanted, committed, deadline)
     if wanted.way == "from_file" and not topics:
         topics = tuple((topic, (partition,)) for topic, partition in source)
     keys = partitions_to_reset(client, topics, source, deadline)
     offsets = new_offsets(client, wanted, keys, source, deadline)
     if path is not None:
-        write_offsets(path, offsets)
+        write_offsets(path, {key: to.offset for key, to in offsets.items()})
     if execute:
-        commit_offsets(client, group, {key: CommittedOffset(offset) for key, offset in offsets.items()}, deadline)
-    rows = [(group, *key, committed.get(key), offset) for key, offset in sorted(offsets.items())]
+        commit_offsets(client, group, offsets, deadline)
+    rows = [
+        (group, *key, committed[key].offset if key in committed else None, to.offset)
+        for key, to in sorted(offsets.items())
+    ]
     print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
     if not execute:
         click.echo("Nothing was changed; --execute changes the offsets.", err=True)

@@ -11,13 +11,16 @@ import click
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.list_offsets import list_offsets
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.committed_offsets import CommittedOffset, as_committed_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.lag.of_group import partitions_of
 from spark_kafka_source.options.partitions import partition_name
 
 log = logging.getLogger(__name__)
+
+# Targets whose offsets are those of a group or a file.
+_COPIED = ("to_group", "from_file", "to_current")
 
 
 class Specification(NamedTuple):
@@ -39,22 +42,21 @@ def specification(ways: Mapping[str, Any]) -> Specification:
     return given[0]
 
 
-def with_offsets(
-    client: Client, wanted: Specification, committed: Mapping[TopicPartition, int], deadline: Deadline
-) -> tuple[Specification, Mapping[TopicPartition, int]]:
-    """Return a target with the offsets of its group or file, and the offsets that define "all topics".
+def source_offsets(
+    client: Client, wanted: Specification, committed: Mapping[TopicPartition, CommittedOffset], deadline: Deadline
+) -> Mapping[TopicPartition, CommittedOffset]:
+    """Return the offsets of a target's group or file, else `committed`; they also define "all topics".
 
     Raises `click.ClickException` if the other group has no offsets.
     """
     if wanted.way == "from_file":
-        return wanted, wanted.value
+        return as_committed_offsets(wanted.value)
     if wanted.way != "to_group":
-        return wanted, committed
+        return committed
     found = fetch_offsets(client, wanted.value, None, deadline, require_stable=False)
     if not found:
         raise click.ClickException(f"Group '{wanted.value}' has no committed offsets.")
-    offsets = {key: entry.offset for key, entry in found.items()}
-    return Specification(wanted.way, offsets), offsets
+    return found
 
 
 def partitions_to_reset(
@@ -105,10 +107,10 @@ def new_offsets(
     client: Client,
     wanted: Specification,
     keys: Collection[TopicPartition],
-    committed: Mapping[TopicPartition, int],
+    committed: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
-) -> dict[TopicPartition, int]:
-    """Return the new offsets, as Kafka's own tool determines them.
+) -> dict[TopicPartition, CommittedOffset]:
+    """Return the new offsets, as Kafka's own tool determines them; copied ones with their leader epochs and metadata.
 
     An offset outside the log becomes the nearer end of the log, with a warning. Raises `click.ClickException` for a
     shift without a committed offset.
@@ -116,9 +118,11 @@ def new_offsets(
     first, end = (list_offsets(client, dict.fromkeys(keys, time), deadline=deadline) for time in (EARLIEST, LATEST))
     offsets = {}
     for key, offset in _wanted_offsets(client, wanted, keys, committed, deadline).items():
-        offsets[key] = min(max(offset, first[key].offset), end[key].offset)
-        if offsets[key] != offset and wanted.way in ("shift_by", "to_offset"):
-            log.warning("%s: offset %d is not in the log, %d is the nearest", partition_name(key), offset, offsets[key])
+        nearest = min(max(offset, first[key].offset), end[key].offset)
+        is_copied = wanted.way in _COPIED and nearest == offset
+        offsets[key] = committed[key] if is_copied else CommittedOffset(nearest)
+        if nearest != offset and wanted.way in ("shift_by", "to_offset"):
+            log.warning("%s: offset %d is not in the log, %d is the nearest", partition_name(key), offset, nearest)
     return offsets
 
 
@@ -126,7 +130,7 @@ def _wanted_offsets(
     client: Client,
     wanted: Specification,
     keys: Collection[TopicPartition],
-    committed: Mapping[TopicPartition, int],
+    committed: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
     """Return the new offsets before they are limited to the log."""
@@ -137,10 +141,10 @@ def _wanted_offsets(
             return dict.fromkeys(keys, MAX_INT64)
         case ("to_offset", offset):
             return dict.fromkeys(keys, offset)
-        case ("to_group" | "from_file" | "to_current", _):
+        case (way, _) if way in _COPIED:
             if missing := sorted(set(keys) - set(committed)):
                 raise click.ClickException(f"There is no offset for partition {partition_name(missing[0])}.")
-            return {key: committed[key] for key in keys}
+            return {key: committed[key].offset for key in keys}
         case ("shift_by", count):
             for key in keys:
                 if key not in committed:
@@ -148,7 +152,7 @@ def _wanted_offsets(
                         f"Cannot shift offset for partition {partition_name(key)} since there is no current committed "
                         "offset."
                     )
-            return {key: committed[key] + count for key in keys}
+            return {key: committed[key].offset + count for key in keys}
         case (way, ms):
             # Brokers read negative times as words such as "latest".
             time_ms = ms if way == "to_datetime" else max(0, client.clock.wall_ms() - ms)

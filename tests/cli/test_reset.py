@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.protocol.consumer.consuming import records
@@ -35,3 +36,16 @@ def test_reset_to_time_in_seconds_exits_with_usage_error() -> None:
     arguments = ("groups", "reset", "etl", "--topic", "orders", "--to-datetime", "1767225600")
     result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", "127.0.0.1:1"])
     assert (result.exit_code, "append 000 to a time in seconds" in " ".join(result.stderr.split())) == (2, True)
+
+
+@pytest.mark.parametrize(("way", "group"), [(("--to-current",), "etl"), (("--to-group", "etl"), "copy")])
+def test_copied_offset_keeps_its_leader_epoch(way: tuple[str, ...], group: str) -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 2)
+        kafka.write("orders", 0, records(0, 9))
+        before = {("orders", 0): Committed(5, 3, "so far"), ("orders", 1): Committed(7, 3, "")}
+        kafka.offsets.committed["etl"] = dict(before)
+        arguments = ("groups", "reset", group, "--all-topics", *way, "--execute")
+        result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", kafka.bootstrap_servers])
+        assert result.exit_code == 0, result.output
+        assert kafka.offsets.committed[group] == {**before, ("orders", 1): Committed(0, -1, "")}  # the end of the log
