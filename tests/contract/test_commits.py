@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.errors import CommitFailed
 from protocol.group import offset_manager
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import GroupMember
@@ -119,6 +121,26 @@ def test_static_member_commit_after_restart_is_fenced_once(
     manager.mark({(name, 0): CommittedOffset(7)}, now)
     assert flushed(client, manager)
     assert found(client, manager) == {0: 7}
+
+
+def test_consumers_assigned_to_one_partition_of_a_group_replace_each_others_commits(
+    client: Client, new_topic: NewTopic
+) -> None:
+    key, group = (new_topic(), 0), new_group()
+    properties = {"group.id": group, "enable.auto.commit": False}
+    errors: list[CommitFailed | None] = []
+    with KafkaConsumer(client, properties) as first, KafkaConsumer(client, properties) as second:
+        first.assign([key]), second.assign([key])
+        seen = []
+        for consumer, offset in [(first, 5), (second, 7), (first, 5), (second, 3)]:
+            consumer.commit_sync({key: offset})
+            seen.append([first.committed([key])[key], second.committed([key])[key]])
+        assert seen == [[CommittedOffset(offset)] * 2 for offset in (5, 7, 5, 3)]
+        first.commit_async({key: 8}, lambda offsets, error: errors.append(error))
+        wait_until(lambda: fetch_offsets(client, group, None, client.deadline()) == {key: CommittedOffset(8)})
+        second.commit_async({key: 9}, lambda offsets, error: errors.append(error))
+    assert errors == [None, None]
+    assert fetch_offsets(client, group, None, client.deadline()) == {key: CommittedOffset(9)}
 
 
 def test_flush_waits_until_the_commit_is_counted(
