@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from protocol.checked_values import checked_leader_epoch, checked_offset
+from protocol.checked_values import checked_leader_epoch, checked_offset, checked_partition
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.config import ConsumerConfig, parse_consumer
@@ -123,7 +123,7 @@ class Consumer:
         symbolic = {key: offset for key, offset in offsets.items() if offset in (EARLIEST, LATEST)}
         begins: dict[TopicPartition, tuple[int, int]] = {}
         for (topic, partition), offset in offsets.items():
-            key, where = (topic, partition), f"{topic}-{partition}: "
+            key, where = checked_partition((topic, partition)), f"{topic}-{partition}: "
             epoch = checked_leader_epoch(epochs.get(key, NO_LEADER_EPOCH), where)
             begins[key] = offset if key in symbolic else checked_offset(offset, where), epoch
         listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)

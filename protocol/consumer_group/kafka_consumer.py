@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
+from protocol.checked_values import checked_partition
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.condition import Event, locked
@@ -232,14 +233,15 @@ class KafkaConsumer:
         Raises
         ------
         UsageError
-            Topics are subscribed.
+            Topics are subscribed, or a partition cannot exist.
         """
         if self._membership is not None:
             raise UsageError("topics are subscribed; call unsubscribe first")
+        assigned = set(map(checked_partition, partitions))
         self._member = NO_MEMBER
         before = self._partitions.assigned
-        self._partitions.drop(before - set(partitions))
-        self._partitions.add(set(partitions) - before)
+        self._partitions.drop(before - assigned)
+        self._partitions.add(assigned - before)
 
     @_single_threaded
     def unsubscribe(self) -> None:

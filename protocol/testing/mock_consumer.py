@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from protocol.checked_values import checked_partition
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer_group.commits import Offsets, OnCommit
 from protocol.consumer_group.consumer_records import ConsumerRecords
@@ -200,8 +201,9 @@ class MockConsumer:
         self._require_open()
         if self._subscribed:
             raise UsageError("topics are subscribed; call unsubscribe first")
-        self._drop(self._positions.keys() - set(partitions))
-        self._add(set(partitions) - self._positions.keys())
+        assigned = set(map(checked_partition, partitions))
+        self._drop(self._positions.keys() - assigned)
+        self._add(assigned - self._positions.keys())
 
     def unsubscribe(self) -> None:
         """Revoke and drop all partitions."""

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from protocol.broker_errors import ErrorCode
+from protocol.checked_values import checked_string
 from protocol.cluster.metadata import Metadata
 from protocol.errors import KafkaError
 from protocol.group.member import GroupMember
@@ -59,6 +60,10 @@ class TopicSubscription:
     names: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None
     re2: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            checked_string("topic", name)
 
     def topics(self, cluster: Metadata) -> frozenset[str]:
         """Return the subscribed topics in the metadata of all topics."""

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.consumer.consumer import Consumer
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import Corrupt, UsageError
 from protocol.group.committed_offsets import (
     CommittedOffset,
@@ -14,7 +16,9 @@ from protocol.group.committed_offsets import (
     commit_offsets,
     fetch_offsets,
 )
+from protocol.group.membership.assignment import TopicSubscription
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing.mock_consumer import MockConsumer
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.consumer.consuming import client_of
@@ -57,6 +61,19 @@ def test_numbers_of_numpy_become_integers() -> None:
 def test_partition_that_cannot_exist_is_refused(key: Any) -> None:
     with pytest.raises(UsageError):
         as_committed_offsets({key: 5})
+    with KafkaConsumer({"bootstrap.servers": "127.0.0.1:1"}) as consumer, pytest.raises(UsageError):
+        consumer.assign([key, ("orders", 0)])  # no other partition could be read
+    with pytest.raises(UsageError):
+        MockConsumer().assign([key])
+
+
+def test_topic_that_cannot_exist_is_refused() -> None:
+    with Consumer({"bootstrap.servers": "127.0.0.1:1"}) as consumer:
+        for topic, partition in (("caf\udce9", 0), ("t" * 40_000, 0), ("orders", 2**31)):
+            with pytest.raises(UsageError):
+                consumer.consume_partition(topic, partition, 0)
+    with pytest.raises(UsageError, match="topic has no UTF-8"):
+        TopicSubscription(frozenset({"orders", "caf\udce9"}))
 
 
 def coordinator_answering_for(partitions: list[int]) -> FakeKafka:
