@@ -131,11 +131,11 @@ def test_consumers_assigned_to_one_partition_of_a_group_replace_each_others_comm
     errors: list[CommitFailed | None] = []
     with KafkaConsumer(client, properties) as first, KafkaConsumer(client, properties) as second:
         first.assign([key]), second.assign([key])
-        seen = []
+        committed = []
         for consumer, offset in [(first, 5), (second, 7), (first, 5), (second, 3)]:
             consumer.commit_sync({key: offset})
-            seen.append([first.committed([key])[key], second.committed([key])[key]])
-        assert seen == [[CommittedOffset(offset)] * 2 for offset in (5, 7, 5, 3)]
+            committed.append([first.committed([key])[key], second.committed([key])[key]])
+        assert committed == [[CommittedOffset(offset)] * 2 for offset in (5, 7, 5, 3)]
         first.commit_async({key: 8}, lambda offsets, error: errors.append(error))
         wait_until(lambda: fetch_offsets(client, group, None, client.deadline()) == {key: CommittedOffset(8)})
         second.commit_async({key: 9}, lambda offsets, error: errors.append(error))

@@ -151,8 +151,8 @@ def committed(fake: FakeKafka, offset: int, epoch: int = 0) -> dict[str, object]
 def test_read_does_not_start_at_the_offset_of_a_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     with SmallCluster() as fake:
         keep_deleted_topic(monkeypatch, fake, "g", {("orders", number): 7 for number in range(PARTITIONS)})
-        given = {**properties(fake, group_id="g"), "auto.offset.reset": "earliest"}
-        assert protocol.read(given, "orders", "committed").read_all().num_rows == PARTITIONS * END
+        from_earliest = {**properties(fake, group_id="g"), "auto.offset.reset": "earliest"}
+        assert protocol.read(from_earliest, "orders", "committed").read_all().num_rows == PARTITIONS * END
 
 
 def truncate(fake: FakeKafka, end: int) -> None:
