@@ -107,15 +107,18 @@ def list_groups(client: Client, deadline: Deadline | None = None) -> list[Listed
 
 
 def _all_groups(client: Client, deadline: Deadline, protocol_types: Collection[str]) -> list[ListedGroup]:
-    rows = [
-        row
+    # By id: two brokers may list a group while its coordinator moves.
+    rows = {
+        row["group_id"]: row
         for broker in client.metadata([], deadline).brokers.values()
         for row in call(client, LIST_GROUPS, {}, deadline, to=broker)["groups"]
         if row["protocol_type"] in protocol_types
-    ]
+    }
     # A broker that returns no types has classic groups only.
-    found = (ListedGroup(row["group_id"], row["group_type"].lower() or CLASSIC, row["group_state"]) for row in rows)
-    return sorted(found, key=lambda each: each.group)
+    return [
+        ListedGroup(group, row["group_type"].lower() or CLASSIC, row["group_state"])
+        for group, row in sorted(rows.items())
+    ]
 
 
 def describe_group(client: Client, group: str, deadline: Deadline | None = None) -> GroupDescription:

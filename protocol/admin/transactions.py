@@ -137,13 +137,16 @@ def list_transactions(
     at_least = 0
     if running_ms is not None:
         body, at_least = {**body, "duration_filter": running_ms}, FIRST_WITH_DURATION
-    found = [
-        ListedTransaction(row["transactional_id"], broker.node_id, row["producer_id"], row["transaction_state"])
+    # By id: two brokers may list a transactional id while its coordinator moves.
+    transactions = {
+        row["transactional_id"]: ListedTransaction(
+            row["transactional_id"], broker.node_id, row["producer_id"], row["transaction_state"]
+        )
         for broker in client.metadata([], deadline).brokers.values()
         for row in call(client, LIST_TRANSACTIONS, body, deadline, to=broker, at_least=at_least)["transaction_states"]
         if row["transactional_id"].startswith(prefix)
-    ]
-    return sorted(found, key=lambda each: each.transactional_id)
+    }
+    return [transactions[name] for name in sorted(transactions)]
 
 
 def describe_transactions(

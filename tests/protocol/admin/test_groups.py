@@ -25,6 +25,13 @@ def test_groups_of_all_brokers_are_listed() -> None:
         assert list_groups(client) == [ListedGroup(group, "classic", "Empty") for group in "abc"]
 
 
+def test_group_that_two_brokers_list_during_a_move_comes_once() -> None:
+    row = {"group_id": "etl", "protocol_type": "", "group_state": "Empty", "group_type": "classic"}
+    with FakeKafka(2) as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.edit_replies("ListGroups", lambda body: {**body, "groups": [row]})
+        assert list_groups(client) == [ListedGroup("etl", "classic", "Empty")]
+
+
 def test_consumer_groups_alone_are_listed() -> None:
     def row(group: str, protocol_type: str, type: str) -> dict[str, str]:
         return {"group_id": group, "protocol_type": protocol_type, "group_state": "Stable", "group_type": type}

@@ -47,6 +47,12 @@ def test_coordinators_are_asked_once_each(fake: FakeKafka, client: Client) -> No
     assert describe_transactions(client, []) == {}
 
 
+def test_transaction_that_all_brokers_list_during_a_move_comes_once(fake: FakeKafka, client: Client) -> None:
+    row = {"transactional_id": "etl", "producer_id": 7, "transaction_state": "Ongoing"}
+    fake.edit_replies("ListTransactions", lambda body: {**body, "transaction_states": [row]})
+    assert [(listing.transactional_id, listing.producer_id) for listing in list_transactions(client)] == [("etl", 7)]
+
+
 def test_transactions_of_moved_or_loading_coordinators_are_asked_again(fake: FakeKafka, client: Client) -> None:
     describe_transactions(client, NAMES)
     for name in NAMES[:4]:
