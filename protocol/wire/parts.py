@@ -113,6 +113,11 @@ def with_topic_names(api: Api, reply: Mapping[str, Any], topic_ids: Mapping[str,
     return {**reply, "groups": [named(each) for each in reply["groups"]]} if reply.get("groups") else named(reply)
 
 
+def refusal_reply(api: Api, version: int, request: Mapping[str, Any], code: int) -> dict[str, Any]:
+    """Build the reply to a refused request: the error code at the top, or in a row for each row of the request."""
+    return _refusal(api.response, api.request, version, request, code)
+
+
 class _ReplyPlan(NamedTuple):
     code: str | None
     key_fields: tuple[tuple[str, str], ...]
@@ -145,6 +150,41 @@ def _reply_plan(struct: Struct, whole: bool = False) -> _ReplyPlan:
     inner = [(name, _reply_plan(of)) for name, of in _arrays(struct) if isinstance(of, Struct)]
     inner = [(name, plan) for name, plan in inner if plan.code or plan.inner]
     return _ReplyPlan(code, key_fields, _field_with_key(struct, "partition"), tuple(inner))
+
+
+def _refusal(response: Struct, request: Any, version: int, asked: Any, code: int) -> dict[str, Any]:
+    fields = [field for field in response.fields if field.present(version)]
+    refused: dict[str, Any] = {field.name: None for field in fields if field.name == "error_message"}
+    place = next((field.name for field in fields if field.name.endswith("error_code")), None)
+    if place is not None:
+        return {**refused, place: code}
+    arrays = [(name, of) for name, of in _arrays(request) if asked.get(name)]
+    for name, row in _arrays(response):
+        if any(field.name == name for field in fields) and isinstance(row, Struct) and any(_reply_plan(row)[::3]):
+            refused[name] = [
+                {**_identity(row, of, subject), **_refusal(row, of, version, subject, code)}
+                for array, of in arrays
+                for subject in asked[array]
+            ]
+    return refused
+
+
+def _identity(row: Struct, request: Any, subject: Any) -> dict[str, Any]:
+    """Return the fields of a reply's row that name the subject of a request's row."""
+    key = next((field.name for field in row.fields if field.name in _CONTEXT_KEYS), "")
+    if not isinstance(request, Struct):
+        return {key: subject}
+    identity = {name: subject[name] for name, _ in _shapes(request) & _shapes(row)}
+    if key and key not in identity:  # such as `user`, in the request `name`
+        identity[key] = next(subject[field.name] for field in request.fields if field.name in _CONTEXT_KEYS)
+    return identity
+
+
+def _shapes(struct: Struct) -> set[tuple[str, Any]]:
+    """Return the name and the type of each field; an array of structs as the names of their fields."""
+    arrays = dict(_arrays(struct))
+    inner = {name: tuple(field.name for field in of.fields) for name, of in arrays.items() if isinstance(of, Struct)}
+    return {(field.name, inner.get(field.name, field.type)) for field in struct.fields}
 
 
 @cache

@@ -29,7 +29,6 @@ def _if_enabled(
     """
 
     def check(broker: Broker, request: Request) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         if not broker.cluster.authorizer.enabled:
             raise Refused(ErrorCode.SECURITY_DISABLED, error_message="No Authorizer is configured.")
         broker.cluster.authorizer.require(request.api, "Cluster")
@@ -119,7 +118,6 @@ delete_acls = _if_enabled(_delete_acls, "filter_results", "filters")
 
 def describe_client_quotas(broker: Broker, request: Request) -> Body:
     """Handle DescribeClientQuotas."""
-    broker.cluster.faults.refuse(request.api, broker.node_id)
     broker.cluster.authorizer.require(request.api, "Cluster")
     components, strict = request.body["components"], request.body["strict"]
     entries = [
@@ -153,7 +151,6 @@ def alter_client_quotas(broker: Broker, request: Request) -> Body:
     quotas, validate_only = broker.cluster.quotas.values, request.body["validate_only"]
 
     def alter(row: Body) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         broker.cluster.authorizer.require(request.api, "Cluster")
         entity = frozenset((each["entity_type"], each["entity_name"]) for each in row["entity"])
         for operation in row["ops"]:

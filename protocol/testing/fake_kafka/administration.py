@@ -20,7 +20,6 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 def describe_cluster(broker: Broker, request: Request) -> Body:
     """Handle DescribeCluster."""
-    broker.cluster.faults.refuse(request.api, broker.node_id)
     alive = broker.image.brokers
     ids = broker.cluster.brokers if request.body["include_fenced_brokers"] else alive
     rows = [
@@ -43,7 +42,6 @@ def describe_configs(broker: Broker, request: Request) -> Body:
     """Handle DescribeConfigs."""
 
     def described(row: Body) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         _require(broker, request, row)
         found = _configs_of(broker, row["resource_type"], row["resource_name"])
         wanted = row["configuration_keys"]
@@ -100,7 +98,6 @@ def _alter(broker: Broker, request: Request, change: Callable[[Body, Mapping[str
     cluster = broker.cluster
 
     def alter(row: Body) -> Body:
-        cluster.faults.refuse(request.api, broker.node_id)
         _require(broker, request, row)
         name, kind, apply = row["resource_name"], row["resource_type"], not request.body["validate_only"]
         if kind == _TOPIC:

@@ -213,6 +213,7 @@ class ClusterState:
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self.changed = threading.Condition(threading.RLock())
         self.faults = Faults()
+        self.authenticates = users is not None
         self.credentials = Credentials(users or {})
         self.authorizer = Authorizer(self.settings)
         self.quotas = Quotas()

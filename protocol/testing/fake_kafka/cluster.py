@@ -16,15 +16,18 @@ from protocol.testing.fake_kafka.broker import Broker, ClusterState, step
 from protocol.testing.fake_kafka.configs import check_topic_config
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.faults import ALWAYS, Edit, Fault, Kind, api_of, code_of
-from protocol.testing.fake_kafka.handlers import HANDLERS, refused
+from protocol.testing.fake_kafka.handlers import HANDLERS, SASL, VERSIONS, refuses_by_row
 from protocol.testing.fake_kafka.log import Log
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire import frame
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
-from protocol.wire.schema import Api
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.parts import refusal_reply
+from protocol.wire.schema import Api, Route
 
 _READING = frozenset({FETCH, HEARTBEAT, LIST_OFFSETS})
 """Requests that cannot make a pending reply due. Each step wakes the threads of all pending replies."""
@@ -53,9 +56,12 @@ class Cluster(ClusterState):
         handler, broker = HANDLERS[request.api], self.brokers[broker_id]
         self.authorizer.principal = request.principal
         try:
+            if not refuses_by_row(request.api):
+                self.faults.refuse(request.api, broker_id)
             return handler(broker, request)
         except Refused as refusal:
-            return refused(request, refusal)
+            newest = VERSIONS[request.api][1]
+            return {**refusal_reply(request.api, newest, request.body, refusal.code), **refusal.fields}
         finally:
             self.authorizer.principal = ITSELF
 
@@ -267,28 +273,45 @@ class Cluster(ClusterState):
             Only requests at this broker.
         partition : (str, int), optional
             Only rows of this topic and partition.
+
+        Raises
+        ------
+        UsageError
+            The cluster has no such requests, or does not refuse single partitions of them.
         """
-        self.faults.add(Fault(Kind.REFUSED, api_of(kind), times, broker, partition, code=code_of(code)))
+        api = self._handled(kind)
+        if partition is not None and api.route is not Route.LEADER and api not in (OFFSET_COMMIT, TXN_OFFSET_COMMIT):
+            raise UsageError(f"{api.name} is refused as a whole in FakeKafka: leave out partition")
+        self.faults.add(Fault(Kind.REFUSED, api, times, broker, partition, code=code_of(code)))
 
     @step
     def lose_requests(self, kind: Api | str, times: int = 1, *, broker: int | None = None) -> None:
         """Reset the connection for the next requests, without handling them."""
-        self.faults.add(Fault(Kind.REQUEST_LOST, api_of(kind), times, broker))
+        self.faults.add(Fault(Kind.REQUEST_LOST, self._handled(kind), times, broker))
 
     @step
     def lose_replies(self, kind: Api | str, times: int = 1, *, broker: int | None = None) -> None:
         """Handle the next requests, and reset the connection instead of replying."""
-        self.faults.add(Fault(Kind.REPLY_LOST, api_of(kind), times, broker))
+        self.faults.add(Fault(Kind.REPLY_LOST, self._handled(kind), times, broker))
 
     @step
     def delay_replies(self, kind: Api | str, seconds: float, times: int = 1, *, broker: int | None = None) -> None:
         """Delay the next replies by a number of seconds of the cluster's clock."""
-        self.faults.add(Fault(Kind.REPLY_LATE, api_of(kind), times, broker, late_s=seconds))
+        self.faults.add(Fault(Kind.REPLY_LATE, self._handled(kind), times, broker, late_s=seconds))
 
     @step
     def edit_replies(self, kind: Api | str, edit: Edit, times: int = ALWAYS, *, broker: int | None = None) -> None:
         """Replace the next replies by the result of `edit`: another body, raw bytes, or None for no reply."""
-        self.faults.add(Fault(Kind.REPLY_EDITED, api_of(kind), times, broker, edit=edit))
+        self.faults.add(Fault(Kind.REPLY_EDITED, self._handled(kind), times, broker, edit=edit))
+
+    def _handled(self, kind: Api | str) -> Api:
+        """Return the API of a request kind; raise `UsageError` if the cluster has no such requests."""
+        api = api_of(kind)
+        if api in SASL and not self.authenticates:
+            raise UsageError(f"no client of this cluster sends {api.name}: FakeKafka needs users=")
+        if api not in (*HANDLERS, *SASL):
+            raise UsageError(f"FakeKafka does not handle {api.name}")
+        return api
 
     @step
     def clear_faults(self) -> None:

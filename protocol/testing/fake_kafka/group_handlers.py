@@ -138,7 +138,6 @@ def _all_topics(broker: Broker, group_id: str) -> list[Body]:
 def delete_offsets(broker: Broker, request: Request) -> Body:
     """Handle OffsetDelete: topics that a member subscribes to are refused."""
     group_id = request.body["group_id"]
-    broker.cluster.faults.refuse(request.api, broker.node_id)
     broker.cluster.authorizer.require(request.api, "Group", group_id)
     broker.cluster.require_coordinator(broker, GROUP, group_id)
     subscribed = broker.cluster.groups.subscribed_topics(group_id, broker.image.topics)
@@ -207,7 +206,6 @@ def describe_groups(broker: Broker, request: Request) -> Body:
     """Handle DescribeGroups."""
 
     def described(group_id: str) -> Body:
-        broker.cluster.faults.refuse(DESCRIBE_GROUPS, broker.node_id)
         broker.cluster.authorizer.require(DESCRIBE_GROUPS, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         return broker.cluster.groups.describe(group_id)
@@ -219,7 +217,6 @@ def describe_consumer_groups(broker: Broker, request: Request) -> Body:
     """Handle ConsumerGroupDescribe."""
 
     def described(group_id: str) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         broker.cluster.authorizer.require(request.api, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         group = broker.cluster.groups.consumer_groups.get(group_id)
@@ -272,7 +269,6 @@ def delete_groups(broker: Broker, request: Request) -> Body:
     groups, offsets = broker.cluster.groups, broker.cluster.offsets
 
     def delete(group_id: str) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         broker.cluster.authorizer.require(request.api, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         found = groups.groups.get(group_id) or groups.consumer_groups.get(group_id)

@@ -27,7 +27,7 @@ from protocol.testing.fake_kafka.administration import (
     incremental_alter_configs,
     list_reassignments,
 )
-from protocol.testing.fake_kafka.broker import Broker, named
+from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.fetch import fetch
 from protocol.testing.fake_kafka.group_handlers import (
     commit_in_transaction,
@@ -40,9 +40,8 @@ from protocol.testing.fake_kafka.group_handlers import (
     list_groups,
 )
 from protocol.testing.fake_kafka.leader import delete_records, list_offsets, offset_for_leader_epoch, produce
-from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request, row_of
+from protocol.testing.fake_kafka.requests import Body, Pending, Request, row_of
 from protocol.testing.fake_kafka.topics import create_partitions, create_topics, delete_topics, metadata
-from protocol.testing.fake_kafka.transactions import added_partitions
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -92,10 +91,12 @@ from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIO
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
-from protocol.wire.schema import Api
+from protocol.wire.schema import Api, Route
 
 Handler = Callable[[Broker, Request], "Body | Pending"]
 
+# First version of the requests that a connection's `SaslSession` handles.
+SASL = {SASL_HANDSHAKE: 1, SASL_AUTHENTICATE: 0}
 # Not implemented; its presence in the list identifies a KRaft broker.
 _DESCRIBE_QUORUM = 55
 
@@ -103,10 +104,7 @@ _DESCRIBE_QUORUM = 55
 def api_versions(broker: Broker, request: Request) -> Body:
     """Handle ApiVersions."""
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, (first, last) in VERSIONS.items()]
-    rows += [
-        {"api_key": api.key, "min_version": first, "max_version": api.last}
-        for api, first in ((SASL_HANDSHAKE, 1), (SASL_AUTHENTICATE, 0))
-    ]
+    rows += [{"api_key": api.key, "min_version": first, "max_version": api.last} for api, first in SASL.items()]
     if broker.cluster.settings["process.roles"] == "broker":
         rows.append({"api_key": _DESCRIBE_QUORUM, "min_version": 0, "max_version": 2})
     features = {"transaction.version": int(broker.cluster.settings["transaction.version"]), "group.version": 1}
@@ -125,7 +123,6 @@ def find_coordinator(broker: Broker, request: Request) -> Body:
     kind, cluster = request.body["key_type"], broker.cluster
 
     def where(key: str) -> Body:
-        cluster.faults.refuse(FIND_COORDINATOR, broker.node_id)
         cluster.authorizer.require(FIND_COORDINATOR, "Group" if kind == GROUP else "TransactionalId", key)
         return cluster.endpoints([cluster.coordinator(kind, key)])[0]
 
@@ -138,7 +135,6 @@ def _of_group(act: Callable[[Broker, Request, float], Body | Pending]) -> Handle
     """Return a handler that refuses the request unless the broker coordinates the group."""
 
     def handler(broker: Broker, request: Request) -> Body | Pending:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         broker.cluster.authorizer.require(request.api, "Group", request.body["group_id"])
         broker.cluster.require_coordinator(broker, GROUP, request.body["group_id"])
         return act(broker, request, broker.cluster.clock.now_s())
@@ -150,7 +146,6 @@ def _of_transaction(act: Callable[[Broker, Request], Body], key: str = "transact
     """Return a handler that refuses the request unless the broker coordinates the transactional id, if there is one."""
 
     def handler(broker: Broker, request: Request) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
         authorizer, transactional_id = broker.cluster.authorizer, request.body[key]
         if transactional_id is not None:
             authorizer.require(request.api, "TransactionalId", transactional_id)
@@ -166,7 +161,6 @@ def describe_transactions(broker: Broker, request: Request) -> Body:
     """Handle DescribeTransactions."""
 
     def described(transactional_id: str) -> Body:
-        broker.cluster.faults.refuse(DESCRIBE_TRANSACTIONS, broker.node_id)
         broker.cluster.authorizer.require(DESCRIBE_TRANSACTIONS, "TransactionalId", transactional_id)
         broker.cluster.require_coordinator(broker, TRANSACTION, transactional_id)
         return broker.cluster.transactions.describe(transactional_id)
@@ -263,21 +257,6 @@ VERSIONS = {api: (api.first, api.last) for api in HANDLERS} | {
 }
 
 
-def refused(request: Request, refusal: Refused) -> Body:
-    """Return the reply to a refused request: an error code at the top, or in each partition's row."""
-    code, body = refusal.code, request.body
-    if request.api is ADD_PARTITIONS_TO_TXN:
-        return added_partitions(body["v3_and_below_topics"], lambda _: code)
-    if request.api in (OFFSET_COMMIT, TXN_OFFSET_COMMIT):
-        return {
-            "topics": [
-                {**named(row), "partitions": [{**part, "error_code": code} for part in partitions_of(row)]}
-                for row in body["topics"]
-            ]
-        }
-    return {"error_code": code, **refusal.fields}
-
-
-def partitions_of(row: Body) -> list[Body]:
-    """Return the partition numbers of a row of OffsetCommit."""
-    return [{"partition_index": part["partition_index"]} for part in row["partitions"]]
+def refuses_by_row(api: Api) -> bool:
+    """Return True if the handler itself refuses rows: leaders each partition, and Metadata each topic."""
+    return api.route is Route.LEADER or api is METADATA

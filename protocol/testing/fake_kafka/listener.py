@@ -129,6 +129,8 @@ class Listener(ABC):
         elif isinstance(reply, bytes):
             _send(connection, reply)
         elif reply is not None:
+            if api is API_VERSIONS and reply.get("error_code") == ErrorCode.UNSUPPORTED_VERSION:
+                version = 0  # so that a client of any version can read it
             _send(connection, b"".join(frame.encode_response(api, version, correlation_id, reply)))
 
 

@@ -18,16 +18,15 @@ from protocol.producer.partitioner import partition_of
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.faults import Fault, Kind, api_of
-from protocol.testing.fake_kafka.handlers import VERSIONS
+from protocol.testing.fake_kafka.handlers import SASL, VERSIONS
 from protocol.testing.fake_kafka.listener import CUT, Handler, Listener, kept_port
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
 from protocol.testing.fake_kafka.record_batches import Batch, Record, committed, read_batch, rows, write_batch
 from protocol.testing.fake_kafka.requests import ANONYMOUS, Body, Pending, Request, TimedPending
 from protocol.testing.fake_kafka.sasl import SaslSession
 from protocol.wire.messages.m00_produce import PRODUCE
-from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
+from protocol.wire.parts import refusal_reply
 from protocol.wire.schema import Api
 
 _LOOK_AGAIN_S = 0.01
@@ -91,7 +90,6 @@ class FakeKafka(Cluster):
     ) -> None:
         super().__init__(brokers, clock=clock, settings=settings, users=users)
         self.tls = tls
-        self.authenticates = users is not None
         self.anonymous = anonymous
         self.handlers: dict[Api, Handler] = {}
         self.before: dict[Api, Callable[[Body], object]] = {}
@@ -353,14 +351,12 @@ class _BrokerListener(Listener):
         own = self.handlers.get(api) or kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
-        if kafka.authenticates:
-            session = self._sasl_session()
-            if api in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
-                return session.handle(api, body)
-            if session.principal is None and api is not API_VERSIONS and not kafka.anonymous:
-                return CUT
+        is_sasl = kafka.authenticates and api in SASL
+        must_authenticate = kafka.authenticates and not kafka.anonymous and not is_sasl and api is not API_VERSIONS
+        if must_authenticate and self._sasl_session().principal is None:
+            return CUT
         first, last = VERSIONS.get(api, (1, 0))
-        if not first <= version <= last:
+        if not is_sasl and not first <= version <= last:
             return CUT
         if kafka.brokers[self._broker_id].silent:
             self._local.unanswered = True
@@ -371,7 +367,10 @@ class _BrokerListener(Listener):
             return CUT
         principal = (self._sasl_session().principal if kafka.authenticates else None) or ANONYMOUS
         request = Request(api, version, newest_request(api, version, body), client_id or "", principal)
-        reply = self._when_due(kafka.handle(self._broker_id, request), principal)
+        if is_sasl:
+            reply = self._sasl_reply(request)
+        else:
+            reply = self._when_due(kafka.handle(self._broker_id, request), principal)
         if self._fault(Kind.REPLY_LOST, api):
             return CUT
         late = self._fault(Kind.REPLY_LATE, api)
@@ -393,6 +392,12 @@ class _BrokerListener(Listener):
             self._local.session = SaslSession(self._kafka.credentials)
         session: SaslSession = self._local.session
         return session
+
+    def _sasl_reply(self, request: Request) -> Body:
+        refused = self._fault(Kind.REFUSED, request.api)
+        if refused is not None:
+            return refusal_reply(request.api, request.version, request.body, refused.code)
+        return self._sasl_session().handle(request.api, request.body)
 
     def _fault(self, kind: Kind, api: Api) -> Fault | None:
         return self._kafka.fault(kind, api, self._broker_id)

@@ -19,9 +19,12 @@ def metadata(broker: Broker, request: Request) -> Body:
     image, wanted = broker.image, request.body["topics"]
     if wanted is None:
         authorizer = broker.cluster.authorizer
-        rows = [_topic(broker, each) for each in image.topics.values() if authorizer.may(METADATA, "Topic", each.name)]
-    else:
-        rows = [_wanted(broker, asked, create=request.body["allow_auto_topic_creation"]) for asked in wanted]
+        wanted = [
+            {"name": topic.name, "topic_id": topic.topic_id}
+            for topic in image.topics.values()
+            if authorizer.may(METADATA, "Topic", topic.name)
+        ]
+    rows = [_wanted(broker, asked, create=request.body["allow_auto_topic_creation"]) for asked in wanted]
     return {
         "brokers": broker.cluster.endpoints(image.brokers),
         "cluster_id": broker.cluster.cluster_id,
@@ -73,12 +76,8 @@ def _partition(broker: Broker, number: int, partition: PartitionImage) -> Body:
     }
 
 
-def _rows(broker: Broker, request: Request, asked: list[Body], act: Callable[[Body], Body]) -> list[Body]:
-    def unless_refused(row: Body) -> Body:
-        broker.cluster.faults.refuse(request.api, broker.node_id)
-        return act(row)
-
-    return [row_of(partial(unless_refused, row), name=row["name"]) for row in asked]
+def _rows(asked: list[Body], act: Callable[[Body], Body]) -> list[Body]:
+    return [row_of(partial(act, row), name=row["name"]) for row in asked]
 
 
 def _require(broker: Broker, request: Request, name: str) -> None:
@@ -108,7 +107,7 @@ def create_topics(broker: Broker, request: Request) -> Body:
         copies = len(created.partitions[0].replicas)
         return {"topic_id": created.topic_id, "num_partitions": len(created.partitions), "replication_factor": copies}
 
-    return {"topics": _rows(broker, request, request.body["topics"], create)}
+    return {"topics": _rows(request.body["topics"], create)}
 
 
 def delete_topics(broker: Broker, request: Request) -> Body:
@@ -123,7 +122,7 @@ def delete_topics(broker: Broker, request: Request) -> Body:
         return {"name": topic.name, "topic_id": topic.topic_id}
 
     asked = [{**row, "topic_id": row["topic_id"] or NO_UUID} for row in request.body["topics"]]
-    return {"responses": _rows(broker, request, asked, delete)}
+    return {"responses": _rows(asked, delete)}
 
 
 def create_partitions(broker: Broker, request: Request) -> Body:
@@ -138,4 +137,4 @@ def create_partitions(broker: Broker, request: Request) -> Body:
         )
         return {}
 
-    return {"results": _rows(broker, request, request.body["topics"], grow)}
+    return {"results": _rows(request.body["topics"], grow)}
