@@ -45,26 +45,24 @@ def test_group_reads_and_commits(
 ) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
-    names = {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name}
-    if example == HANDLER:
-        # As a caller that closes it from another thread.
-        closing = "ConsumerGroup(properties) as members:\n    close_soon(members)"
-        assert "ConsumerGroup(properties) as members:" in example
-        example = example.replace("ConsumerGroup(properties) as members:", closing)
-        names["close_soon"] = lambda members: threading.Timer(0.1, close_when_read, (members,)).start()
+    stop = threading.Event()
 
     def has_committed() -> bool:
         with client_of(kafka) as client:
             return bool(fetch_offsets(client, name, None, client.deadline()))
 
-    def close_when_read(members: Any) -> None:
+    def stop_when_committed() -> None:
         wait_until(has_committed, every_s=0.05)
-        members.close()
+        stop.set()
 
-    exec(example, {**names, "stopped": has_committed})
+    watch = threading.Thread(target=stop_when_committed)
+    watch.start()
+    names = {"bootstrap_servers": kafka.bootstrap_servers, "topic": name, "group": name}
+    exec(example, {**names, "stopped": stop.is_set, "stop": stop})
+    watch.join(20)
     output = capsys.readouterr().out
     if "claims" in output:
-        assert output.splitlines() == [f"claims {{'{name}': [0]}}", "10", "ended: this ConsumerGroup was closed"]
+        assert output.splitlines() == [f"claims {{'{name}': [0]}}", "10", "ended: the stop event of consume was set"]
     else:
         assert output == f"{name} 0 10\n"
     assert [(row.current_offset, row.lag) for row in describe(kafka, name)] == [(10, 0)]

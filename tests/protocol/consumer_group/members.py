@@ -52,7 +52,9 @@ def remove_member(client: Client, group: str, member: GroupMember) -> None:
 class Member:
     """A `ConsumerGroup` that consumes in a thread until it is closed, and records its calls; also the handler."""
 
-    def __init__(self, client: Client, group: str, topic: str, **properties: object) -> None:
+    def __init__(
+        self, client: Client, group: str, topic: str, values: list[bytes] | None = None, **properties: object
+    ) -> None:
         given = {"group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 100, **properties}
         self.errors: list[Exception] = []
         self.group = ConsumerGroup(client, parse_group_consumer(given), on_error=self.errors.append)
@@ -60,7 +62,7 @@ class Member:
         self.cleanups: list[dict[str, list[int]]] = []
         self.claimed: list[tuple[int, int, int]] = []  # generation, partition, start offset
         self.handled: list[tuple[int, int]] = []  # partition, offset
-        self.values: list[bytes] = []
+        self.values = [] if values is None else values  # may be shared by members: its order is that of all of them
         self.end_reasons: list[EndReason] = []
         self.slow_s = 0.0
         self._topic = topic
@@ -108,8 +110,8 @@ class Member:
 class Polling:
     """A `KafkaConsumer` of this project that polls in a thread until it is closed."""
 
-    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
-        self.values: list[bytes] = []
+    def __init__(self, consumer: KafkaConsumer, topic: str, values: list[bytes] | None = None) -> None:
+        self.values = [] if values is None else values
         self._consumer = consumer
         consumer.subscribe([topic])
         self._thread = threading.Thread(target=self._run)
