@@ -65,9 +65,22 @@ OPERATIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Operations by resource and API; "" means all other APIs. Read, Write, Delete and Alter include Describe."""
 
+_TO_CONSUME = "Read to consume"
+_TO_USE_GROUP = "Read to join or commit, or Delete to delete it"
+_GRANTS: Mapping[tuple[str, str], str] = {
+    ("Topic", "Metadata"): f"{_TO_CONSUME} or Write to produce",
+    ("Topic", "ListOffsets"): _TO_CONSUME,
+    ("Topic", "OffsetFetch"): _TO_CONSUME,
+    ("Topic", "OffsetForLeaderEpoch"): _TO_CONSUME,
+    ("Group", "FindCoordinator"): _TO_USE_GROUP,
+    ("Group", "OffsetFetch"): _TO_USE_GROUP,
+    ("TransactionalId", "FindCoordinator"): "Write to produce",
+}
+"""Operations that the requests after a refused one need, for those that need Describe only; they include Describe."""
+
 
 def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
-    """Return the missing ACL, such as `"Read on Topic orders"`.
+    """Return the missing ACL, such as `"Read on Topic orders"`, and one that the requests after it need, too.
 
     Parameters
     ----------
@@ -84,7 +97,9 @@ def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
     if code not in CODES:
         return None
     resource, about = CODES[code]
-    operations = OPERATIONS[resource]
-    operation = operations.get(str(context.get("api")), operations[""])
+    operations, api = OPERATIONS[resource], str(context.get("api"))
+    operation = operations.get(api, operations[""])
     name = context.get(about, "")
-    return f"{operation} on {resource}{f' {name}' if name else ''}"
+    grant = _GRANTS.get((resource, api))
+    including = f"; grant {grant}, which includes Describe" if grant else ""
+    return f"{operation} on {resource}{f' {name}' if name else ''}{including}"

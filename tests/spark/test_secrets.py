@@ -48,7 +48,7 @@ OUTCOMES = {
     ("stream write", "wrong key password"): "ssl.key",
     ("batch read", "wrong store password"): "keytool cannot read a store",
     ("batch write", "expired"): "has expired",
-    ("stream read", "missing right"): f"(it needs Describe on Topic {TOPIC})",
+    ("stream read", "missing right"): f"(it needs Describe on Topic {TOPIC}; grant Read to consume",
 }
 _OTHER_WAYS = {
     ("batch read", "by a token"): "done",

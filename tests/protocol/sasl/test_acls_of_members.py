@@ -70,7 +70,7 @@ def test_query_names_the_missing_acl(
     lacking = acls.pop(missing)
     allow(secured.kafka, acls.values())
     query = query_of_bob(secured, name, f"group-{name}", protocol)
-    with pytest.raises(KafkaError, match=rf"\(it needs (Read|Describe) on {missing} {lacking.name}\)"):
+    with pytest.raises(KafkaError, match=rf"\(it needs .*on {missing} {lacking.name}\b.*"):
         begin(query)
     query.stop()
 
@@ -137,4 +137,4 @@ def consumer(client: ClientFactory, who: dict[str, str], group: str) -> KafkaCon
 
 
 def missing_read_acl_of(topic: str) -> str:
-    return rf"no member is assigned the partitions of {topic}: TOPIC_AUTH.* \(it needs Describe on Topic {topic}\)"
+    return rf"no member is assigned the partitions of {topic}: TOPIC_AUTH.* \(it needs Describe on Topic {topic}\b"
