@@ -28,6 +28,9 @@ from protocol.schemas.rules import refuse_rules
 # Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
 _MAGIC_ID, _MAGIC_GUID = 0, 1
 _ID_BYTES, _GUID_BYTES = 5, 17
+# Languages whose values do not show their types: with another schema than the writer's the bytes seem damaged.
+_WITHOUT_TYPES = ("AVRO", "PROTOBUF")
+_OTHER_SCHEMA = "the schema probably differs from the writer's"
 
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
@@ -139,7 +142,10 @@ class ColumnDecoder:
         if not FORMATS[self.schema.format].registered:
             pieces = _Pieces(self.type, len(column))
             pieces.add(self._fixed, data, at, ends, rows)
-            return pieces.column(), pieces.invalid
+            invalid = pieces.invalid
+            if FORMATS[self.schema.format].language in _WITHOUT_TYPES:
+                invalid = [replace(value, reason=f"{value.reason}; {_OTHER_SCHEMA}") for value in invalid]
+            return pieces.column(), invalid
         return self._decode_framed(data, at, ends, rows, headers)
 
     @cached_property

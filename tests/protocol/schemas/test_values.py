@@ -222,6 +222,19 @@ def test_plain_formats_need_no_registry() -> None:
         ColumnDecoder(ReaderSchema("confluent-avro", '"long"'))
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (ReaderSchema("avro", '"string"'), b"\x08ab"),
+        (ReaderSchema("protobuf", 'syntax = "proto3"; message M { string a = 1; }'), b"\x0a\x08ab"),
+    ],
+    ids=["avro", "protobuf"],
+)
+def test_invalid_value_without_schema_id_points_to_the_writers_schema(schema: ReaderSchema, value: bytes) -> None:
+    (invalid,) = ColumnDecoder(schema).decode(column([value]))[1]
+    assert str(invalid).endswith("a length that exceeds the value; the schema probably differs from the writer's")
+
+
 def test_other_type_of_schema_is_refused(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
     server.register(SUBJECT, "{}", "JSON")
     with pytest.raises(ConfigurationError, match="orders-value has a schema of the type JSON, which confluent-avro"):
