@@ -3,6 +3,10 @@
 Jobs carry options without effect (of a file format, of another client, of an earlier version of the job), and Spark's
 own connector ignores these. A misspelled option must be an error: the query would run without the setting that the user
 wants. The same holds for a Kafka property without the prefix `kafka.`. Pure; used by `parsing`.
+
+The spelling of the user is not available: Spark's JVM passes option names in lower case, and so does PySpark's
+dictionary of options. Errors name an option of ours as `options.table` spells it, and an unknown one in lower case with
+a suggestion in that spelling.
 """
 
 from __future__ import annotations
