@@ -25,6 +25,7 @@ from protocol.errors import (
     ConfigurationError,
     ConnectFailed,
     DeadlineExceeded,
+    FrameTooLarge,
     KafkaError,
     ProtocolError,
     SecurityError,
@@ -57,6 +58,8 @@ _QUIET_S = 10
 _FIRST_ANSWER_MS = 30_000
 # A request that any broker can answer gives the first candidate this part (1/n) of the time, if there are n or more.
 _SHARES = 3
+# Failures of a broker that a retry does not resolve, as long as no other broker works.
+_LASTING = (SecurityError, FrameTooLarge, UnsupportedVersion)
 ABOUT_THE_SILENT_MS = 2_000
 # More brokers hardly improve the evidence of a deletion, and each may cost a connection.
 _ASKED_ABOUT_DELETION = 5
@@ -301,8 +304,8 @@ class Client:
         Raises
         ------
         ConnectFailed
-            No broker replied; the message has the failure of each.
-        ProtocolError, SecurityError, UnsupportedVersion
+            No broker replied, or replied with valid bytes; the message has the failures.
+        FrameTooLarge, SecurityError, UnsupportedVersion
             As before, if no failure is one that a retry may resolve.
         """
 
@@ -350,8 +353,8 @@ class Client:
                 causes.append(str(error) if address in str(error) else f"{address}: {error}")
         if all(isinstance(error, UnsupportedVersion) for error in failures):
             raise UnsupportedVersion("; ".join(dict.fromkeys(map(str, failures)))) from failures[-1]
-        transient = any(isinstance(error, TransportError) for error in failures)
-        kind = ConnectFailed if transient else type(failures[-1])
+        lasting = all(isinstance(error, _LASTING) for error in failures)
+        kind = type(failures[-1]) if lasting else ConnectFailed
         raise kind(
             "no broker could be reached (bootstrap.servers="
             + ",".join(f"{host}:{port}" for host, port in bootstrap_servers or self.config.bootstrap_servers)

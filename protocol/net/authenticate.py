@@ -15,7 +15,14 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.clock import Backoff, Clock, Deadline
 from protocol.condition import locked
-from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectionLost, KafkaError, RequestTimedOut
+from protocol.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    ConnectFailed,
+    ConnectionLost,
+    KafkaError,
+    RequestTimedOut,
+)
 from protocol.net.tokens import Tokens
 from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
@@ -38,6 +45,7 @@ _MAX_CHALLENGE_BYTES = 1 << 20
 # A session is renewed after this part of its lifetime, but brokers refuse to reauthenticate within a second (KIP-368).
 _RENEWED_AT, _MIN_RENEWAL_MS = 0.8, 1_050
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+# As in Java, any other code is a failure of the broker, not a refusal.
 _REMEDY: Mapping[int, str] = {
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user and the password or token",
     ErrorCode.ILLEGAL_SASL_STATE: "this listener does not use SASL: set security.protocol to PLAINTEXT or SSL",
@@ -96,7 +104,8 @@ class Authenticator:
         ConfigurationError
             A reference cannot be resolved, or a token provider cannot be imported.
         TransportError
-            The connection failed. `ConnectionLost` also if the user has changed: brokers require a new connection.
+            The connection failed, or the broker returned another error code. `ConnectionLost` also if the user has
+            changed: brokers require a new connection.
         """
         if self._proven:
             return self._sign_in(address, ask, deadline, before)
@@ -126,7 +135,7 @@ class Authenticator:
             raise ConnectionLost(f"{address}: closed by the client, since its user has changed")
         try:
             exchange = self._begin(who, config, mechanism, address, deadline)
-            lifetime_ms = _exchange(exchange, mechanism, ask, deadline)
+            lifetime_ms = _exchange(exchange, mechanism, address, ask, deadline)
         except AuthenticationFailed as error:
             named = _named(error, address, mechanism)
             backoff = refusal.backoff if refusal else Backoff(_AFTER_REFUSAL_MS, _AFTER_REFUSAL_MAX_MS)
@@ -173,18 +182,17 @@ def _who(config: SaslConfig) -> Credentials:
     return who
 
 
-def _exchange(exchange: Exchange, mechanism: str, ask: Ask, deadline: Deadline) -> int:
+def _exchange(exchange: Exchange, mechanism: str, address: str, ask: Ask, deadline: Deadline) -> int:
     """Run the SASL exchange; return the session's lifetime in ms, 0 if endless."""
-    # Before the first request: a failure here is not a refusal of the broker.
     # Before the first request: a failure here is not the broker's refusal.
     message = SecretBytes(next(exchange))
     reply = ask(SASL_HANDSHAKE, 1, {"mechanism": mechanism}, deadline)
     if reply["error_code"]:
-        raise _not_enabled(reply)
+        raise _not_enabled(reply, address)
     while True:
         reply = ask(SASL_AUTHENTICATE, 0, {"auth_bytes": message}, deadline)
         if reply["error_code"]:
-            raise _refused(reply)
+            raise _refused(reply, address)
         challenge = reply["auth_bytes"]
         if len(challenge) > _MAX_CHALLENGE_BYTES:
             raise AuthenticationFailed(f"the broker's challenge has {len(challenge)} bytes")
@@ -205,9 +213,9 @@ def _named(error: KafkaError, address: str, mechanism: str) -> AuthenticationFai
     return AuthenticationFailed(f"{address}: SASL {mechanism} authentication failed: {error}", settings=tuple(settings))
 
 
-def _not_enabled(reply: Mapping[str, Any]) -> AuthenticationFailed:
+def _not_enabled(reply: Mapping[str, Any], address: str) -> AuthenticationFailed | ConnectFailed:
     if reply["error_code"] != ErrorCode.UNSUPPORTED_SASL_MECHANISM:
-        return _refused(reply)
+        return _refused(reply, address)
     enabled = shown(", ".join(sorted(reply["mechanisms"])))
     return AuthenticationFailed(
         f"this listener has not enabled it, only {enabled}; set sasl.mechanism to one of these",
@@ -215,8 +223,9 @@ def _not_enabled(reply: Mapping[str, Any]) -> AuthenticationFailed:
     )
 
 
-def _refused(reply: Mapping[str, Any]) -> AuthenticationFailed:
+def _refused(reply: Mapping[str, Any], address: str) -> AuthenticationFailed | ConnectFailed:
     row = error_row(reply["error_code"])
     remedy = _REMEDY.get(row.code, row.text)
     broker_message = f": {shown(reply['error_message'])}" if reply.get("error_message") else ""
-    return AuthenticationFailed(f"the broker replied {row.name} ({row.code}){broker_message}; {remedy}")
+    text = f"the broker replied {row.name} ({row.code}){broker_message}; {remedy}"
+    return AuthenticationFailed(text) if row.code in _REMEDY else ConnectFailed(f"{address}: not authenticated: {text}")

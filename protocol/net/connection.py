@@ -12,10 +12,18 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Clock, Deadline
 from protocol.condition import Condition, locked
-from protocol.errors import ConnectionLost, Corrupt, FrameTooLarge, KafkaError, RequestTimedOut
+from protocol.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    Corrupt,
+    FrameTooLarge,
+    KafkaError,
+    RequestTimedOut,
+    Truncated,
+)
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream, empty_buffer
 from protocol.secret import hide_variables
@@ -185,14 +193,21 @@ class Connection:
     def handshake(self, deadline: Deadline) -> None:
         """Request the API versions (KIP-35, KIP-511), then authenticate.
 
-        A broker without this version of ApiVersions replies with version 0. Raises as `Authenticator.authenticate`.
+        A broker without this version of ApiVersions replies with version 0. Raises as `Authenticator.authenticate`,
+        and `ConnectFailed` after an error code or a malformed reply: brokers that are starting send both.
         """
+        try:
+            self._handshake(deadline)
+        except (Corrupt, Truncated) as error:
+            raise ConnectFailed(error.message, **error.context) from error
+
+    def _handshake(self, deadline: Deadline) -> None:
         version = API_VERSIONS.last
         reply = self.send(API_VERSIONS, version, CLIENT_SOFTWARE, deadline).result(deadline)
         if reply["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
             reply = self.send(API_VERSIONS, 0, {}, deadline).result(deadline)
         if reply["error_code"]:
-            raise Corrupt(f"{self.address}: ApiVersions failed with error {reply['error_code']}")
+            raise ConnectFailed(f"{broker_error(reply['error_code'], f'{self.address}: ApiVersions')}")
         self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
         self.features = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
         if self._authenticator is not None:

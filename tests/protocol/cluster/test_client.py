@@ -33,6 +33,7 @@ from protocol.errors import (
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.net.readiness import ready
+from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.listener import kept_port
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -314,6 +315,36 @@ class TestBadBootstrapAddresses:
             with Client(ClientConfig(servers)) as client, pytest.raises(FrameTooLarge) as caught:
                 client.metadata(["orders"])
         assert all(f"{host}:{port}: the reply announces" in str(caught.value) for host, port in servers)
+
+
+REPLIES_OF_A_STARTING_BROKER: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "error code": lambda body: {**body, "error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "api_keys": []},
+    "cut off": lambda body: b"\0\0\0\x06\0\0\0\0\0\0",
+    "another correlation id": lambda body: b"\0\0\0\x06\0\0\0\x09\0\0",
+}
+
+
+class TestStartingBrokers:
+    @pytest.mark.parametrize("reply", REPLIES_OF_A_STARTING_BROKER)
+    def test_connecting_is_retried_while_every_broker_starts(self, kafka_of_two: FakeKafka, reply: str) -> None:
+        with client_of(kafka_of_two) as client, Producer(client) as producer:
+            leader, _ = client.leader("orders", 0)
+            client.hang_up("control")
+            kafka_of_two.edit_replies("ApiVersions", REPLIES_OF_A_STARTING_BROKER[reply], times=3)
+            with pytest.raises(ConnectFailed):
+                client.ask(leader, METADATA, {"topics": []}, client.deadline())
+            assert producer.send_and_wait("orders", b"row", partition=0).offset == 0
+            assert client.metadata(None).brokers.keys() == {1, 2}
+
+    def test_lasting_error_code_is_named_at_the_deadline(self, kafka_of_two: FakeKafka) -> None:
+        kafka_of_two.edit_replies("ApiVersions", REPLIES_OF_A_STARTING_BROKER["error code"])
+        with client_of(kafka_of_two) as client, pytest.raises(DeadlineExceeded, match="ApiVersions: UNKNOWN_SERVER_"):
+            client.metadata(None, client.deadline(300))
+
+    def test_malformed_metadata_replies_are_retried(self, kafka_of_two: FakeKafka) -> None:
+        kafka_of_two.edit_replies("Metadata", lambda body: b"\0\0\0\x05\0\0\0\x01\0", times=2)
+        with client_of(kafka_of_two) as client:
+            assert client.metadata(None).brokers.keys() == {1, 2}
 
 
 class TestSilentBrokers:
