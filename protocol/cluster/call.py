@@ -118,6 +118,7 @@ def call_partitions(
     handle: Handle | None = None,
     check: Check | None = None,
     topic_ids: Mapping[str, bytes] | None = None,
+    reply_deadline: Callable[[], Deadline] | None = None,
     **options: Any,
 ) -> dict[TopicPartition, Row]:
     """Send a request about partitions to their leaders in parallel, or to a coordinator; return each partition's row.
@@ -141,6 +142,8 @@ def call_partitions(
         which are handled as if the broker had returned them.
     topic_ids : mapping of str to bytes, optional
         The ids of all topics, for versions that identify topics by id.
+    reply_deadline : callable, optional
+        Returns the limit of a request that is sent now, which may end after `deadline`: no other request follows then.
     **options
         As in `call`, and `unknown_topic_s`: raise `TopicUnknown` after brokers have not known a topic for this time,
         for callers that then check whether the topic was deleted.
@@ -172,9 +175,8 @@ def call_partitions(
             for broker, rows in rows_by_broker.items()
             if rows
         }
-        replies, failure = client.ask_many(
-            requests, api, deadline, purpose=_PURPOSES.get(api.route, CONTROL), **options
-        )
+        until = deadline if reply_deadline is None else reply_deadline()
+        replies, failure = client.ask_many(requests, api, until, purpose=_PURPOSES.get(api.route, CONTROL), **options)
         if failure is not None:
             failures.append(failure)
         for broker, reply in replies.items():

@@ -106,6 +106,7 @@ def commit_offsets(
     begin_attempt: Callable[[], None] = lambda: None,
     *,
     topic_ids: TopicIds = NO_TOPIC_IDS,
+    reply_deadline: Callable[[], Deadline] | None = None,
 ) -> None:
     """Commit all of `offsets`.
 
@@ -128,6 +129,8 @@ def commit_offsets(
     topic_ids : mapping of (str, int) to bytes
         Ids of the topics of these offsets, if known. Offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID then,
         also if a new topic has its name.
+    reply_deadline : callable, optional
+        Limit of one request, see `call_partitions`.
 
     Raises
     ------
@@ -171,6 +174,7 @@ def commit_offsets(
         handle=explained,
         check=begin,
         topic_ids=ids_by_name,
+        reply_deadline=reply_deadline,
         at_most=at_most,
     )
 

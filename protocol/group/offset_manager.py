@@ -45,6 +45,7 @@ from protocol.metrics import definitions
 log = logging.getLogger(__name__)
 
 COMMIT_TIMEOUT_MS = 5_000
+"""Time in which a commit is repeated with the same offsets. The reply to a request may take `request.timeout.ms`."""
 # Limit of the Metadata requests after UNKNOWN_TOPIC_ID; other commits wait for them.
 _TOPIC_CHECK_MS = 1_000
 # The member has been removed from the group, or replaced by another one with its instance id.
@@ -392,9 +393,18 @@ class OffsetManager:
         offsets = {key: mark.offset for key, mark in due.items()}
         topic_ids = {key: mark.topic_id for key, mark in due.items()}
         deadline = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock)
+        request_timeout_ms = self._client.config.request_timeout_ms
         try:
             commit_offsets(
-                self._client, self.group, offsets, deadline, member, handle, replies.begin_attempt, topic_ids=topic_ids
+                self._client,
+                self.group,
+                offsets,
+                deadline,
+                member,
+                handle,
+                replies.begin_attempt,
+                topic_ids=topic_ids,
+                reply_deadline=lambda: Deadline.after_ms(request_timeout_ms, self._retry_clock),
             )
         except Exception as error:  # including bugs: the thread must not end
             if isinstance(error, UsageError) and not self._client.closed:

@@ -467,7 +467,7 @@ def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
     """The older request has no reply; it is delivered after the newer offset was committed."""
     monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 500 if fault == "no reply" else 30_000)
     newer = {("orders", 0): CommittedOffset(7)}
-    with client_of(fake.bootstrap_servers, request_timeout_ms=4_000) as client:
+    with client_of(fake.bootstrap_servers, request_timeout_ms=2_000) as client:
         manager = OffsetManager(client, GROUP)
         held = commit_after_a_delayed_one(fake, client, manager, newer, connection_lost=fault == "connection lost")
         assert committed(client) == newer
@@ -476,6 +476,18 @@ def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
         wait_until(lambda: committed(client) == newer)
         assert len(fake.request_bodies(OFFSET_COMMIT)) == (3 if fault == "no reply" else 4)
         manager.close()
+
+
+def test_slow_reply_to_a_commit_counts_until_request_timeout(
+    fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a coordinator needs eight seconds for ten thousand partitions."""
+    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 100)
+    fake.delay_replies(OFFSET_COMMIT, 0.4, times=2)
+    manager.mark(MARKS)
+    assert flushed(client, manager)
+    assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
+    assert committed_partitions(fake) == [[0]]
 
 
 def test_commit_of_another_program_is_kept_after_an_unanswered_one(fake: FakeKafka) -> None:
