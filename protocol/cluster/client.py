@@ -108,6 +108,7 @@ class Client:
         """The connections of this client."""
         self._lock = threading.Lock()
         self._metadata = Metadata()
+        self._cluster_id: str | None = None
         self._metadata_at_s: dict[str, float] = {}
         self._coordinators: dict[CoordinatorKey, Broker] = {}
         # Addresses of brokers with open connections; bootstrap addresses may differ from them.
@@ -131,6 +132,11 @@ class Client:
     def closed(self) -> bool:
         """True after `close`. Consumers, producers and offset managers refuse a closed client."""
         return self._closed
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The id in the first Metadata reply; None before it, and if the brokers have none (before Kafka 0.10.1)."""
+        return self._cluster_id
 
     def require_open(self) -> None:
         """Raise `UsageError` if the client is closed."""
@@ -235,7 +241,42 @@ class Client:
     ) -> dict[str, Any]:
         """Send one request and wait for its reply. One attempt; the caller handles error codes in the reply."""
         reply = self.send(broker, api, body, deadline, purpose=purpose, at_least=at_least, at_most=at_most)
-        return reply.result(self._request_deadline(deadline))
+        return self._result(broker, reply, deadline)
+
+    def _result(self, broker: Broker, reply: Reply, deadline: Deadline) -> dict[str, Any]:
+        """Wait for a reply. Raises `ConnectFailed` after a Metadata reply that must not be used."""
+        body = reply.result(self._request_deadline(deadline))
+        if reply.api is METADATA:
+            self._require_same_cluster(broker, body)
+        return body
+
+    def _require_same_cluster(self, broker: Broker, metadata: Mapping[str, Any]) -> None:
+        """Disconnect a broker of another cluster, or one that fails or requires a rebootstrap (KIP-1102).
+
+        Addresses are reused, so a broker of another cluster may reply at a known address.
+        """
+        code, cluster_id, address = metadata["error_code"], metadata["cluster_id"], f"{broker.host}:{broker.port}"
+        with self._lock:
+            if code == ErrorCode.NONE and self._cluster_id is None:
+                self._cluster_id = cluster_id
+            expected = self._cluster_id
+            if code == ErrorCode.REBOOTSTRAP_REQUIRED:
+                self._metadata = replace(self._metadata, brokers={})
+                self._metadata_at_s.clear()
+                self._coordinators.clear()
+        if code != ErrorCode.NONE:
+            error = ConnectFailed(f"{broker_error(code, f'{address}: Metadata')}")
+        elif cluster_id not in (None, expected):
+            error = ConnectFailed(
+                f"{address} belongs to cluster {cluster_id}, this client to cluster {expected}: another cluster uses "
+                "the address now, or bootstrap.servers has addresses of two clusters",
+                settings=("bootstrap.servers",),
+                cluster_id=cluster_id,
+            )
+        else:
+            return
+        self.pool.discard_address((broker.host, broker.port), error)
+        raise error
 
     def ask_many(
         self, requests: Mapping[Broker, Body], api: Api, deadline: Deadline, **options: Any
@@ -259,7 +300,7 @@ class Client:
                 failure = error
         for broker, reply in replies.items():
             try:
-                bodies[broker] = reply.result(self._request_deadline(deadline))
+                bodies[broker] = self._result(broker, reply, deadline)
             except TransportError as error:
                 failure = error
         return bodies, failure
@@ -591,19 +632,22 @@ class Client:
         first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
 
         def ask() -> Metadata:
-            return Metadata.from_reply(
-                self._ask_one_of(candidates, METADATA, body, deadline, bootstrap_servers=servers, at_least=first)
-            )
+            try:
+                return Metadata.from_reply(
+                    self._ask_one_of(candidates, METADATA, body, deadline, bootstrap_servers=servers, at_least=first)
+                )
+            except ConnectFailed as error:
+                cause = error.__cause__
+                if not isinstance(cause, KafkaError) or "cluster_id" not in cause.context:
+                    raise
+                raise ConfigurationError(
+                    f"bootstrap.servers={given}: these brokers belong to cluster {cause.context['cluster_id']}, this "
+                    f"client to cluster {self._cluster_id}. Open another client for another cluster.",
+                    settings=("bootstrap.servers",),
+                ) from error
 
         newer = self.retrying(f"Metadata from {given}", ask, deadline)
         with self._lock:
-            known = self._metadata.cluster_id
-            if None not in (known, newer.cluster_id) and known != newer.cluster_id:
-                raise ConfigurationError(
-                    f"bootstrap.servers={given}: these brokers belong to cluster {newer.cluster_id}, this client to "
-                    f"cluster {known}. Open another client for another cluster.",
-                    settings=("bootstrap.servers",),
-                )
             self.config = replace(self.config, bootstrap_servers=servers)
             self._coordinators.clear()
         return self._update_metadata(newer, all_topics=False).brokers

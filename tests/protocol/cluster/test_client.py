@@ -13,7 +13,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
 from protocol.clock import Backoff, Clock, Deadline
-from protocol.cluster.client import Client
+from protocol.cluster.client import CONTROL, PRODUCE, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Metadata
@@ -102,6 +102,41 @@ def test_refresh_brokers_refuses_another_cluster_and_unreachable_servers(kafka_o
             client.refresh_brokers("no port")
         assert client.config.bootstrap_servers == (kafka_of_two.addresses[1],)
         assert client.topic("orders").partitions
+
+
+def test_broker_of_another_cluster_at_a_known_address_is_disconnected_and_named(kafka_of_two: FakeKafka) -> None:
+    with client_of(kafka_of_two) as client:
+        wrong = client.metadata(None).brokers[2]
+        connections = [client.connection(wrong, purpose, client.deadline()) for purpose in (CONTROL, PRODUCE)]
+        kafka_of_two.edit_replies("Metadata", lambda body: {**body, "cluster_id": "other", "topics": []}, broker=2)
+        for _ in range(20):
+            client.expire_metadata(["orders"])
+            assert client.topic("orders").partitions
+        assert client.ids_at_brokers(["orders"], client.deadline())["orders"]
+        assert all(connection.closed for connection in connections)
+        with pytest.raises(
+            ConnectFailed, match=f"{wrong.host}:{wrong.port}.* belongs to cluster other, this client to"
+        ):
+            client.ask(wrong, METADATA, {"topics": []}, client.deadline())
+        kafka_of_two.edit_replies("Metadata", lambda body: {**body, "cluster_id": "other"}, broker=1)
+        with pytest.raises(DeadlineExceeded, match=f"{wrong.host}:{wrong.port}.* cluster other, this .* cluster fake"):
+            client.metadata(None, client.deadline(500))
+        kafka_of_two.clear_faults()
+        kafka_of_two.edit_replies("Metadata", lambda body: {**body, "cluster_id": None})
+        assert client.metadata(None).brokers.keys() == {1, 2}
+
+
+def test_rebootstrap_error_makes_the_client_ask_the_bootstrap_servers(kafka_of_two: FakeKafka) -> None:
+    code = ErrorCode.REBOOTSTRAP_REQUIRED
+    with client_of(kafka_of_two) as client:
+        second = client.metadata(None).brokers[2]
+        connection = client.connection(second, CONTROL, client.deadline())
+        kafka_of_two.edit_replies("Metadata", lambda body: {**body, "error_code": code, "brokers": []}, broker=2)
+        with pytest.raises(ConnectFailed, match="Metadata: REBOOTSTRAP_REQUIRED"):
+            client.ask(second, METADATA, {"topics": []}, client.deadline())
+        assert connection.closed
+        assert {(broker.host, broker.port) for broker in client._candidates()} == {kafka_of_two.addresses[1]}
+        assert client.leader("orders", 0)[0].node_id in (1, 2)
 
 
 def test_writable_partitions_are_those_with_a_leader_and_offline_replicas_are_named(kafka_of_two: FakeKafka) -> None:
