@@ -88,6 +88,13 @@ class QueryState:
         """Return the deadline of one call: as long as Spark's connector retries (`fetchOffset.numRetries`)."""
         return self.client.deadline(self.options.offsets_timeout_ms)
 
+    def require_cluster_of(self, offsets: Offsets, deadline: Deadline) -> None:
+        """Raise `ConfigurationError` if the checkpoint has offsets of another cluster."""
+        if offsets.cluster_id is not None:
+            self.client.brokers(deadline)
+            servers = ",".join(f"{host}:{port}" for host, port in self.client.config.bootstrap_servers)
+            offsets.require_cluster(self.client.cluster_id, servers)
+
     @property
     def member(self) -> GroupMember:
         """The member that commits."""

@@ -1,7 +1,7 @@
 """Replay batches planned by an older version, by Spark's own connector or in an earlier run. Runs on the driver.
 
-A batch planned by this version needs no requests: its two offsets suffice. Only with `failOnDataLoss=false` are the
-lost offsets counted.
+A batch planned by this version needs only the id of the cluster: its two offsets suffice. With `failOnDataLoss=false`
+the lost offsets are counted, too.
 """
 
 from __future__ import annotations

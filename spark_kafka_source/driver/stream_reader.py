@@ -95,7 +95,8 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         DeadlineExceeded
             No broker answered during all of `fetchOffset.numRetries`.
         ConfigurationError
-            At a query's start: an unknown topic, `startingOffsets` that do not match, a group with live members.
+            At a query's start: offsets of another cluster, an unknown topic, `startingOffsets` that do not match, a
+            group with live members.
         """
         for warning in self._warnings:
             log_once(warning)
@@ -121,7 +122,10 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
             query.commits.await_last_commit("the checkpoint has the offsets, and the next run commits them")
         else:
             query.commits.await_commit()
-        return start if end is None else replace(end, schemas=self._options.schema_versions).to_json_dict()
+        if end is None:
+            return start
+        cluster_id = query.client.cluster_id or completed.cluster_id
+        return replace(end, schemas=self._options.schema_versions, cluster_id=cluster_id).to_json_dict()
 
     def reportLatestOffset(self) -> JsonDict | None:
         """Return the log end offsets of the last trigger: the progress' `latestOffset`, for lag."""
@@ -136,6 +140,8 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         query, options = self.query, self._options
         query.planned_end = end
         batch_end = Offsets.from_json_dict(end)
+        if not query.running:
+            query.require_cluster_of(batch_end, query.deadline())
         batch_start = (
             replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         )
@@ -186,6 +192,8 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         query = self.query
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
+        if not query.running:
+            query.require_cluster_of(completed, deadline)
         if not query.running and completed.schemas:
             from spark_kafka_source.driver.reader_schemas import require_same_versions
 

@@ -25,7 +25,7 @@ JsonDict = dict[str, dict[str, Any]]
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
 # `skipped` of partitions without an end. Older versions of this package refuse the key instead of dropping it.
 _SKIPPED_DELETED = "@skippedDeleted"
-_SCHEMAS = "@schemas"
+_SCHEMAS, _CLUSTER = "@schemas", "@cluster"
 _PARTITION_KEYS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
 
 STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
@@ -56,6 +56,9 @@ class Offsets:
         planned. Includes deleted partitions: the sum never decreases.
     schemas : mapping of str to int
         Version of the subject in a schema registry that a decoded column has, by column.
+    cluster_id : str or None
+        The cluster of the logs; None if its brokers have no id, and in offsets of older versions and of Spark's
+        connector.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -65,6 +68,7 @@ class Offsets:
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
     schemas: Mapping[str, int] = field(default_factory=dict)
+    cluster_id: str | None = None
 
     def to_json_dict(self) -> JsonDict:
         """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
@@ -79,6 +83,8 @@ class Offsets:
         )
         if self.schemas:
             document[_SCHEMAS] = dict(self.schemas)
+        if self.cluster_id is not None:
+            document[_CLUSTER] = {"id": self.cluster_id}
         return document
 
     @classmethod
@@ -92,7 +98,7 @@ class Offsets:
         """
         if not isinstance(document, Mapping):
             raise _foreign_offsets("they are not a JSON object")
-        known = (_IDS, _SCHEMAS, *_PARTITION_KEYS)
+        known = (_IDS, _SCHEMAS, _CLUSTER, *_PARTITION_KEYS)
         unknown = [key for key in document if str(key).startswith("@") and key not in known]
         if unknown:
             raise _foreign_offsets(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
@@ -109,7 +115,10 @@ class Offsets:
                 raise _foreign_offsets(f"{_JOINED} begins {partition_name(tp)} at {start}, after its end {ends[tp]}")
         versions = _require_object(document.get(_SCHEMAS, {}), _SCHEMAS)
         schemas = {name: _version(number) for name, number in versions.items()}
-        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped}, schemas)
+        cluster_id = _require_object(document.get(_CLUSTER, {}), _CLUSTER).get("id")
+        if not isinstance(cluster_id, str | None):
+            raise _foreign_offsets(f"{_CLUSTER} has the id {cluster_id!r}, which is no text")
+        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped}, schemas, cluster_id)
 
     @classmethod
     def from_progress(cls, offset: object) -> Offsets:
@@ -127,6 +136,18 @@ class Offsets:
             The offset belongs to another source.
         """
         return cls.from_json_dict(_parsed(offset) if isinstance(offset, str) else offset)
+
+    def require_cluster(self, cluster_id: str | None, bootstrap_servers: str) -> None:
+        """Raise `ConfigurationError` if these are offsets of another cluster; an unknown id is no evidence."""
+        if None in (self.cluster_id, cluster_id) or self.cluster_id == cluster_id:
+            return
+        raise ConfigurationError(
+            f"The checkpoint has offsets of cluster {self.cluster_id}, but bootstrap.servers={bootstrap_servers} is "
+            f"cluster {cluster_id}, where other records have these offsets. Nothing is read or committed. If this is "
+            "another query, give it its own checkpointLocation. To move the query to this cluster, use a new "
+            "checkpointLocation, with startingOffsets, or with group offsets that were committed in this cluster",
+            settings=("bootstrap.servers",),
+        )
 
     @property
     def is_batch_end(self) -> bool:

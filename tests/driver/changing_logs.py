@@ -78,6 +78,7 @@ def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_
         "a": {"0": offset, "1": other},
         "@ids": {"a": topic_id_text(topic_id)},
         "@epochs": {"a": {"0": epoch, "1": epoch}},
+        "@cluster": {"id": "fake"},
     }
 
 

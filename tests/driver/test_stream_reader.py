@@ -15,7 +15,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.consumer import log_offsets
 from protocol.consumer.log_offsets import Range
-from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -297,6 +297,41 @@ def test_position_at_the_end_of_a_log_needs_no_offset_for_leader_epoch(
     cluster.set_leader_epoch("a", 0, 6)
     reader = cluster.reader()
     assert reader.latestOffset(read_to(20), reader.getDefaultReadLimit()) == read_to(20)
+
+
+# -- another cluster ----------------------------------------------------------------------------------
+
+OLDER = {key: rows for key, rows in read_to(20).items() if key != "@cluster"}
+
+
+def test_query_that_starts_on_another_cluster_names_both_and_commits_nothing(cluster: Cluster) -> None:
+    begin = {**read_to(10, topic_id=ID_OF_B), "@cluster": {"id": "former"}}
+    texts = (
+        "offsets of cluster former",
+        "kafka.bootstrap.servers=127.0.0.1:",
+        "cluster fake",
+        "new checkpointLocation",
+    )
+    for call in (lambda reader: reader.latestOffset(begin), lambda reader: reader.partitions(begin, begin)):
+        reader = cluster.reader(**{"kafka.group.id": "etl"})
+        with pytest.raises(ConfigurationError) as raised:
+            call(reader)
+        assert all(text in str(raised.value) for text in texts), raised.value
+    assert not cluster.committed_offsets("etl")
+
+
+def test_cluster_id_is_added_with_the_next_records_only(cluster: Cluster) -> None:
+    reader = cluster.reader()
+    assert reader.latestOffset(OLDER, reader.getDefaultReadLimit()) is OLDER
+    cluster.set_log("a", 0, 0, 30)
+    assert reader.latestOffset(OLDER, reader.getDefaultReadLimit()) == read_to(30)
+    assert reader.latestOffset(read_to(30), reader.getDefaultReadLimit()) == read_to(30)
+
+
+def test_brokers_without_a_cluster_id_keep_that_of_the_checkpoint(cluster: Cluster) -> None:
+    cluster.edit_replies("Metadata", lambda body: {**body, "cluster_id": None})
+    reader = cluster.reader()
+    assert reader.latestOffset(read_to(10), reader.getDefaultReadLimit()) == read_to(20)
 
 
 # -- replay of the first batch ------------------------------------------------------------------------

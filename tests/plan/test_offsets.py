@@ -32,6 +32,7 @@ def offsets_with_all_fields() -> Offsets:
         joined={("orders", 10): 5},
         leaders={("orders", 9): 3},
         skipped={("orders", 9): 17},
+        cluster_id="prod",
     )
 
 
@@ -40,7 +41,7 @@ def test_offsets_have_the_documented_json() -> None:
         '{"a": {"0": 3}, "orders": {"9": 1200, "10": 7}, '
         f'"@ids": {{"orders": "{TOPIC_ID_TEXT}"}}, '
         '"@epochs": {"orders": {"9": 4}}, "@joined": {"orders": {"10": 5}}, "@leaders": {"orders": {"9": 3}}, '
-        '"@skipped": {"orders": {"9": 17}}}'
+        '"@skipped": {"orders": {"9": 17}}, "@cluster": {"id": "prod"}}'
     )
 
 
@@ -109,6 +110,7 @@ def test_topic_id_is_written_as_by_kafkas_tools() -> None:
         ({"not a topic": {"0": 1}}, "'not a topic' is no topic name"),
         ({"orders": {"0": 1}, "@later": {}}, "'@later' is unknown; a newer version wrote it"),
         ({"orders": {"0": 1}, "@ids": []}, "@ids is not a JSON object"),
+        ({"orders": {"0": 1}, "@cluster": {"id": 5}}, "@cluster has the id 5"),
         ({"orders": {"0": 1}, "@ids": {"orders": "short"}}, "@ids has 'short'"),
         ({"orders": {"0": 1}, "@ids": {"orders": "/" * 22}}, "no topic id"),
         ({"orders": {"0": 1}, "@ids": {"other": TOPIC_ID_TEXT}}, "@ids names other, which has no end offset"),

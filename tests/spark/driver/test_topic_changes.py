@@ -109,6 +109,6 @@ def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
     offsets = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
     assert offsets[name] == {"0": 0, "1": 7}
     # Only the first batch has `@joined` for all partitions.
-    assert set(offsets) == {name, "@ids", "@epochs", "@joined"}
+    assert set(offsets) == {name, "@ids", "@epochs", "@joined", "@cluster"}
     assert list(offsets["@ids"]) == [name]
     assert offsets["@joined"] == {name: {"0": 0, "1": 0}}
