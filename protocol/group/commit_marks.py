@@ -123,6 +123,13 @@ class OffsetMark:
         self.unanswered = frozenset()
         return set_back
 
+    def was_replaced(self, found: CommittedOffset | None) -> bool:
+        """Return True, and make this mark due, if the group's offset is not the committed one."""
+        replaced = found is None or found.offset != self.offset.offset
+        if replaced:
+            self.completed_at_s = None
+        return replaced
+
 
 @dataclass
 class CommitReplies:

@@ -72,6 +72,9 @@ class OffsetManager:
     A coordinator may receive an unanswered request after a newer commit, and go back to the older offset. Therefore the
     group's offset is fetched `request.timeout.ms` later, and committed again if it is the older one.
 
+    Brokers accept a reset of a group without members. With `compare_ms`, a process that is not a member commits its
+    offsets again after it, and logs a warning.
+
     Parameters
     ----------
     client : Client
@@ -84,6 +87,9 @@ class OffsetManager:
     retry_refused : bool
         Retry refused commits of a process that is not a member, since members may leave the group and ACLs may change.
         If false, an unknown topic is refused after 10 s, and a missing ACL at once.
+    compare_ms : float
+        The interval at which a process that is not a member fetches the group's offsets, and commits those again that
+        another program has changed.
 
     Attributes
     ----------
@@ -98,13 +104,24 @@ class OffsetManager:
         more: `Membership.on_member_refused`.
     """
 
-    def __init__(self, client: Client, group: str, *, refresh_ms: float = 600_000, retry_refused: bool = True) -> None:
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        *,
+        refresh_ms: float = 600_000,
+        retry_refused: bool = True,
+        compare_ms: float = math.inf,
+    ) -> None:
         client.require_open()
         self.group = group
         self._client = client
         client.sensors.use([definitions.COORDINATOR])
         self._refresh_s = refresh_ms / 1000
         self._retry_refused = retry_refused
+        self._compare_s = compare_ms / 1000
+        self._compared_at_s = client.clock.now_s()
+        self._has_foreign_offsets = False  # in the last comparison
         self._changed = Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, OffsetMark] = {}
@@ -312,13 +329,20 @@ class OffsetManager:
         now_s, member = self._client.clock.now_s(), self._member
         return {key: mark for key, mark in self._marks.items() if mark.due_at_s(member, self._refresh_s) <= now_s}
 
+    def _check_at_s(self, mark: OffsetMark) -> float:
+        """Return the time at which the group's offset is compared with the mark."""
+        compares = self._member == NO_MEMBER and mark.was_committed(math.inf) and not mark.older
+        return self._compared_at_s + self._compare_s if compares else mark.check_at_s
+
     def _marks_to_check(self) -> dict[TopicPartition, OffsetMark]:
         now_s = self._client.clock.now_s()
-        return {key: mark for key, mark in self._marks.items() if mark.check_at_s <= now_s}
+        return {key: mark for key, mark in self._marks.items() if self._check_at_s(mark) <= now_s}
 
     def _idle_s(self) -> float:
         """Return the time until a mark is due or to be checked."""
-        times_s = (min(mark.due_at_s(self._member, self._refresh_s), mark.check_at_s) for mark in self._marks.values())
+        times_s = (
+            min(mark.due_at_s(self._member, self._refresh_s), self._check_at_s(mark)) for mark in self._marks.values()
+        )
         return max(0.0, min(60.0, min(times_s, default=math.inf) - self._client.clock.now_s()))
 
     def _run(self) -> None:
@@ -346,7 +370,7 @@ class OffsetManager:
     def _check(self, doubtful: Mapping[TopicPartition, OffsetMark]) -> None:
         """Commit marks again that the group's coordinator has replaced by an older, unanswered offset.
 
-        An offset of another program is kept.
+        An offset of another program is kept until the next comparison.
         """
         deadline, found = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock), None
         in_transactions: set[TopicPartition] = set()
@@ -355,14 +379,27 @@ class OffsetManager:
         except Exception as error:  # including bugs: the thread must not end
             log.debug("group %s: its offsets could not be checked: %s", self.group, error)
         with self._changed:
+            now_s, foreign = self._client.clock.now_s(), []
             for key, mark in doubtful.items():
                 if found is None or key in in_transactions:
-                    mark.check_later(self._client.clock.now_s())
+                    mark.check_later(now_s)
+                elif not mark.older and self._marks.get(key) is mark and mark.was_replaced(found.get(key)):
+                    now = found[key].offset if key in found else "none"
+                    foreign.append(f"{key[0]}-{key[1]} had {now}, gets {mark.offset.offset}")
                 elif mark.was_set_back(found.get(key)):
                     log.warning(
                         "group %s: a delayed commit has set %s-%d back to offset %d; offset %d is committed again",
                         self.group, *key, found[key].offset, mark.offset.offset,
                     )  # fmt: skip
+            if self._compared_at_s + self._compare_s <= now_s:
+                self._compared_at_s = now_s
+                if foreign and not self._has_foreign_offsets:  # two readers of one group would warn each time
+                    log.warning(
+                        "group %s: another program has changed committed offsets (a reset, or another reader of this "
+                        "group); this process commits its own again: %s%s. To move its position, stop it first",
+                        self.group, ", ".join(foreign[:10]), " and more" if len(foreign) > 10 else "",
+                    )  # fmt: skip
+                self._has_foreign_offsets = bool(foreign)
             self._notify()
 
     def _commit(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> bool:

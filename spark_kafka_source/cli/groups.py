@@ -22,6 +22,10 @@ from spark_kafka_source.cli.values import DURATION, TIME, TOPIC_PARTITIONS, Pars
 
 OFFSETS_FILE = Parsed("file", read_offsets)
 _STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Dead")
+_AFTER_RESET = (
+    "The group has no members. A running query that commits to it without being a member restores its own offsets "
+    "within a minute; stop it before a reset."
+)
 # The group with the marker of an exactly-once task: prefix, query id, task.
 _OF_TASK = re.compile(r".+-[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}-[0-9]+")
 
@@ -153,8 +157,9 @@ def reset(
 ) -> None:
     """Move the offsets of a group without members. Without --execute, only show the new offsets.
 
-    Stop the group's queries first: brokers do not refuse a reset while a query runs that is not a member. A query
-    resumes at its checkpoint and sets the group back; only a query with a new checkpoint starts at the group's offsets.
+    Stop the group's queries first: brokers do not refuse a reset while a query runs that is not a member, and the query
+    commits its own offsets again within a minute. A restarted query does so, too, since it resumes at its checkpoint.
+    Only a query with a new checkpoint starts at the group's offsets.
 
     \b
     Examples:
@@ -188,8 +193,8 @@ def reset(
         for key, to in sorted(offsets.items())
     ]
     print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
-    if not execute:
-        click.echo("Nothing was changed; --execute changes the offsets.", err=True)
+    note = _AFTER_RESET if execute else "Nothing was changed; --execute changes the offsets."
+    click.echo(note, err=True)
 
 
 @groups.command()

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _AWAIT_COMMIT_MS = 1_000
 # Limit for a last commit, after which Spark may end the query (availableNow) or a partition is revoked.
 AWAIT_LAST_COMMIT_MS = 10_000
+# A running query notices a reset of its group within this time.
+_COMPARE_MS = 60_000
 # Limit of each request about the group when a query starts.
 _CHECK_MS = 15_000
 
@@ -56,7 +58,7 @@ class GroupCommits:
             client = PROCESS.client(self._options.client)
             if not self._options.is_member:
                 require_no_members(client, group, deadline)
-            self.manager = OffsetManager(client, group)
+            self.manager = OffsetManager(client, group, compare_ms=_COMPARE_MS)
 
     def report_to(self, membership: Membership) -> None:
         """Report commits to the membership whose member the coordinator does not know any more."""

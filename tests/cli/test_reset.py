@@ -32,6 +32,17 @@ def test_reset_beyond_log_or_before_1970_takes_nearest_offset(way: tuple[str, st
     assert [row["new_offset"] for row in json.loads(result.stdout)] == [new_offset]
 
 
+@pytest.mark.parametrize("execute", [True, False])
+def test_executed_reset_tells_of_running_queries_without_membership(execute: bool) -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        arguments = ("groups", "reset", "etl", "--topic", "orders", "--to-latest", *["--execute"] * execute)
+        result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", kafka.bootstrap_servers])
+    assert result.exit_code == 0, result.output
+    assert ("restores its own offsets within a minute" in result.stderr) == execute
+    assert ("Nothing was changed" in result.stderr) != execute
+
+
 def test_reset_to_time_in_seconds_exits_with_usage_error() -> None:
     arguments = ("groups", "reset", "etl", "--topic", "orders", "--to-datetime", "1767225600")
     result = CliRunner().invoke(pykafka, [*arguments, "--bootstrap-server", "127.0.0.1:1"])

@@ -11,12 +11,13 @@ from protocol.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
-from spark_kafka_source.driver import trigger
+from spark_kafka_source.driver import group_commits, trigger
 from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
+from tests.support.wait_until import wait_until
 
 
 class Marks:
@@ -112,6 +113,20 @@ def test_each_batch_is_logged_once(cluster: Cluster, caplog: pytest.LogCaptureFi
         assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
     committing = "group g: committing what is complete"
     assert caplog.messages[1:] == [f"{committing}: a-0 15, a-1 20", f"{committing}: a-0 20"]
+
+
+def test_idle_query_commits_its_offsets_again_after_a_reset(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group_commits, "_COMPARE_MS", 10)
+    reader = cluster.reader(startingOffsets="earliest", **{"kafka.group.id": "reset-g"})
+    client, key = reader.query.client, ("a", 0)
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    reader.latestOffset(end, reader.getDefaultReadLimit())
+    commit_offsets(client, "reset-g", {key: CommittedOffset(3)}, client.deadline())
+    wait_until(lambda: fetch_offsets(client, "reset-g", [key], client.deadline())[key].offset == 20)
+    reader.stop()
+    assert len([message for message in caplog.messages if "a-0 had 3, gets 20" in message]) == 1
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,34 @@ def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, c
     assert committed(client) == {("orders", 1): CommittedOffset(6)}
 
 
+def test_reset_of_running_reader_group_is_committed_over_and_warned_of_once(
+    fake: FakeKafka, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = OffsetManager(client, GROUP, compare_ms=10)
+    manager.mark(BOTH)
+    assert flushed(client, manager)
+    commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(2)}, client.deadline())
+    wait_until(lambda: committed(client) == BOTH)
+    manager.close()
+    (warning,) = [message for message in caplog.messages if "another program" in message]
+    assert "commits its own again: orders-0 had 2, gets 5. To move its position, stop it first" in warning
+    assert committed_partitions(fake) == [[0, 1], [0], [0]], "the reader's, the reset, the reader's"
+
+
+def test_member_or_reader_without_comparison_requests_no_offsets(fake: FakeKafka, client: Client) -> None:
+    member = GroupMember("m", 1)
+    for manager, who in (
+        (OffsetManager(client, GROUP), NO_MEMBER),
+        (OffsetManager(client, GROUP, compare_ms=0), member),
+    ):
+        manager.set_member(who)
+        manager.mark(MARKS, who)
+        flushed(client, manager)
+        assert not manager._marks_to_check()
+        manager.close()
+    assert not fake.request_bodies(OFFSET_FETCH)
+
+
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ErrorCode.UNKNOWN_SERVER_ERROR])
 def test_commit_too_large_for_one_request_is_split_in_halves(
     fake: FakeKafka, client: Client, manager: OffsetManager, code: ErrorCode
