@@ -67,7 +67,7 @@ def assign_all(
     client : Client
     options : SourceOptions
     expected : collection of TopicPartition
-        Partitions read before. One that no longer exists is not in the result: it was deleted.
+        Partitions read before. One that no longer exists, or is not subscribed to any more, is not in the result.
     deadline : Deadline
 
     Raises
@@ -76,8 +76,15 @@ def assign_all(
         As `discover`. Missing topics are no error: a running query waits for them.
     """
     named = _named_topics(options)
+    expected = [key for key in expected if is_subscribed(options, key)]
     names = None if named is None else named | {topic for topic, _ in expected}
     return QueryAssignment(_discover_with_retries(client, options, names, expected, deadline, existed=True)[0])
+
+
+def is_subscribed(options: SourceOptions, key: TopicPartition) -> bool:
+    """Return True if the query subscribes to a partition, existing or not."""
+    topic, partition = key
+    return _is_subscribed_topic(options, topic) and (options.assign is None or partition in options.assign[topic])
 
 
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
@@ -196,18 +203,21 @@ def _named_topics(options: SourceOptions) -> set[str] | None:
     return None if topics is None else set(topics)
 
 
+def _is_subscribed_topic(options: SourceOptions, topic: str) -> bool:
+    if options.subscribe_pattern is not None:
+        return options.subscribe_pattern.search(topic) is not None
+    return topic in (_named_topics(options) or ())
+
+
 def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPartition, bytes]:
-    pattern = options.subscribe_pattern
     found: dict[TopicPartition, bytes] = {}
     for topic in topics:
-        if topic.error_code != ErrorCode.NONE:
+        if topic.error_code != ErrorCode.NONE or not _is_subscribed_topic(options, topic.name):
             continue
-        if pattern is not None and (topic.is_internal or pattern.search(topic.name) is None):
-            continue
-        if options.subscribe is not None and topic.name not in options.subscribe:
+        if options.subscribe_pattern is not None and topic.is_internal:
             continue
         if options.assign is not None:
-            numbers = [number for number in options.assign.get(topic.name, ()) if number in topic.partitions]
+            numbers = [number for number in options.assign[topic.name] if number in topic.partitions]
         else:
             numbers = list(topic.partitions)
         found.update({(topic.name, number): topic.topic_id for number in numbers})

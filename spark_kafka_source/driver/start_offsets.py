@@ -323,15 +323,19 @@ def _replace_out_of_range(options: SourceOptions, key: TopicPartition, found: Ou
     DataLoss
         No option allows a replacement.
     """
-    remedy = "To continue, set failOnDataLoss=false to start at the nearest offset in the log"
+    remedy = "set failOnDataLoss=false to start at the nearest offset in the log, and to continue after later losses"
     if options.start == "group":
-        remedy += ". Or set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log"
+        remedy = (
+            f"set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log. Or {remedy}"
+        )
     spec = options.group_out_of_range
     replacement = {"earliest": found.log_start, "latest": latest}.get(spec, found.nearest)
     reset = "failOnDataLoss=false" if spec == "nearest" else f"kafka.auto.offset.reset={spec}"
     skipped = f"Starts at {replacement}: {max(0, replacement - found.first_unread)} offsets are skipped"
     message = found.describe(key, f"group {options.consumer.group_id}: its")
-    raise_or_warn([Loss(START_OFFSET_RESET, message, key, remedy, f"{reset}. {skipped}")], fail=spec == "fail")
+    raise_or_warn(
+        [Loss(START_OFFSET_RESET, message, key, f"To continue, {remedy}", f"{reset}. {skipped}")], fail=spec == "fail"
+    )
     return replacement
 
 

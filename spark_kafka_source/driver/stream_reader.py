@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
@@ -20,13 +21,19 @@ from protocol.kafka_terms import TopicPartition
 from protocol.once import log_once
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
-from spark_kafka_source.driver.discovery import discover_present, require_dead_letter_topic, retry_unknown_topics
+from spark_kafka_source.driver.discovery import (
+    discover_present,
+    is_subscribed,
+    require_dead_letter_topic,
+    retry_unknown_topics,
+)
 from spark_kafka_source.driver.group_commits import warn_if_offsets_differ
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_end_offsets
 from spark_kafka_source.driver.trigger import Trigger
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
 from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -145,6 +152,9 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         batch_start = (
             replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         )
+        if not query.running:
+            foreign = data_loss.foreign_checkpoint(batch_end, partial(is_subscribed, options))
+            data_loss.raise_or_warn(foreign, fail=options.fail_on_data_loss)
         missing = unresolved(batch_start, batch_end)
         ranges = offset_ranges(
             batch_start,

@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from protocol.clock import Deadline
 from protocol.consumer.list_offsets import known_ends_of_epochs
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.driver.discovery import assign_all, discover_present, leaders, retry_unknown_topics
+from spark_kafka_source.driver.discovery import (
+    assign_all,
+    discover_present,
+    is_subscribed,
+    leaders,
+    retry_unknown_topics,
+)
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import (
     high_watermarks,
@@ -86,7 +93,7 @@ class Trigger:
         before, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (before.stale if before else set()))
         self._raise_or_defer(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
-        self._raise_or_defer(data_loss.deleted(logs))
+        self._raise_or_defer(data_loss.deleted(logs, partial(is_subscribed, self._options)))
         return self._backlog(logs)
 
     def _assigned_logs(self) -> LogSnapshot:

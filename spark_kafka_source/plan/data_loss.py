@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.cluster.metadata import is_another_topic, topic_id_text
@@ -66,21 +66,46 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
     return found
 
 
-def deleted(logs: LogSnapshot) -> list[Loss]:
-    """Return one loss for all deleted partitions."""
-    keys = logs.deleted()
-    listing = ", ".join(f"{partition_name(key)} up to offset {logs.positions[key]}" for key in keys[:10])
-    return _deleted(keys, f"(or the query subscribes to less than its checkpoint knows); read was {listing}")
+def foreign_checkpoint(read: Offsets, is_subscribed: Callable[[TopicPartition], bool]) -> list[Loss]:
+    """Return a loss if the query subscribes to no partition of its checkpoint. Needs no reply of a broker."""
+    if not read.ends or any(map(is_subscribed, read.ends)):
+        return []
+    message = (
+        f"the checkpoint belongs to another query: it has {_read_up_to(read.ends)}, and this query subscribes to none "
+        "of that"
+    )
+    remedy = "Use the checkpointLocation that belongs to this query, or a new one"
+    return [Loss(PARTITIONS_DELETED, message, min(read.ends), remedy)]
+
+
+def deleted(logs: LogSnapshot, is_subscribed: Callable[[TopicPartition], bool]) -> list[Loss]:
+    """Return a loss for all partitions that the query no longer subscribes to, and one for all deleted ones."""
+    if foreign := foreign_checkpoint(logs.completed, is_subscribed):
+        return foreign
+    positions = {key: logs.positions[key] for key in logs.deleted()}
+    unsubscribed = {key: offset for key, offset in positions.items() if not is_subscribed(key)}
+    gone = {key: offset for key, offset in positions.items() if key not in unsubscribed}
+    losses = _deleted(list(gone), f"; read was {_read_up_to(gone)}")
+    if not unsubscribed:
+        return losses
+    message = f"the checkpoint has {_read_up_to(unsubscribed)}, and this query does not subscribe to that"
+    remedy = "Subscribe to it again. To continue without it, set failOnDataLoss=false"
+    return [Loss(PARTITIONS_DELETED, message, min(unsubscribed), remedy), *losses]
+
+
+def _read_up_to(positions: Mapping[TopicPartition, int]) -> str:
+    more = f" and {len(positions) - 10} more partitions" if len(positions) > 10 else ""
+    return ", ".join(f"{partition_name(key)} up to offset {positions[key]}" for key in sorted(positions)[:10]) + more
 
 
 def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
     """Return one loss for all partitions of a planned batch that were deleted before any record was read."""
-    return _deleted(sorted(partitions), "before the query read its first records")
+    return _deleted(sorted(partitions), " before the query read its first records")
 
 
 def _deleted(keys: list[TopicPartition], context: str) -> list[Loss]:
     verb = "no longer exists" if len(keys) == 1 else "no longer exist"
-    message = f"{', '.join(map(partition_name, keys[:10]))} {verb}: the topic was deleted {context}"
+    message = f"{', '.join(map(partition_name, keys[:10]))} {verb}: the topic was deleted{context}"
     return [Loss(PARTITIONS_DELETED, message, key) for key in keys[:1]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,6 +56,19 @@ def test_deleted_topic_in_batch_of_sparks_connector_is_data_loss(
     else:
         (task,) = reader.partitions(start, end)
         assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 5, 8)]
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("replayed", [True, False])
+def test_checkpoint_of_another_query_is_refused_at_once(cluster: Cluster, replayed: bool) -> None:
+    """Also for a batch that is replayed: it would read the topics of the other query."""
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    reader = cluster.reader(subscribe="b")
+    read = partial(reader.partitions, read_to(5)) if replayed else reader.latestOffset
+    with pytest.raises(DataLoss, match="another query: it has a-0 up to offset 10, a-1 up to offset 20") as raised:
+        read(read_to(10))
+    assert "failOnDataLoss" not in str(raised.value)
+    assert "Use the checkpointLocation that belongs to this query" in str(raised.value)
 
 
 READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from protocol.cluster.metadata import topic_id_text
 from protocol.consumer.log_offsets import ListedOffset, Range
 from protocol.errors import DataLoss
-from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.data_loss import Loss
@@ -19,6 +21,11 @@ A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
 
 def snapshot(begin: Offsets, partitions: dict[tuple[str, int], bytes]) -> LogSnapshot:
     return LogSnapshot(begin, QueryAssignment(partitions), {key: ListedOffset(9, 5, -1) for key in partitions})
+
+
+def only(*topics: str) -> Callable[[TopicPartition], bool]:
+    """Return the predicate of a query that subscribes to these topics."""
+    return lambda key: key[0] in topics
 
 
 def test_data_loss_fails_the_query_or_warns(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,13 +61,33 @@ def test_unknown_topic_id_is_no_recreation(before: bytes | None, now: bytes) -> 
 
 
 def test_topic_recreated_with_fewer_partitions_reports_no_deleted_ones() -> None:
-    assert data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW})) == []
-    (loss,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}))
+    assert data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW}), only("a")) == []
+    (loss,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}), only("a"))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"
     assert loss.message.startswith("a-1 no longer exists: ")
     assert loss.message.endswith("read was a-1 up to offset 5")
-    (both,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 6}), {B0: NEW}))
+    (both,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 6}), {B0: NEW}), only("a", "b"))
     assert both.message.startswith("a-0, a-1 no longer exist: ")
+
+
+def test_checkpoint_without_any_subscribed_partition_belongs_to_another_query() -> None:
+    logs = snapshot(Offsets({A0: 5, A1: 6}), {B0: OLD})
+    with pytest.raises(DataLoss) as raised:
+        data_loss.raise_or_warn(data_loss.deleted(logs, only("b")), fail=True)
+    assert str(raised.value) == (
+        "[KAFKA_DATA_LOSS.PARTITIONS_DELETED] the checkpoint belongs to another query: it has a-0 up to offset 5, a-1 "
+        "up to offset 6, and this query subscribes to none of that. Nothing is read. Use the checkpointLocation that "
+        "belongs to this query, or a new one"
+    )
+    assert data_loss.foreign_checkpoint(Offsets({}), only("b")) == []
+
+
+def test_partitions_that_are_no_longer_subscribed_are_told_from_deleted_ones() -> None:
+    logs = snapshot(Offsets({A0: 5, A1: 6, B0: 7}), {A0: OLD})
+    unsubscribed, gone = data_loss.deleted(logs, only("a"))
+    assert unsubscribed.message == "the checkpoint has b-0 up to offset 7, and this query does not subscribe to that"
+    assert unsubscribed.remedy.startswith("Subscribe to it again. ")
+    assert gone.message == "a-1 no longer exists: the topic was deleted; read was a-1 up to offset 6"
 
 
 def test_new_partition_without_its_first_records_is_a_loss() -> None:

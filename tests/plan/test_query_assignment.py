@@ -62,7 +62,7 @@ def test_first_batch_starts_at_group_offsets_or_log_starts() -> None:
 def test_revoked_partition_is_neither_read_nor_lost_nor_forgotten() -> None:
     assignment = member([A0], {A0: 10})
     logs = LogSnapshot(READ, assignment, {A0: ListedOffset(10, EPOCH, -1)})
-    assert data_loss.deleted(logs) == []
+    assert data_loss.deleted(logs, lambda _: True) == []
     assert next_end(READ, assignment, {A0: 10}) is None, "a revocation alone makes no batch"
     end = next_end(READ, assignment, {A0: 15})
     assert end == replace(READ, ends={A0: 15, A1: 10})
@@ -116,7 +116,7 @@ def test_epoch_of_own_last_read_is_not_used_after_another_members_read() -> None
 
 def test_deleted_partition_is_a_loss_also_after_revocation() -> None:
     assignment = member([A0], {}, existing={A0: TOPIC_ID})
-    (loss,) = data_loss.deleted(LogSnapshot(READ, assignment, {A0: ListedOffset(10, EPOCH, -1)}))
+    (loss,) = data_loss.deleted(LogSnapshot(READ, assignment, {A0: ListedOffset(10, EPOCH, -1)}), lambda _: True)
     assert loss.key == A1
     end = next_end(READ, assignment, {A0: 10})
     # The checkpoint keeps the number of offsets ever skipped.
