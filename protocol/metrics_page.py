@@ -86,14 +86,15 @@ start of that trigger only. The names are those of kafka_exporter and Kafka Lag 
 `conf/grafana-lag.json` shows them.
 
 Records arrive at the rate of `kafka_topic_partition_current_offset`; Spark's rates are those of the records that were
-read, which `maxOffsetsPerTrigger` limits. The lag of an ended query is not served any more: alert on
-`spark_streaming_query_active == 0`, and on its absence.
+read, which `maxOffsetsPerTrigger` limits. A query in its first batch has no lag yet, and that of an ended query is not
+served any more: `spark_streaming_query_active` is 1 from the start of a query, and 0 after its end. Alert on 0, and on
+its absence, which means that the driver is gone or that the query was never started.
 
 | metric | labels | meaning |
 | --- | --- | --- |
-| `kafka_consumergroup_lag` | consumergroup, topic, partition | offsets between the committed offset and the log end |
-| `kafka_consumergroup_current_offset` | consumergroup, topic, partition | the committed offset |
-| `kafka_consumergroup_group_lag_seconds` | consumergroup, topic, partition | age of the first uncommitted record |
+| `kafka_consumergroup_lag` | consumergroup, query, topic, partition | offsets from the committed one to the log end |
+| `kafka_consumergroup_current_offset` | consumergroup, query, topic, partition | the committed offset |
+| `kafka_consumergroup_group_lag_seconds` | consumergroup, query, topic, partition | age of the next record to read |
 | `kafka_consumergroup_members` | consumergroup | members of the group |
 | `kafka_topic_partition_current_offset` | topic, partition | the log end |
 | `spark_streaming_query_active` | query | 1 while the query runs, 0 after its end |
@@ -101,7 +102,8 @@ read, which `maxOffsetsPerTrigger` limits. The lag of an ended query is not serv
 | `spark_streaming_processed_rows_per_second` | query | rows per second of the last trigger's duration |
 | `spark_streaming_batch_duration_seconds` | query | time of the last trigger |
 
-For a query the label `consumergroup` is its name, or its id."""
+The label `query` is the name of a query, or its id. `consumergroup` is the group that the query commits to; without
+one, and before PySpark 4.2, it is the same as `query`. Lag from `pykafka groups lag --serve` has no `query`."""
 
 _WINDOWS = """\
 Rates, means and maxima are those of the last 30 to 60 seconds, as in Java with its default configuration: two samples

@@ -135,8 +135,10 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         return replace(end, schemas=self._options.schema_versions, cluster_id=cluster_id).to_json_dict()
 
     def reportLatestOffset(self) -> JsonDict | None:
-        """Return the log end offsets of the last trigger: the progress' `latestOffset`, for lag."""
-        return None if self.query.logs is None else self.query.logs.log_end_offsets().to_json_dict()
+        """Return the log end offsets of the last trigger, and the group: the progress' `latestOffset`, for lag."""
+        if self.query.logs is None:
+            return None
+        return replace(self.query.logs.log_end_offsets(), group=self.query.commits.group).to_json_dict()
 
     @with_remedies()
     def partitions(self, start: JsonDict, end: JsonDict) -> Sequence[RangePartition]:

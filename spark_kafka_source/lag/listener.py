@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from protocol.errors import KafkaError, UsageError
 from protocol.once import log_once
-from spark_kafka_source.lag.of_query import lag_of_query
+from spark_kafka_source.lag.of_query import groups_of_progress, lag_of_query
 from spark_kafka_source.lag.plot import lines
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs
 from spark_kafka_source.lag.table import SCHEMA, Lag, to_pandas
@@ -110,6 +110,7 @@ class LagListener(StreamingQueryListener):
         self._latest: dict[str, tuple[int, Lag]] = {}
         self._progress: dict[str, bytes] = {}  # the last one of each query in `latest`, compressed
         self._running: dict[str, str] = {}  # query id -> name
+        self._ended: deque[str] = deque(maxlen=kept)  # names of ended queries without a first batch
         self._waiting: list[Mapping[str, Any]] = []
         self._sampling = False
         if options is not None:
@@ -129,8 +130,9 @@ class LagListener(StreamingQueryListener):
     def serve(self, port: int, address: str = "0.0.0.0") -> tuple[Any, Any]:  # noqa: S104
         """Serve lags, rates and times of triggers for Prometheus; docs/metrics.md has the names.
 
-        With `options`, each scrape requests the current log ends, within `sample_ms` per running query. An ended query
-        has no lag: only `spark_streaming_query_active` says 0, as long as it is in `history`.
+        With `options`, each scrape requests the current log ends, within `sample_ms` per running query. A query in its
+        first batch, and an ended one, has no lag: only `spark_streaming_query_active` says 1 or 0. Ended queries are
+        remembered as long as `history`.
 
         Parameters
         ----------
@@ -153,14 +155,17 @@ class LagListener(StreamingQueryListener):
         def read() -> list[NamedLag]:
             with self._lock:
                 packed, running = dict(self._progress), set(self._running.values())
-            found = []
-            for name, lag in self.latest.items():
-                if name not in running:
-                    found.append(NamedLag(name, Lag(()), active=False))
-                elif name in packed:
-                    progress = json.loads(zlib.decompress(packed[name]))
-                    found.append(NamedLag(name, self._lag_now(lag, progress), progress=progress, active=True))
-            return found
+                lags = {query: lag for query, (_, lag) in self._latest.items()}
+                names = dict.fromkeys([*lags, *self._running.values(), *self._ended])
+            served = []
+            for name in names:
+                if name not in running or name not in packed:
+                    served.append(NamedLag(name, Lag(()), active=name in running))
+                    continue
+                progress = json.loads(zlib.decompress(packed[name]))
+                lag, groups = self._lag_now(lags[name], progress), groups_of_progress(progress)
+                served.append(NamedLag(name, lag, progress=progress, active=True, groups=groups))
+            return served
 
         return serve(port, read, address)
 
@@ -185,7 +190,9 @@ class LagListener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:
         """Forget the query."""
         with self._lock:
-            self._running.pop(str(event.id), None)
+            name = self._running.pop(str(event.id), None)
+            if name is not None and name not in self._latest and name not in self._ended:
+                self._ended.append(name)
             self._forget_ended()
 
     def onQueryProgress(self, event: Any) -> None:

@@ -125,6 +125,12 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
     return Lag(tuple(rows)), without_ends
 
 
+def groups_of_progress(progress: Mapping[str, Any]) -> dict[int | None, str]:
+    """Return the group that each source commits to, by its index; before PySpark 4.2, the progress has none."""
+    groups = {source: _offsets(offsets["latestOffset"]).group for source, offsets in enumerate(progress["sources"])}
+    return {source: group for source, group in groups.items() if group is not None}
+
+
 def _offsets(offset: Any) -> Offsets:
     """Parse the offsets of a source; return empty ones for a source other than Kafka."""
     try:

@@ -22,11 +22,11 @@ except ImportError as error:
         "lag for Prometheus needs prometheus_client: pip install 'spark-kafka-source[prometheus]'"
     ) from error
 
-_PARTITION = ("consumergroup", "topic", "partition")
+_PARTITION = ("consumergroup", "query", "topic", "partition")
 NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "kafka_consumergroup_lag": ("offsets between the committed offset and the log end", _PARTITION),
+    "kafka_consumergroup_lag": ("offsets from the committed one to the log end", _PARTITION),
     "kafka_consumergroup_current_offset": ("the committed offset", _PARTITION),
-    "kafka_consumergroup_group_lag_seconds": ("age of the first uncommitted record", _PARTITION),
+    "kafka_consumergroup_group_lag_seconds": ("age of the next record to read", _PARTITION),
     "kafka_consumergroup_members": ("members of the group", ("consumergroup",)),
     "kafka_topic_partition_current_offset": ("the log end", ("topic", "partition")),
     "spark_streaming_query_active": ("1 while the query runs, 0 after its end", ("query",)),
@@ -50,7 +50,7 @@ class NamedLag:
     Attributes
     ----------
     name : str
-        The label `consumergroup`.
+        The group, or the name of the query.
     lag : Lag
     members : int or None
         None for a query.
@@ -58,6 +58,8 @@ class NamedLag:
         A query's progress, for its rates and the time of its trigger.
     active : bool or None
         True while the query runs; None for a group.
+    groups : mapping of int or None to str
+        Groups that the sources of a query commit to. Sources without a group have the query's name in their place.
     """
 
     name: str
@@ -65,6 +67,7 @@ class NamedLag:
     members: int | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
     active: bool | None = None
+    groups: Mapping[int | None, str] = field(default_factory=dict)
 
 
 class LagCollector(Collector):
@@ -88,6 +91,7 @@ class LagCollector(Collector):
         families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in NAMES.items()}
         ends: dict[tuple[str, str], int] = {}
         for each in self._read():
+            query = "" if each.active is None else each.name
             for row in each.lag:
                 place = row.topic, str(row.partition)
                 values = {
@@ -97,7 +101,7 @@ class LagCollector(Collector):
                 }
                 for name, value in values.items():
                     if value is not None:
-                        families[name].add_metric([each.name, *place], value)
+                        families[name].add_metric([each.groups.get(row.source, each.name), query, *place], value)
                 if row.end is not None:
                     ends[place] = max(row.end, ends.get(place, row.end))
             if each.members is not None:

@@ -25,7 +25,7 @@ JsonDict = dict[str, dict[str, Any]]
 _IDS, _EPOCHS, _JOINED, _LEADERS, _SKIPPED = "@ids", "@epochs", "@joined", "@leaders", "@skipped"
 # `skipped` of partitions without an end. Older versions of this package refuse the key instead of dropping it.
 _SKIPPED_DELETED = "@skippedDeleted"
-_SCHEMAS, _CLUSTER = "@schemas", "@cluster"
+_SCHEMAS, _CLUSTER, _GROUP = "@schemas", "@cluster", "@group"
 _PARTITION_KEYS = (_EPOCHS, _JOINED, _LEADERS, _SKIPPED, _SKIPPED_DELETED)
 
 STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
@@ -59,6 +59,8 @@ class Offsets:
     cluster_id : str or None
         The cluster of the logs; None if its brokers have no id, and in offsets of older versions and of Spark's
         connector.
+    group : str or None
+        The group that the query commits to. Only in `reportLatestOffset`, never in a checkpoint.
     """
 
     ends: Mapping[TopicPartition, int]
@@ -69,6 +71,7 @@ class Offsets:
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
     schemas: Mapping[str, int] = field(default_factory=dict)
     cluster_id: str | None = None
+    group: str | None = None
 
     def to_json_dict(self) -> JsonDict:
         """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
@@ -85,6 +88,8 @@ class Offsets:
             document[_SCHEMAS] = dict(self.schemas)
         if self.cluster_id is not None:
             document[_CLUSTER] = {"id": self.cluster_id}
+        if self.group is not None:
+            document[_GROUP] = {"id": self.group}
         return document
 
     @classmethod
@@ -98,7 +103,7 @@ class Offsets:
         """
         if not isinstance(document, Mapping):
             raise _foreign_offsets("they are not a JSON object")
-        known = (_IDS, _SCHEMAS, _CLUSTER, *_PARTITION_KEYS)
+        known = (_IDS, _SCHEMAS, _CLUSTER, _GROUP, *_PARTITION_KEYS)
         unknown = [key for key in document if str(key).startswith("@") and key not in known]
         if unknown:
             raise _foreign_offsets(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
@@ -115,10 +120,8 @@ class Offsets:
                 raise _foreign_offsets(f"{_JOINED} begins {partition_name(tp)} at {start}, after its end {ends[tp]}")
         versions = _require_object(document.get(_SCHEMAS, {}), _SCHEMAS)
         schemas = {name: _version(number) for name, number in versions.items()}
-        cluster_id = _require_object(document.get(_CLUSTER, {}), _CLUSTER).get("id")
-        if not isinstance(cluster_id, str | None):
-            raise _foreign_offsets(f"{_CLUSTER} has the id {cluster_id!r}, which is no text")
-        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped}, schemas, cluster_id)
+        names = (_id(document, key) for key in (_CLUSTER, _GROUP))
+        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped}, schemas, *names)
 
     @classmethod
     def from_progress(cls, offset: object) -> Offsets:
@@ -182,6 +185,13 @@ def _flatten(document: object, key: str) -> dict[TopicPartition, int]:
         return by_partition(document, whole_number)
     except ValueError as error:
         raise _foreign_offsets(f"{key}: {error}" if key else str(error)) from error
+
+
+def _id(document: Mapping[str, Any], key: str) -> str | None:
+    name = _require_object(document.get(key, {}), key).get("id")
+    if not isinstance(name, str | None):
+        raise _foreign_offsets(f"{key} has the id {name!r}, which is no text")
+    return name
 
 
 def _require_object(value: object, key: str) -> Mapping[str, object]:

@@ -15,6 +15,7 @@ from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fe
 from protocol.group.member import NO_MEMBER, GroupMember
 from spark_kafka_source.driver import group_commits, trigger
 from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 from tests.support.wait_until import wait_until
@@ -123,6 +124,7 @@ def test_idle_query_commits_its_offsets_again_after_a_reset(
     client, key = reader.query.client, ("a", 0)
     end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert Offsets.from_progress(reader.reportLatestOffset()).group == "reset-g"
     commit_offsets(client, "reset-g", {key: CommittedOffset(3)}, client.deadline())
     wait_until(lambda: fetch_offsets(client, "reset-g", [key], client.deadline())[key].offset == 20)
     reader.stop()

@@ -31,7 +31,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
     assert {each.name for each in families} <= NAMES.keys()
     labels = ("consumergroup", "query", "topic", "partition")
     return {
-        (sample.name, *(sample.labels[label] for label in labels if label in sample.labels)): sample.value
+        (sample.name, *(sample.labels[label] for label in labels if sample.labels.get(label))): sample.value
         for family in families
         for sample in family.samples
     }
@@ -66,6 +66,30 @@ def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
         "input_rows_per_second", "processed_rows_per_second", "batch_duration_seconds")] == [10, 20, 1.5]  # fmt: skip
 
 
+def test_query_has_the_label_of_its_group_and_one_of_its_name() -> None:
+    """Joins with the lag of `pykafka groups lag --serve` need the group."""
+    listener = LagListener()
+    server, thread = listener.serve(0, "127.0.0.1")
+    grouped = {"endOffset": {"t": {"0": 5}}, "latestOffset": {"t": {"0": 9}, "@group": {"id": "orders-etl"}}}
+    without_group = {"endOffset": {"u": {"0": 5}}, "latestOffset": {"u": {"0": 6}}}
+    listener.onQueryProgress(progress_event({**PROGRESS, "sources": [grouped, without_group]}))
+    lags = {key[1:]: lag for key, lag in scrape(server.server_port).items() if key[0] == "kafka_consumergroup_lag"}
+    assert lags == {("orders-etl", "etl", "t", "0"): 4, ("etl", "etl", "u", "0"): 1}
+    server.shutdown()
+    thread.join()
+
+
+def test_query_is_active_from_its_start_and_inactive_after_a_failed_first_batch() -> None:
+    listener = LagListener()
+    server, thread = listener.serve(0, "127.0.0.1")
+    listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
+    assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 1}
+    listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+    assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
+    server.shutdown()
+    thread.join()
+
+
 def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
     """Records arrive while a batch takes long; then the query fails, and its rates would look healthy forever."""
     with FakeKafka() as kafka:
@@ -77,14 +101,14 @@ def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
         source = {"endOffset": {"t": {"0": 5}, "@ids": {}}, "latestOffset": {"t": {"0": 5}}}
         progress = {**PROGRESS, "id": "id of etl", "sources": [source], "inputRowsPerSecond": 10.0}
         listener.onQueryProgress(progress_event(progress))
-        wait_until(lambda: scrape(server.server_port).get(("kafka_consumergroup_lag", "etl", "t", "0")) == 0)
+        wait_until(lambda: scrape(server.server_port).get(("kafka_consumergroup_lag", "etl", "etl", "t", "0")) == 0)
         kafka.write("t", 0, records(5, 40))
         found = scrape(server.server_port)
-        assert found["kafka_consumergroup_lag", "etl", "t", "0"] == 40
-        assert ("kafka_consumergroup_group_lag_seconds", "etl", "t", "0") in found
+        assert found["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 40
+        assert ("kafka_consumergroup_group_lag_seconds", "etl", "etl", "t", "0") in found
         assert found["spark_streaming_query_active", "etl"] == 1
         kafka.silence(1)
-        assert scrape(server.server_port)["kafka_consumergroup_lag", "etl", "t", "0"] == 0, "the last known one"
+        assert scrape(server.server_port)["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 0, "the last known one"
         listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
         assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
         server.shutdown()
