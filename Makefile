@@ -27,7 +27,7 @@ demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool see
 	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
 # Four workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
-# At most three failed tests are tried again, alone, and named at the end (tests/support/second_try.py).
+# Up to two failed tests of real brokers or Spark have a second try, and are named at the end (tests/support/second_try.py).
 test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
 	$(MAKE) --no-print-directory -j2 types all-tests
