@@ -1,0 +1,79 @@
+"""`python -m spark_kafka_source.local_kafka` with users and ACLs, on the in-memory cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from protocol.consumer.list_offsets import list_offsets
+from protocol.errors import KafkaError
+from protocol.kafka_terms import LATEST
+from spark_kafka_source.local_kafka import __main__ as command
+from spark_kafka_source.local_kafka import acl_settings
+from spark_kafka_source.local_kafka.users import sasl_properties
+from tests.protocol.consumer.consuming import client_of
+from tests.support.fake_local_kafka import FakeLocalKafka
+
+SASL = ("--security", "sasl_plaintext")
+
+
+def test_acls_of_command_apply_to_its_users(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class InMemory(FakeLocalKafka):
+        def __init__(
+            self, brokers: int, version: str, settings: Mapping[str, str], *, users: Mapping[str, str], **others: Any
+        ) -> None:
+            assert settings == {**acl_settings(), "log.dirs": "x"}
+            super().__init__(brokers, users=users, anonymous=True, settings=acl_settings())
+
+        def client_properties(self, listener: str) -> dict[str, str]:
+            return super().client_properties()
+
+    def read_then_stop(kafka: FakeLocalKafka) -> None:
+        for name, allowed in (("alice", True), ("bob", False)):
+            properties = sasl_properties("SCRAM-SHA-512", name, f"{name}:secret")
+            with client_of(kafka, security_protocol="SASL_PLAINTEXT", **properties) as client:
+                if allowed:
+                    assert list_offsets(client, {("orders", 0): LATEST})
+                else:
+                    with pytest.raises(KafkaError, match="orders"):
+                        list_offsets(client, {("orders", 0): LATEST})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "LocalKafka", InMemory)
+    monkeypatch.setattr(command, "_watch", read_then_stop)
+    users = ("--user", "alice:alice:secret", "--user", "bob:bob:secret")
+    acl = ("--acl", "User:alice:read:topic:orders", "--set", "log.dirs=x")
+    assert command.main([*SASL, "--topic", "orders", *users, *acl]) == 0
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*SASL, "--user", "secret"), "such as alice:alice-secret"),
+        ((*SASL, "--user", "alice:sec,ret"), "without commas"),
+        ((*SASL, "--acl", "alice:read:orders"), "such as User:alice:read:topic:orders"),
+        ((*SASL, "--acl", "User:alice:look:topic:orders"), "such as User:alice:read:topic:orders"),
+        (("--user", "alice:secret"), "add --security sasl_plaintext"),
+    ],
+)
+def test_wrong_users_and_acls_are_refused_without_the_password(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    refusal = capsys.readouterr().err.splitlines()[-1]
+    assert words in refusal
+    assert "sec" not in refusal.replace("alice-secret", "").replace("security", "")
+
+
+def test_help_has_examples_and_names_the_signal_of_background_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    output = capsys.readouterr().out
+    assert "SIGTERM" in output
+    assert "--acl User:alice:read:topic:orders" in output
