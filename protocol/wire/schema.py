@@ -193,6 +193,7 @@ class Api:
 
 # Releases of Apache Kafka by the newest version of Fetch: a broker does not tell its own version.
 _FETCH = 1
+_METADATA = 3
 _RELEASES = {
     11: "2.3 to 2.6",
     12: "2.7 to 3.0",
@@ -239,7 +240,10 @@ def choose_version(
     ours = f"this client supports v{api.first} to v{api.last}"
     theirs = f"the broker{_release(broker)}"
     if supported is None:
-        raise UnsupportedVersion(f"{theirs} does not support {api.name} (API key {api.key}); {ours}", api=api.name)
+        message = f"{theirs} does not support {api.name} (API key {api.key}); {ours}"
+        if broker and _METADATA not in broker:
+            message += ". Likely the port of a KRaft controller: use the address of a broker's listener"
+        raise UnsupportedVersion(message, api=api.name)
     needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
     needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
     message = f"no common version of {api.name}: {ours}, {theirs} v{supported[0]} to v{supported[1]}"
