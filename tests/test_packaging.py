@@ -10,12 +10,16 @@ import os
 import subprocess
 import sys
 import tarfile
+import warnings
 import zipfile
 from email import message_from_string
 from email.message import Message
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from pyspark.sql.pandas.utils import require_minimum_pandas_version
 
 import protocol
 from spark_kafka_source.local_kafka import LocalKafka
@@ -53,6 +57,16 @@ def test_wheel_has_version_license_and_classifiers(tmp_path: Path) -> None:
     assert about["Description-Content-Type"] == "text/markdown"
     pythons = {each.rpartition(" ")[2] for each in about.get_all("Classifier") if "Python :: 3." in each}
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in pythons
+
+
+def test_extra_notebook_brings_a_pandas_that_pyspark_supports(tmp_path: Path) -> None:
+    required = map(Requirement, metadata(build(tmp_path, "wheel")).get_all("Requires-Dist", []))
+    (requirement,) = (requirement for requirement in required if requirement.name == "pandas")
+    assert requirement.specifier.contains(version("pandas"))
+    assert not requirement.specifier.contains("3.0.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_minimum_pandas_version()  # called by every start of PySpark
 
 
 def test_wheel_from_source_distribution_equals_wheel_from_checkout(tmp_path: Path) -> None:
