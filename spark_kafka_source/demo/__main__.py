@@ -44,7 +44,7 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(
-    brokers: int, seconds: float, per_second: float, security: str, folder: Path, picture: Path, screen: Screen
+    brokers: int, seconds: float, per_second: float, security: str, folder: Path, picture: Path | None, screen: Screen
 ) -> bool:
     """Run the demo.
 
@@ -60,8 +60,8 @@ def run(
         Security protocol of the brokers, in lower case.
     folder : pathlib.Path
         Directory for the checkpoint and Spark's log.
-    picture : pathlib.Path
-        File for the picture of the query.
+    picture : pathlib.Path, optional
+        File for the picture of the query. Default: a new PNG file.
     screen : Screen
         Receives all output.
 
@@ -106,7 +106,9 @@ def run(
         results_match = _check(results, orders.sums, watch.late_rows, screen)
         lag_is_0 = _show_group(kafka, demo_query.GROUP, screen)
         if find_spec("matplotlib") is not None:
-            screen.print_timed(f"rates, batch time and lag as a picture: {watch.history.save(picture)}")
+            screen.print_timed(
+                f"rates, batch time and lag as a picture: {watch.history.save(picture or _new_file('.png'))}"
+            )
         return lag_is_0 and results_match
 
 
@@ -115,7 +117,8 @@ def _follow(watch: Watch, orders: OrderStream, seconds: float, screen: Screen) -
     screen.print_line(
         "Each batch, and the offsets of all partitions together. The offsets of each batch are committed to the group"
     )
-    screen.print_line("when the batch is complete, so the lag (log end less committed) is what Kafka's own tools see:")
+    screen.print_line("when the batch is complete, so the lag (log end less committed) is what Kafka's own tools see.")
+    screen.print_line("Batch 0 is slow: Spark starts its Python workers and compiles the query first.")
     watch.header()
     watch.wait_until(lambda: orders.failed or watch.began, "no batch has completed", _TIMEOUT_S)
     end_s = SYSTEM_CLOCK.now_s() + seconds
@@ -214,6 +217,13 @@ def _signals_deferred() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+def _new_file(suffix: str) -> Path:
+    """Return a new file in the temporary folder, which other users have, too."""
+    descriptor, path = tempfile.mkstemp(suffix, "spark-kafka-source-demo-")
+    os.close(descriptor)
+    return Path(path)
+
+
 def _require_pyspark() -> None:
     if find_spec("pyspark") is None:
         raise ConfigurationError('The demo needs PySpark 4: pip install "pyspark>=4.0"')
@@ -236,8 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--picture",
         type=Path,
-        default=Path(tempfile.gettempdir()) / "spark-kafka-source-demo.svg",
-        help="file for the picture of the query, if matplotlib is installed (default %(default)s)",
+        help="file for the picture of the query, if matplotlib is installed (default: a new PNG file in "
+        f"{tempfile.gettempdir()})",
     )
     parsed = parser.parse_args(arguments)
     _end_on_signals()
@@ -255,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KafkaError as error:
             screen.print_timed(f"error: {error}")
         except Exception as error:  # raised by Spark
-            log_copy = shutil.copy(log, Path(tempfile.gettempdir()) / f"spark-kafka-source-demo-{os.getpid()}.log")
+            log_copy = shutil.copy(log, _new_file(".log"))
             screen.print_timed(f"error: {str(error).partition('=== Streaming Query')[0].rstrip()}")
             screen.print_line(f"Spark's log: {log_copy}")
     return 1
