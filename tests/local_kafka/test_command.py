@@ -29,8 +29,8 @@ def test_acls_of_command_apply_to_its_users(
             assert settings == {**acl_settings(), "log.dirs": "x"}
             super().__init__(brokers, users=users, anonymous=True, settings=acl_settings())
 
-        def client_properties(self, listener: str) -> dict[str, str]:
-            return super().client_properties()
+        def client_properties(self, user: str | None = None, mechanism: str = "PLAIN") -> dict[str, str]:
+            return super().client_properties()  # LocalKafka's parameter is a listener
 
     def read_then_stop(kafka: FakeLocalKafka) -> None:
         for name, allowed in (("alice", True), ("bob", False)):
