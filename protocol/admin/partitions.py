@@ -73,12 +73,15 @@ class LogDirDescription:
         By (topic, partition).
     total_bytes, usable_bytes
         Size of its volume, and the free part; None before Kafka 3.3.
+    is_cordoned
+        True if the broker places no new replicas in it (since Kafka 4.3).
     """
 
     error: KafkaError | None
     replicas: Mapping[TopicPartition, ReplicaInfo]
     total_bytes: int | None
     usable_bytes: int | None
+    is_cordoned: bool = False
 
 
 class PartitionOperations(Operations):
@@ -97,7 +100,8 @@ class PartitionOperations(Operations):
         ----------
         times
             Milliseconds since 1970 (the first record at or after), or `EARLIEST`, `LATEST`, `MAX_TIMESTAMP` (since
-            Kafka 3.0), `EARLIEST_LOCAL` (since Kafka 3.6).
+            Kafka 3.0); with tiered storage `EARLIEST_LOCAL` (3.6), `LATEST_TIERED` (3.9), `EARLIEST_PENDING_UPLOAD`
+            (4.2).
         isolation_level
             "read_committed": `LATEST` is the last stable offset.
         timeout_ms
@@ -106,7 +110,7 @@ class PartitionOperations(Operations):
         Raises
         ------
         UnsupportedVersion
-            The broker is too old for `MAX_TIMESTAMP` or `EARLIEST_LOCAL`.
+            The broker is too old for one of these names.
         TopicUnknown, DeadlineExceeded, BrokerError
             A partition is unknown, has no leader, or must not be described.
         """
@@ -328,4 +332,5 @@ def _log_dir(row: Row) -> LogDirDescription:
     }
     code, total, usable = row["error_code"], row["total_bytes"], row["usable_bytes"]
     error = broker_error(code, f"log directory {row['log_dir']}") if code != ErrorCode.NONE else None
-    return LogDirDescription(error, replicas, total if total >= 0 else None, usable if usable >= 0 else None)
+    sizes = (total if total >= 0 else None, usable if usable >= 0 else None)
+    return LogDirDescription(error, replicas, *sizes, row["is_cordoned"])

@@ -20,16 +20,21 @@ from protocol.cluster.metadata import Broker, Metadata, is_another_topic
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
-from protocol.wire.messages import m08_offset_commit, m09_offset_fetch
+from protocol.wire.messages import m08_offset_commit, m09_offset_fetch, m28_txn_offset_commit
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
-from protocol.wire.messages.m08_offset_commit import FIRST_WITH_TOPIC_IDS, OFFSET_COMMIT
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.parts import error_parts
 from protocol.wire.schema import Api
 
 TopicIds = Mapping[TopicPartition, bytes]
 NO_TOPIC_IDS: TopicIds = MappingProxyType({})
 
+_LAST_WITH_TOPIC_NAMES = {
+    OFFSET_COMMIT: m08_offset_commit.LAST_WITH_TOPIC_NAMES,
+    TXN_OFFSET_COMMIT: m28_txn_offset_commit.LAST_WITH_TOPIC_NAMES,
+}
 _REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH)
 
 
@@ -145,7 +150,7 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    ids_by_name = _ids_by_name(offsets, topic_ids)
+    check, options = topic_id_check(client, OFFSET_COMMIT, offsets, topic_ids, deadline)
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
@@ -153,15 +158,8 @@ def commit_offsets(
             error = BrokerError(what, **error.context, settings=("group.id",))
         return error if handle is None else handle(key, row, broker, error)
 
-    if ids_by_name is None:  # the coordinator can compare ids only if the request has those of all topics
-        check = same_topics(client, topic_ids, deadline)
-        at_most = m08_offset_commit.LAST_WITH_TOPIC_NAMES
-    else:
-        check = same_topics(client, topic_ids, deadline, unless_in=(OFFSET_COMMIT, FIRST_WITH_TOPIC_IDS))
-        at_most = OFFSET_COMMIT.last
-
     def begin(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
-        errors = check(broker, partitions) if check is not None else {}
+        errors = check(broker, partitions)
         begin_attempt()
         return errors
 
@@ -173,10 +171,48 @@ def commit_offsets(
         deadline,
         handle=explained,
         check=begin,
-        topic_ids=ids_by_name,
         reply_deadline=reply_deadline,
-        at_most=at_most,
+        **options,
     )
+
+
+def topic_id_check(
+    client: Client,
+    api: Api,
+    partitions: Iterable[TopicPartition],
+    topic_ids: TopicIds,
+    deadline: Deadline,
+    *,
+    at_most: int | None = None,
+) -> tuple[Check, dict[str, Any]]:
+    """Return how `call_partitions` commits so that offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID.
+
+    The coordinator compares the ids if the request can have those of all topics; otherwise the check does.
+
+    Parameters
+    ----------
+    client : Client
+    api : Api
+        OffsetCommit or TxnOffsetCommit.
+    partitions : iterable of (str, int)
+    topic_ids : mapping of (str, int) to bytes
+        Ids of the topics of the offsets, if known.
+    deadline : Deadline
+    at_most : int, optional
+        The newest version to send.
+
+    Returns
+    -------
+    check : callable
+    options : dict
+        `topic_ids` and `at_most`.
+    """
+    last_with_names = _LAST_WITH_TOPIC_NAMES[api]
+    ids_by_name = _ids_by_name(partitions, topic_ids) if at_most is None or at_most > last_with_names else None
+    if ids_by_name is None:
+        at_most = last_with_names if at_most is None else min(at_most, last_with_names)
+    check = _same_topics(client, topic_ids, deadline, api, unless_by_id=ids_by_name is not None)
+    return check, {"topic_ids": ids_by_name, "at_most": at_most}
 
 
 def _ids_by_name(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, bytes] | None:
@@ -189,31 +225,19 @@ def _ids_by_name(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> d
     return ids
 
 
-def same_topics(
-    client: Client, topic_ids: TopicIds, deadline: Deadline, *, unless_in: tuple[Api, int] | None = None
-) -> Check | None:
+def _same_topics(client: Client, topic_ids: TopicIds, deadline: Deadline, api: Api, *, unless_by_id: bool) -> Check:
     """Return a check for `call_partitions` that a commit by topic name is not of a deleted topic with that name.
 
     It compares `topic_ids` with the metadata of the coordinator itself. If these are not yet those of the new topic,
-    the coordinator will delete the offsets when it learns of the deletion.
-
-    Parameters
-    ----------
-    client : Client
-    topic_ids : mapping of (str, int) to bytes
-        Ids of the topics of the offsets; for partitions without one there is no check.
-    deadline : Deadline
-    unless_in : (Api, int), optional
-        An API and its first version with topic ids: there is no check if the broker supports it.
+    the coordinator will delete the offsets when it learns of the deletion. `unless_by_id`: there is no check if the
+    broker supports a version with topic ids.
     """
     known = {key: topic_id for key, topic_id in topic_ids.items() if topic_id != NO_TOPIC_ID}
-    if not known:
-        return None
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> dict[TopicPartition, BrokerError]:
-        if unless_in is not None:
-            api, first = unless_in
-            if client.connection(broker, COORDINATOR, deadline).choose_version(api) >= first:
+        if unless_by_id:
+            version = client.connection(broker, COORDINATOR, deadline).choose_version(api)
+            if version > _LAST_WITH_TOPIC_NAMES[api]:
                 return {}
         compared = [key for key in partitions if key in known]
         if not compared:
@@ -254,7 +278,7 @@ def fetch_offsets_and_ids(
 
     The coordinator knows the topic by the same id before and after it returns the offset. Since Kafka 4.2 it also
     compares this id with that of the commit: a coordinator that took over from a failed one may have offsets of topics
-    that were deleted in between. Offsets committed in a transaction, or by a client before Kafka 4.1, have no id.
+    that were deleted in between. Offsets committed before Kafka 4.1, in a transaction before 4.4, have no id.
 
     Parameters
     ----------

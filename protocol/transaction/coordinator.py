@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import Row, call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, KafkaError, TopicRecreated
-from protocol.group.committed_offsets import NO_TOPIC_IDS, CommittedOffset, TopicIds, offset_rows, same_topics
+from protocol.group.committed_offsets import NO_TOPIC_IDS, CommittedOffset, TopicIds, offset_rows, topic_id_check
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.states import TransactionalIdentity
@@ -145,24 +145,32 @@ def add_offsets(
         **identity.fields,
         "group_id": group,
         "member_id": member.member_id,
-        "generation_id": member.generation_id_or_member_epoch,
+        "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
     at_most = None if v2 else m28_txn_offset_commit.LAST_BEFORE_TRANSACTION_V2
-
-    compare, recreated = same_topics(client, topic_ids, deadline), set[TopicPartition]()
+    compare, options = topic_id_check(client, TXN_OFFSET_COMMIT, offsets, topic_ids, deadline, at_most=at_most)
+    ids: dict[str, set[bytes]] = {}
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
-        """Note recreated topics. Other refused offsets are retried: the coordinator may not know the new topic yet."""
-        errors = compare(broker, partitions) if compare is not None else {}
-        ids = client.ids_at_brokers({topic for topic, _ in errors}, deadline) if errors else {}
-        recreated.update(key for key in errors if ids[key[0]] and topic_ids[key] not in ids[key[0]])
-        return errors
+        ids.clear()
+        return compare(broker, partitions)
 
     def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
-        if error is not None and key in recreated:
-            what = f"{error}. After the consumer has moved to the new topic, call its group_metadata() again"
-            return TopicRecreated(what, **error.context)
+        """Recognize recreated and deleted topics. Other errors are retried: a broker may not know the new topic yet."""
+        if error is None or error.code != ErrorCode.UNKNOWN_TOPIC_ID:
+            return error
+        topic = key[0]
+        if topic not in ids:
+            ids.update(client.ids_at_brokers([topic], deadline))
+        if not ids[topic]:
+            return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error), **error.context)
+        if topic_ids[key] not in ids[topic]:
+            return TopicRecreated(
+                f"commit of {topic}-{key[1]}: the offset belongs to a deleted topic of that name. After the consumer "
+                "has moved to the new topic, call its group_metadata() again",
+                **error.context,
+            )
         return error
 
     call_partitions(
@@ -173,5 +181,5 @@ def add_offsets(
         deadline,
         handle=handle,
         check=check,
-        at_most=at_most,
+        **options,
     )

@@ -293,9 +293,9 @@ class TestOffsets:
         (member,) = stable(client, new_group())
         if not v2:
             assert producer.add_offsets(member.group) == 0
-        me = {"member_id": member.member_id, "generation_id": member.generation}
+        me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
         refused = {
-            "an old generation": ({**me, "generation_id": member.generation - 1}, "ILLEGAL_GENERATION"),
+            "an old generation": ({**me, "generation_id_or_member_epoch": member.generation - 1}, "ILLEGAL_GENERATION"),
             "another member": ({**me, "member_id": "nobody"}, "UNKNOWN_MEMBER_ID"),
             "another instance": ({**me, "group_instance_id": "b"}, "UNKNOWN_MEMBER_ID"),
         }

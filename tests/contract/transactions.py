@@ -110,7 +110,7 @@ class TransactionalProducer:
             **identity,
             "producer_id": self.producer_id,
             "producer_epoch": self.epoch,
-            "topics": [{"name": topic, "partitions": rows}],
+            "topics": [{"name": topic, "topic_id": self.client.topic(topic).topic_id, "partitions": rows}],
             **fields,
         }
         version = TXN_OFFSET_COMMIT.last if self.v2 else m28_txn_offset_commit.LAST_BEFORE_TRANSACTION_V2

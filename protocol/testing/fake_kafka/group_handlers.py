@@ -12,12 +12,17 @@ from protocol.testing.fake_kafka.consumer_group import ConsumerGroup, Partition
 from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.requests import Body, Refused, Request, row_of
-from protocol.wire.messages.m08_offset_commit import FIRST_WITH_TOPIC_IDS, OFFSET_COMMIT
+from protocol.wire.messages import m08_offset_commit, m28_txn_offset_commit
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 
+_LAST_WITH_TOPIC_NAMES = {
+    OFFSET_COMMIT: m08_offset_commit.LAST_WITH_TOPIC_NAMES,
+    TXN_OFFSET_COMMIT: m28_txn_offset_commit.LAST_WITH_TOPIC_NAMES,
+}
 _NOTHING = {"committed_offset": -1, "committed_leader_epoch": -1, "metadata": ""}
 
 # -- OffsetCommit, TxnOffsetCommit -----------------------------------------------------------------
@@ -48,7 +53,7 @@ def commit_in_transaction(broker: Broker, request: Request, now_s: float) -> Bod
     by_group = cluster.offsets.pending.setdefault(body["producer_id"], {})
 
     def check() -> None:
-        _check(broker, body, body["generation_id"], in_transaction=True)
+        _check(broker, body, body["generation_id_or_member_epoch"], in_transaction=True)
         cluster.groups.create(body["group_id"])
 
     return _commit(broker, request, check, by_group.setdefault(body["group_id"], {}))
@@ -62,7 +67,7 @@ def _check(broker: Broker, body: Body, generation: int, *, in_transaction: bool)
 def _commit(broker: Broker, request: Request, check: Callable[[], None], into: dict[TopicPartition, Committed]) -> Body:
     """Refuse unknown topics first; then check the sender once for all rows."""
     refusal = _refusal_of(check)
-    has_ids = request.api is OFFSET_COMMIT and request.version >= FIRST_WITH_TOPIC_IDS
+    has_ids = request.version > _LAST_WITH_TOPIC_NAMES[request.api]
 
     def commit(topic: TopicImage, part: Body) -> Body:
         if part["partition_index"] >= len(topic.partitions):

@@ -1,7 +1,7 @@
 """TxnOffsetCommit (key 28): commits a group's offsets as part of a transaction.
 
 Version 3 adds the member, so that zombies are fenced. Version 5 (only with `transaction.version` 2) adds the group to
-the transaction implicitly.
+the transaction implicitly. Version 6 identifies topics by id (KIP-1319).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ TXN_OFFSET_COMMIT_REQUEST_PARTITION = Struct(
 )
 
 TXN_OFFSET_COMMIT_REQUEST_TOPIC = Struct(
-    Field("name", "string"),
+    Field("name", "string", until=5, ignorable=True),
+    Field("topic_id", "uuid", since=6, ignorable=True),
     Field("partitions", Array(TXN_OFFSET_COMMIT_REQUEST_PARTITION)),
 )
 
@@ -25,7 +26,7 @@ TXN_OFFSET_COMMIT_REQUEST = Struct(
     Field("group_id", "string"),
     Field("producer_id", "int64"),
     Field("producer_epoch", "int16"),
-    Field("generation_id", "int32", since=3, default=-1),
+    Field("generation_id_or_member_epoch", "int32", since=3, default=-1),
     Field("member_id", "string", since=3),
     Field("group_instance_id", "string", since=3, nullable_since=3, default=None),
     Field("topics", Array(TXN_OFFSET_COMMIT_REQUEST_TOPIC)),
@@ -37,7 +38,8 @@ TXN_OFFSET_COMMIT_RESPONSE_PARTITION = Struct(
 )
 
 TXN_OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
-    Field("name", "string"),
+    Field("name", "string", until=5, ignorable=True),
+    Field("topic_id", "uuid", since=6, ignorable=True),
     Field("partitions", Array(TXN_OFFSET_COMMIT_RESPONSE_PARTITION)),
 )
 
@@ -52,10 +54,11 @@ TXN_OFFSET_COMMIT = Api(
     request=TXN_OFFSET_COMMIT_REQUEST,
     response=TXN_OFFSET_COMMIT_RESPONSE,
     first=0,
-    last=5,
+    last=6,
     flexible_since=3,
     route=Route.GROUP,
 )
 
 LAST_BEFORE_TRANSACTION_V2 = 4
 """The last version for clusters with `transaction.version` below 2."""
+LAST_WITH_TOPIC_NAMES = 5

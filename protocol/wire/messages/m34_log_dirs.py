@@ -71,6 +71,7 @@ DESCRIBE_LOG_DIRS_RESULT = Struct(
     Field("topics", Array(DESCRIBE_LOG_DIRS_TOPIC)),
     Field("total_bytes", "int64", since=4, default=-1, ignorable=True),
     Field("usable_bytes", "int64", since=4, default=-1, ignorable=True),
+    Field("is_cordoned", "bool", since=5, ignorable=True, doc="gets no new partitions (KIP-1066)"),
 )
 
 DESCRIBE_LOG_DIRS_RESPONSE = Struct(
@@ -85,7 +86,7 @@ DESCRIBE_LOG_DIRS = Api(
     request=DESCRIBE_LOG_DIRS_REQUEST,
     response=DESCRIBE_LOG_DIRS_RESPONSE,
     first=1,
-    last=4,
+    last=5,
     flexible_since=2,
     route=Route.BROKER,
 )

@@ -1,4 +1,4 @@
-"""DeleteGroups (key 42): deletes groups that have no members."""
+"""DeleteGroups (key 42): deletes groups that have no members. Version 3 adds the broker's error message."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ DELETE_GROUPS_REQUEST = Struct(
 DELETABLE_GROUP_RESULT = Struct(
     Field("group_id", "string"),
     Field("error_code", "int16"),
+    Field("error_message", "string", since=3, nullable_since=3, default=None, ignorable=True),
 )
 
 DELETE_GROUPS_RESPONSE = Struct(
@@ -24,7 +25,7 @@ DELETE_GROUPS = Api(
     request=DELETE_GROUPS_REQUEST,
     response=DELETE_GROUPS_RESPONSE,
     first=0,
-    last=2,
+    last=3,
     flexible_since=2,
     route=Route.GROUP,
     coordinator_key_field="groups_names",

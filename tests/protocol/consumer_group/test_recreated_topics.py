@@ -24,12 +24,14 @@ from protocol.tables import read
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages import m28_txn_offset_commit
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, records
@@ -418,18 +420,26 @@ def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used() ->
             Reader(consumer).until_read(50)
 
 
+@pytest.mark.parametrize("in_transaction", [False, True], ids=["alone", "in a transaction"])
 @pytest.mark.parametrize("how", ["assign", "subscribe", "read"])
-def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(how: str) -> None:
+def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(how: str, in_transaction: bool) -> None:
     """Kafka deletes a topic's offsets at the coordinator of that moment; the next one may load them from the log."""
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 30))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        given |= {"enable.auto.commit": False}
+        cluster = {"bootstrap.servers": fake.bootstrap_servers}
+        given = {**cluster, "group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False}
         with KafkaConsumer(given) as consumer:
             consumer.assign([("orders", 0)])
             Reader(consumer).until_read(30)
-            consumer.commit_sync()
+            if in_transaction:
+                with TransactionalProducer({**cluster, "transactional.id": "copy"}) as producer:
+                    producer.init_transactions()
+                    producer.begin_transaction()
+                    producer.send_offsets_to_transaction(consumer.positions(), consumer.group_metadata())
+                    producer.commit_transaction()
+            else:
+                consumer.commit_sync()
         kept = dict(fake.offsets.committed["etl"])
         recreate_in_fake(fake)
         fake.offsets.committed["etl"] |= kept
@@ -519,8 +529,12 @@ def test_refused_auto_commit_is_repeated_when_the_consumer_closes() -> None:
         assert fake.committed_offsets("etl") == {("orders", 0): 5}
 
 
-def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_knows_of_the_new_one() -> None:
+@pytest.mark.parametrize(
+    "last", [m28_txn_offset_commit.LAST_WITH_TOPIC_NAMES, TXN_OFFSET_COMMIT.last], ids=["by name", "by id"]
+)
+def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_knows_of_the_new_one(last: int) -> None:
     with FakeKafka() as fake:
+        limit_version(fake, TXN_OFFSET_COMMIT, last)
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
         given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}

@@ -3,7 +3,7 @@
     python -m tests.protocol.wire.make_kafka_frames 'FOLDER/*'
 
 FOLDER contains the jars of a Kafka that supports this client's newest versions (`libs/` of its distribution); `java` 17
-must be on the path. Last written with Kafka 4.2.0. The values are the samples of `kafka_facts`, the same in every run.
+must be on the path. Last written with Kafka 4.4.0. The values are the samples of `kafka_facts`, the same in every run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.protocol.wire.make_kafka_schemas FOLDER
 
 FOLDER contains Kafka's `*Request.json` and `*Response.json`: `common/message/` inside any `kafka-clients` jar (a zip
-file), or `clients/src/main/resources/common/message/` of Kafka's sources. Last written from Kafka 4.2.0. Keeps only
+file), or `clients/src/main/resources/common/message/` of Kafka's sources. Last written from Kafka 4.4.0. Keeps only
 names, types, versions, nullability, tags, defaults, and the kind of groups and transactional ids.
 """
 
