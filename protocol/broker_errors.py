@@ -197,7 +197,7 @@ class ErrorCode(IntEnum):
     STALE_MEMBER_EPOCH = 113, "the member epoch is old; retry with the epoch of the next heartbeat"
     MISMATCHED_ENDPOINT_TYPE = 114, "the request went to a broker instead of a controller, or the other way round"
     UNSUPPORTED_ENDPOINT_TYPE = 115, "this kind of endpoint is not supported yet"
-    UNKNOWN_CONTROLLER_ID = 116, "there is no controller of this id"
+    UNKNOWN_CONTROLLER_ID = 116, "no controller of this id is registered"
     UNKNOWN_SUBSCRIPTION_ID = 117, "the telemetry subscription is not valid (any more)"
     TELEMETRY_TOO_LARGE = 118, "the telemetry is larger than the broker accepts"
     INVALID_REGISTRATION = 119, "the controller refuses the broker's registration"
@@ -215,6 +215,9 @@ class ErrorCode(IntEnum):
     STREAMS_INVALID_TOPOLOGY_EPOCH = 131, "the epoch of the streams topology is not valid"
     STREAMS_TOPOLOGY_FENCED = 132, "the epoch of the streams topology is old"
     SHARE_SESSION_LIMIT_REACHED = 133, "the broker has as many share sessions as it allows", _RETRY
+    GROUP_DELETION_FAILED = 134, "the coordinator failed to delete the group; its message says why"
+    STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135, "the broker could not store the streams topology"
+    CONTROLLER_ID_NOT_REGISTERED = 136, "no controller is registered with this id"
 
 
 @dataclass(frozen=True, slots=True)

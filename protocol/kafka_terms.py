@@ -11,7 +11,10 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 """The record with the highest timestamp, in ListOffsets (KIP-734)."""
 EARLIEST_LOCAL = -4
-"""The first offset on the broker's local disks, in ListOffsets of topics with tiered storage (KIP-405)."""
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+"""In ListOffsets of topics with tiered storage: the first offset on the broker's local disks (KIP-405), the last in
+remote storage (KIP-1005), the first that is only on local disks (KIP-1023)."""
 
 # Values for "none" or "unknown".
 NO_TOPIC_ID = bytes(16)

@@ -14,13 +14,20 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.consumer.log_offsets import ListedOffset, stale_leader
 from protocol.errors import BrokerError, UnsupportedVersion
-from protocol.kafka_terms import EARLIEST_LOCAL, MAX_TIMESTAMP, NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import (
+    EARLIEST_LOCAL,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    NO_LEADER_EPOCH,
+    TopicPartition,
+)
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
 _UNKNOWN = -1
 _A_CLIENT = -1
-_FIRST_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
+_FIRST_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
 def list_offsets(
@@ -40,7 +47,7 @@ def list_offsets(
     ----------
     client : Client
     times : mapping of TopicPartition to int
-        Timestamp in milliseconds, or `LATEST`, `EARLIEST`, `MAX_TIMESTAMP` or `EARLIEST_LOCAL`.
+        Timestamp in milliseconds, or one of the negative times of `kafka_terms` such as `LATEST`.
     isolation_level : str
         With `read_committed`, `LATEST` is the last stable offset (KIP-98).
     deadline : Deadline, optional

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.broker_errors import ErrorCode
-from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD, LATEST, LATEST_TIERED, MAX_TIMESTAMP
 from protocol.records.batch_header import TRANSACTIONAL, checksum
 from protocol.testing.fake_kafka.broker import Broker
 from protocol.testing.fake_kafka.configs import topic_config
@@ -20,7 +20,6 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 
 _WANTED_ACKS = (-1, 0, 1)
 _READ_COMMITTED = 1
-_MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -3, -4, -5
 _WITHOUT_KEY = "Compacted topic cannot accept message without key in topic partition."
 
 
@@ -120,13 +119,13 @@ def _offset_at(led: Hosted, timestamp_ms: int, committed: bool) -> Body:
     end_offset = led.replica.last_stable_offset if committed else led.replica.high_watermark
     if timestamp_ms == LATEST:
         return {"offset": end_offset, "leader_epoch": led.partition.leader_epoch}
-    if timestamp_ms in (EARLIEST, _EARLIEST_LOCAL):
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         return {"offset": led.log.start_offset, "leader_epoch": led.log.epoch_at(led.log.start_offset)}
-    if timestamp_ms == _LATEST_TIERED:
+    if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return {}
-    if timestamp_ms < 0 and timestamp_ms != _MAX_TIMESTAMP:
+    if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
         raise Refused(ErrorCode.UNSUPPORTED_VERSION)
-    if timestamp_ms == _MAX_TIMESTAMP:
+    if timestamp_ms == MAX_TIMESTAMP:
         found = led.log.offset_of_max_timestamp(end_offset)
     else:
         found = led.log.offset_at(timestamp_ms, end_offset)

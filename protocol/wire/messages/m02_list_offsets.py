@@ -7,7 +7,7 @@ from protocol.wire.schema import Api, Array, Field, Route, Struct
 LIST_OFFSETS_PARTITION = Struct(
     Field("partition_index", "int32"),
     Field("current_leader_epoch", "int32", since=4, default=-1, ignorable=True),
-    Field("timestamp", "int64", doc="ms since 1970, or EARLIEST or LATEST of `kafka_terms`"),
+    Field("timestamp", "int64", doc="ms since 1970, or EARLIEST, LATEST, … of `kafka_terms`"),
 )
 
 LIST_OFFSETS_TOPIC = Struct(

@@ -685,11 +685,12 @@ def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topi
         manager.set_member(old)
         manager.mark({(name, 0): CommittedOffset(5)}, old)
         assert flushed(client, manager)
-        other = heartbeat(client, group, GroupMember(str(uuid.uuid4()), member_epoch=0), name)
-        # The first member revokes a partition, and only then gets the next epoch.
-        new = heartbeat(client, group, old, name, owned=(0, 1))
-        new = heartbeat(client, group, new, name, owned=(0,))
-        assert (other.member_epoch, new.member_epoch) == (old.member_epoch + 1,) * 2
+        second, new = GroupMember(str(uuid.uuid4()), member_epoch=0), old
+        # The first member revokes a partition, and only then gets the next epoch. Since Kafka 4.3 the coordinator
+        # computes assignments in the background.
+        while new.member_epoch == old.member_epoch:
+            second = heartbeat(client, group, second, name)
+            new = heartbeat(client, group, new, name, owned=(0,))
         manager.mark({(name, 0): CommittedOffset(6)}, old)
         assert not manager.flush(client.deadline(300))
         wait_until(lambda: manager.counts.failed)
