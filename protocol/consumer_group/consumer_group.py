@@ -131,6 +131,7 @@ class ConsumerGroup:
         # The last session. If Ctrl-C has interrupted its end, the next call completes it.
         self._session_run: _SessionRun | None = None
         self._closed = False
+        self._leave_group: bool | None = None
         # Reentrant, since a signal handler may call `close` in the thread of `consume` or of another `close`.
         self._lock = threading.RLock()
         self._releasing = False
@@ -303,8 +304,13 @@ class ConsumerGroup:
         """Return True if `close` was called."""
         return self._closed
 
-    def close(self) -> None:
+    def close(self, *, leave_group: bool | None = None) -> None:
         """End the session, wait for its handlers, commit, and leave the group. Further calls have no effect.
+
+        Parameters
+        ----------
+        leave_group : bool, optional
+            See `KafkaConsumer.close`.
 
         Notes
         -----
@@ -316,7 +322,8 @@ class ConsumerGroup:
         UsageError
             `consume` was called before a fork of this process.
         """
-        self._closed = True
+        if not self._closed:
+            self._closed, self._leave_group = True, leave_group
         if not getattr(self._thread_local, "is_handler", False):
             self._exclusively(lambda free: None, wait=True)
 
@@ -353,7 +360,7 @@ class ConsumerGroup:
     def _close_resources(self) -> None:
         try:
             if self._membership is not None:
-                self._membership.close()
+                self._membership.close(self._leave_group)
             self._partitions.close(self._client.deadline(LEAVE_MS))
             self._commits.close()
             if self._owns_client:

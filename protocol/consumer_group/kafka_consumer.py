@@ -841,13 +841,16 @@ class KafkaConsumer:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def close(self, timeout_ms: float | None = None) -> None:
+    def close(self, timeout_ms: float | None = None, *, leave_group: bool | None = None) -> None:
         """Commit with `enable.auto.commit`, leave the group, and end all threads. A second call has no effect.
 
         Parameters
         ----------
         timeout_ms : float, optional
             Maximum wait for brokers; None: `default.api.timeout.ms`.
+        leave_group : bool, optional
+            As Java's `CloseOptions` (KIP-1092). False: the group rebalances only after the session timeout. True: a
+            static member leaves, too. None: leave, except a static member.
 
         Raises
         ------
@@ -865,15 +868,15 @@ class KafkaConsumer:
             return
         self._refuse_after_fork()
         if self._is_in_use_here:  # the other call may hold locks, and change what is closed
-            self._pending_close = partial(self.close, timeout_ms)
+            self._pending_close = partial(self.close, timeout_ms, leave_group=leave_group)
             return
-        self._exclusively(partial(self._close, self._client.deadline(timeout_ms)))
+        self._exclusively(partial(self._close, self._client.deadline(timeout_ms), leave_group))
 
-    def _close(self, deadline: Deadline) -> None:
+    def _close(self, deadline: Deadline, leave_group: bool | None) -> None:
         with DeferredInterrupts() as interrupts:
             self._closing = True
             try:
-                self._leave(interrupts, deadline=deadline)  # still open, since the listener may commit
+                self._leave(interrupts, leave_group, deadline)  # still open, since the listener may commit
             except KeyboardInterrupt:
                 deadline = deadline.at_most_ms(LEAVE_MS)
                 raise

@@ -408,7 +408,7 @@ class MockConsumer:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def close(self, timeout_ms: float | None = None) -> None:
+    def close(self, timeout_ms: float | None = None, *, leave_group: bool | None = None) -> None:
         """Call the listener for all partitions, and close. Idempotent. Only a `with` block or `verify` verifies."""
         if not self._closed:
             self._revoke(set(self._positions))

@@ -143,9 +143,9 @@ class ConsumerMember(MemberMachine):
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         is_known = self._assigned_since is not None or self._in_flight is not None or self._may_have_joined
-        if not is_known or for_good is False:
+        static = self.config.group_instance_id is not None and not for_good
+        if not is_known or (for_good is False and not static):
             return None
-        static = self.config.group_instance_id is not None and for_good is None
         return self._request(_LEAVE_FOR_A_WHILE if static else _LEAVE, {}, 0)
 
     def _request(self, epoch: int, fields: dict[str, Any], at_least: int) -> SendRequest:

@@ -190,7 +190,8 @@ class MemberMachine(ABC):
         Parameters
         ----------
         for_good : bool or None
-            True: leave. False: send no request. None: leave, but a static member may return to its partitions until its
+            True: leave. False: stay until the session ends (KIP-1092); a static member of the consumer protocol
+            releases its instance id. None: leave, but a static member may return to its partitions until its
             session ends (KIP-345), unless it is giving some up in a cooperative rebalance.
         """
         if self.state in TERMINAL:

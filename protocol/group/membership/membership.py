@@ -255,15 +255,15 @@ class Membership:
         Parameters
         ----------
         leave : bool, optional
-            True: leave. False: send no request; the coordinator waits for the session timeout. None: leave, but a
-            static member may return to its partitions (KIP-345), unless it is giving some up (KIP-429).
+            True: leave. False: stay until the session timeout (KIP-1092). None: leave, but a static member may return
+            to its partitions (KIP-345), unless it is giving some up (KIP-429).
         timeout_ms : float
             Maximum wait for the coordinator.
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self.changed:
             try:
-                while leave is not False and self._is_sent and self.machine.is_becoming_known and not deadline.passed:
+                while self._is_sent and self.machine.is_becoming_known and not deadline.passed:
                     self.changed.wait(min(deadline.remaining_s(), TICK_S))
             finally:  # also at Ctrl-C
                 self.machine.leave(for_good=leave)

@@ -12,6 +12,7 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
+from protocol.admin.groups import describe_group
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.partition_consumer import PartitionConsumer
@@ -599,13 +600,30 @@ def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol
 
 
 @pytest.mark.timeout(60)
-def test_close_in_a_handler_ends_consume_and_leaves_the_group(fake: SmallCluster) -> None:
+@pytest.mark.parametrize(("leave_group", "leaves"), [(None, 1), (False, 0)])
+def test_close_in_a_handler_ends_consume_and_leaves_the_group(
+    fake: SmallCluster, leave_group: bool | None, leaves: int
+) -> None:
     class Closing(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            members.close()
+            members.close(leave_group=leave_group)
             super().consume_claim(session, claim)
 
     with client_of(fake.bootstrap_servers) as client:
         members, handler = consumer_group(client, "etl", **EAGER), Closing()
         assert "was closed" in str(members.consume(["orders"], handler))
-    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)
+    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, leaves)
+
+
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "kip848"])
+@pytest.mark.parametrize(("leave_group", "count"), [(None, 0), (False, 1)])
+def test_closed_consumer_stays_in_the_group_with_leave_group_false(
+    fake: SmallCluster, protocol: dict[str, object], leave_group: bool | None, count: int
+) -> None:
+    """KIP-1092."""
+    with client_of(fake.bootstrap_servers) as client:
+        consumer = KafkaConsumer(client, {"group.id": "etl", "auto.offset.reset": "earliest", **protocol})
+        consumer.subscribe(["orders"])
+        wait_until(lambda: consumer.poll(100))
+        consumer.close(leave_group=leave_group)
+        assert len(describe_group(client, "etl").members) == count

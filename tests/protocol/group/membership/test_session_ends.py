@@ -244,6 +244,7 @@ def test_static_member_over_max_poll_interval_stops_heartbeats_without_leaving(c
         (CONSUMER, None, -1),
         (CONSUMER, False, None),
         ({**CONSUMER, "group_instance_id": "a"}, None, -2),
+        ({**CONSUMER, "group_instance_id": "a"}, False, -2),
         ({**CONSUMER, "group_instance_id": "a"}, True, -1),
     ],
 )
