@@ -24,6 +24,7 @@ from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
 from protocol.group.committed_offsets import CommittedOffset, TopicIds, as_committed_offsets, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.listing import listed
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -276,8 +277,8 @@ def _require_in_log(client: Client, option: str, offsets: Mapping[TopicPartition
 
 def _out_of_range(option: str, whose: str, lost: Mapping[TopicPartition, OutOfRange]) -> DataLoss:
     key, *others = sorted(lost)
-    found, names = lost[key], ", ".join(f"{topic}-{partition}" for topic, partition in others[:10])
-    also = f". The same applies to {names}{' and others' if len(others) > 10 else ''}" if others else ""
+    found, names = lost[key], listed([f"{topic}-{partition}" for topic, partition in others])
+    also = f". The same applies to {names}" if others else ""
     symbol = "earliest" if option == "start" else "latest"
     return DataLoss(
         f"{found.describe(key, whose)}{also}. Nothing is read. Use {option}={symbol!r}, a datetime, or offsets by "

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call, with_timeout
-from protocol.cluster.client import CONTROL, COORDINATOR, Client, listed
+from protocol.cluster.client import CONTROL, COORDINATOR, Client
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
 from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 from protocol.wire.schema import Api, Body, Route
 
 K = TypeVar("K", bound=Hashable)
@@ -82,10 +83,9 @@ class RowsByResource(dict[K, Row]):
 def results_or_raise(what: str, results: Mapping[K, V], errors: Mapping[K, KafkaError]) -> dict[K, V]:
     """Return `results`; raise `AdminFailed` with them if there are `errors`."""
     if errors:
-        each = "; ".join(str(error) for error in list(errors.values())[:5])
-        more = f"; and {len(errors) - 5} more" if len(errors) > 5 else ""
+        texts = listed([str(error) for error in errors.values()], separator="; ")
         done = f" ({len(results)} done)" if results else ""
-        raise AdminFailed(f"{what} failed for {len(errors)}{done}: {each}{more}", errors=errors, results=results)
+        raise AdminFailed(f"{what} failed for {len(errors)}{done}: {texts}", errors=errors, results=results)
     return dict(results)
 
 

@@ -34,6 +34,7 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.listing import listed, listed_by_cause
 from protocol.metrics.client_sensors import ClientSensors, Metric
 from protocol.net.connection import Connection, Reply
 from protocol.net.pool import ConnectionPool
@@ -268,8 +269,8 @@ class Client:
             error = ConnectFailed(f"{broker_error(code, f'{address}: Metadata')}")
         elif cluster_id not in (None, expected):
             error = ConnectFailed(
-                f"{address} belongs to cluster {cluster_id}, this client to cluster {expected}: another cluster uses "
-                "the address now, or bootstrap.servers has addresses of two clusters",
+                f"{address}: this broker belongs to cluster {cluster_id}, this client to cluster {expected}: another "
+                "cluster uses the address now, or bootstrap.servers has addresses of two clusters",
                 settings=("bootstrap.servers",),
                 cluster_id=cluster_id,
             )
@@ -377,11 +378,11 @@ class Client:
         **options: Any,
     ) -> dict[str, Any]:
         failures: list[KafkaError] = []
-        causes: list[str] = []
+        causes: list[tuple[str, str]] = []
         for place, broker in enumerate(candidates):
             address = f"{broker.host}:{broker.port}"
             if failures and deadline.passed:
-                causes.append(f"{address}: not tried, the deadline had passed")
+                causes.append((address, "not tried, the deadline had passed"))
                 continue
             share = self._share(deadline, len(candidates) - place)
             try:
@@ -391,15 +392,16 @@ class Client:
                 raise
             except (TransportError, ProtocolError, SecurityError, UnsupportedVersion) as error:
                 failures.append(error)
-                causes.append(str(error) if address in str(error) else f"{address}: {error}")
+                cause = error.__cause__ if "retry_in_ms" in error.context else error
+                causes.append((address, str(cause).removeprefix(f"{address}: ")))
         if all(isinstance(error, UnsupportedVersion) for error in failures):
-            raise UnsupportedVersion("; ".join(dict.fromkeys(map(str, failures)))) from failures[-1]
+            raise UnsupportedVersion(listed(dict.fromkeys(map(str, failures)), separator="; ")) from failures[-1]
         lasting = all(isinstance(error, _LASTING) for error in failures)
         kind = type(failures[-1]) if lasting else ConnectFailed
+        addresses = [f"{host}:{port}" for host, port in bootstrap_servers or self.config.bootstrap_servers]
+        servers = listed(addresses, separator=",")
         raise kind(
-            "no broker could be reached (bootstrap.servers="
-            + ",".join(f"{host}:{port}" for host, port in bootstrap_servers or self.config.bootstrap_servers)
-            + f"): {'; '.join(causes)}",
+            f"no broker could be reached (bootstrap.servers={servers}): {listed_by_cause(causes)}",
             settings=("bootstrap.servers", *(name for error in failures for name in error.settings)),
         ) from failures[-1]
 
@@ -742,11 +744,6 @@ class Client:
         addresses = {(broker.host, broker.port) for broker in known}
         both = known + [broker for broker in bootstrap if (broker.host, broker.port) not in addresses]
         return sorted(both, key=lambda broker: self.pool.failed_at_s(broker.host, broker.port))
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names for a message; more than five are abbreviated."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _never_answered(error: DeadlineExceeded) -> DeadlineExceeded:

@@ -44,6 +44,7 @@ from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.listing import listed
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.records.decode import ALL_COLUMNS
@@ -808,7 +809,7 @@ class KafkaConsumer:
         recreated = self._partitions.recreated & offsets.keys()
         if not recreated:
             return offsets, None
-        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(recreated))
+        names = listed([f"{topic}-{partition}" for topic, partition in sorted(recreated)])
         failure = CommitFailed(
             f"group {self._config.consumer.group_id}: offsets were not committed: the topic of {names} was deleted and "
             "created again, and the consumer has not moved to the new topic. Call poll"

@@ -23,6 +23,7 @@ from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, DeadlineExceeded, NoOffset
 from protocol.group.committed_offsets import fetch_offsets_and_ids
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.listing import listed
 
 # A lookup that has run for this time is no longer waited for: its offsets are used when they arrive.
 _WAIT_S = 0.05
@@ -238,7 +239,7 @@ def reset_times(
     """Return the times that `auto.offset.reset` selects, for `ListingLookup`; raise `NoOffset` if it is `none`."""
     reset = config.auto_offset_reset
     if reset == "none" and partitions:
-        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
+        names = listed([f"{topic}-{partition}" for topic, partition in sorted(partitions)])
         what = f"{names}: no start offset, and auto.offset.reset is none; call seek, or set auto.offset.reset"
         raise NoOffset(what, settings=("auto.offset.reset",))
     if isinstance(reset, timedelta):

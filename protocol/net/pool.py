@@ -198,6 +198,7 @@ class ConnectionPool:
                 f"{host}:{port}: in back-off for another {wait_s * 1000:.0f} ms after a failure ({error})",
                 host=host,
                 port=port,
+                retry_in_ms=wait_s * 1000,
             ) from error
 
     def _open(self, host: str, port: int, deadline: Deadline) -> Connection:

@@ -6,9 +6,8 @@ import ssl
 from collections.abc import Sequence
 
 from protocol.errors import TLSFailed
+from protocol.listing import listed
 from protocol.security.tls_config import TLS_NAMES, TLSConfig
-
-_MAX_NAMES = 10
 
 # X509_V_ERR_... of OpenSSL, by message.
 _EXPIRED, _NOT_YET_VALID = 10, 9
@@ -57,10 +56,8 @@ def is_about_the_host(error: BaseException | None) -> bool:
 
 def wrong_host(address: str, host: str, names: Sequence[str]) -> TLSFailed:
     """Make the error for a certificate with these names instead of `host`."""
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    given = ", ".join(names[:_MAX_NAMES]) + more
     why = (
-        f"the broker's certificate is not for {host}, but for {given or 'no name'}. Connect with a name in the "
+        f"the broker's certificate is not for {host}, but for {listed(names) or 'no name'}. Connect with a name in the "
         "certificate (bootstrap.servers, and the brokers' advertised.listeners), or issue a certificate for this name"
     )
     return tls_failed(address, why)

@@ -23,6 +23,7 @@ from protocol.errors import CommitFailed, DeadlineExceeded, UsageError, WakeUp
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.interrupts import DeferredInterrupts
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 from protocol.processing.lanes import LanePartition, Run, split_by_key
 from protocol.processing.offset_tracker import OffsetTracker
 from protocol.processing.polled_batch import PolledBatch
@@ -333,7 +334,7 @@ class ConsumerLoop:
             late = {key: each.lanes for key, each in dropped.items() if each.lanes.running}
             for key, running in late.items():
                 self._late[key].append(running)
-            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(late))
+            names = listed([f"{topic}-{partition}" for topic, partition in sorted(late)])
             log.warning("%s: handlers still run when the partitions are released; their results are dropped", names)
         if not lost:
             self._commit_released(dropped)

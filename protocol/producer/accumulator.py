@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.cluster.client import listed
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import SentColumns, SentRows
 from protocol.property_kinds import MAX_INT32

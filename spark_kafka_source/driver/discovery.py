@@ -20,7 +20,8 @@ from protocol.cluster.metadata import Topic
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer, is_unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
-from spark_kafka_source.options.partitions import partition_name
+from protocol.listing import listed
+from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import QueryAssignment
 
@@ -47,9 +48,9 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     named = _named_topics(options)
     found, absent = _discover_with_retries(client, options, named, named or (), deadline, existed=False)
     if absent:
-        servers = ",".join(f"{host}:{port}" for host, port in client.config.bootstrap_servers)
+        servers = listed([f"{host}:{port}" for host, port in client.config.bootstrap_servers], separator=",")
         raise ConfigurationError(
-            f"unknown topic(s) {', '.join(absent)}: the cluster at {servers} does not have them; create "
+            f"unknown topic(s) {listed(absent)}: the cluster at {servers} does not have them; create "
             f"them first, or correct the option {'assign' if options.assign is not None else 'subscribe'}"
         )
     if options.assign is not None:
@@ -226,9 +227,9 @@ def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPa
 
 def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Collection[int]]) -> None:
     assigned = [(topic, number) for topic, numbers in assign.items() for number in numbers]
-    missing = [partition_name(key) for key in assigned if key not in found]
+    missing = [key for key in assigned if key not in found]
     if missing:
         raise ConfigurationError(
-            f"assign: the partition(s) {', '.join(missing)} do not exist; existing ones: "
-            f"{', '.join(map(partition_name, found)) or 'none'}. Correct the option assign"
+            f"assign: the partition(s) {partition_names(missing)} do not exist; existing ones: "
+            f"{partition_names(found) or 'none'}. Correct the option assign"
         )

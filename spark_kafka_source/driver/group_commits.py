@@ -17,6 +17,7 @@ from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.listing import listed
 from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
@@ -103,9 +104,8 @@ class GroupCommits:
         changed = sorted(key for key, offset in offsets.items() if self._logged.get(key) != offset)
         self._logged = offsets
         if changed:
-            more = f" and {len(changed) - 10} more" if len(changed) > 10 else ""
-            ends = ", ".join(f"{partition_name(key)} {offsets[key]}" for key in changed[:10])
-            log.info("group %s: committing what is complete: %s%s", group, ends, more)
+            ends = listed([f"{partition_name(key)} {offsets[key]}" for key in changed])
+            log.info("group %s: committing what is complete: %s", group, ends)
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop marked offsets of all other partitions: a late commit would reset their new owner's offset."""
@@ -147,7 +147,7 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
         log.warning("group %s: cannot tell whether it has live members: %s", group, with_option_names(error))
         return
     if description.members:
-        members = ", ".join(f"{member.client_id} at {member.client_host}" for member in description.members[:10])
+        members = listed([f"{member.client_id} at {member.client_host}" for member in description.members])
         raise ConfigurationError(
             f"group {group} has {len(description.members)} live member(s) ({members}): Kafka would refuse this query's "
             "commits. Set another kafka.group.id, stop those members, or set commitOffsets=false to read without "
@@ -180,7 +180,7 @@ def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: O
             "new checkpointLocation",
             group,
             len(ahead),
-            "; ".join(ahead[:5]),
+            listed(ahead, separator="; "),
         )
     elif behind:
         log.warning(
@@ -188,7 +188,7 @@ def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: O
             "before the last commit, or after batches of another connector: %s",
             group,
             len(behind),
-            "; ".join(behind[:5]),
+            listed(behind, separator="; "),
         )
     else:
         log.info("resuming from the checkpoint; group %s has the same offsets", group)

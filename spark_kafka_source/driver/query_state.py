@@ -24,6 +24,7 @@ from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 from protocol.once import log_once
 from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import GroupCommits
@@ -92,7 +93,7 @@ class QueryState:
         """Raise `ConfigurationError` if the checkpoint has offsets of another cluster."""
         if offsets.cluster_id is not None:
             self.client.brokers(deadline)
-            servers = ",".join(f"{host}:{port}" for host, port in self.client.config.bootstrap_servers)
+            servers = listed([f"{host}:{port}" for host, port in self.client.config.bootstrap_servers], separator=",")
             offsets.require_cluster(self.client.cluster_id, servers)
 
     @property

@@ -18,7 +18,7 @@ from spark_kafka_source.driver.discovery import assign_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_start_offsets
 from spark_kafka_source.error_messages import with_option_names
-from spark_kafka_source.options.partitions import partition_name
+from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import unresolved
@@ -73,7 +73,7 @@ def count_lost(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartitio
         if unknown := sorted({each.topic_partition for each in ranges} - known):
             log.warning(
                 "unknown to the brokers at the moment, so lost offsets are not counted: %s",
-                ", ".join(map(partition_name, unknown)),
+                partition_names(unknown),
             )
         existing = [each for each in ranges if each.topic_partition in known]
         existing = [each for each in existing if not is_another_topic(topics[each.topic].topic_id, each.topic_id)]

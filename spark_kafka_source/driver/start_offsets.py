@@ -18,6 +18,7 @@ from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import ConfigurationError
 from protocol.group.committed_offsets import CommittedOffset, TopicIds, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.listing import listed
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
     START_OFFSET_RESET,
@@ -94,9 +95,8 @@ def _group_start_reason(
 
 def _log_start_positions(offsets: Mapping[TopicPartition, int], reason: str, unread: int) -> None:
     """Log the start; `unread` is the number of existing offsets that the query does not read."""
-    listing = ", ".join(f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)[:10]) or "no partition"
-    more = f" and {len(offsets) - 10} more" if len(offsets) > 10 else ""
-    line = f"no batch of this query is complete yet: it starts at {reason}: {listing}{more}"
+    listing = listed([f"{partition_name(key)} at {offsets[key]}" for key in sorted(offsets)]) or "no partition"
+    line = f"no batch of this query is complete yet: it starts at {reason}: {listing}"
     if unread:
         log.warning(
             "%s. The %d offsets before that are not read. To read them, set startingOffsets=earliest and use a new "

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 
 # Topic -> partition -> number, sorted.
 ByPartition = Mapping[str, Mapping[int, int]]
@@ -25,9 +26,8 @@ def partition_name(tp: TopicPartition) -> str:
 
 
 def partition_names(partitions: Collection[TopicPartition]) -> str:
-    """List the first ten partitions, sorted, and the number of the others."""
-    more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""
-    return ", ".join(map(partition_name, sorted(partitions)[:10])) + more
+    """List the first partitions, sorted, and the number of the others."""
+    return listed([partition_name(key) for key in sorted(partitions)])
 
 
 def checked_topic(topic: str) -> str:

@@ -14,13 +14,14 @@ from protocol.cluster.metadata import is_another_topic, topic_id_text
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.listing import listed
 from spark_kafka_source.error_messages import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
     PARTITION_OFFSET_CHANGED,
     PARTITIONS_DELETED,
     with_error_class,
 )
-from spark_kafka_source.options.partitions import partition_name
+from spark_kafka_source.options.partitions import partition_name, partition_names
 from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -94,8 +95,7 @@ def deleted(logs: LogSnapshot, is_subscribed: Callable[[TopicPartition], bool]) 
 
 
 def _read_up_to(positions: Mapping[TopicPartition, int]) -> str:
-    more = f" and {len(positions) - 10} more partitions" if len(positions) > 10 else ""
-    return ", ".join(f"{partition_name(key)} up to offset {positions[key]}" for key in sorted(positions)[:10]) + more
+    return listed([f"{partition_name(key)} up to offset {positions[key]}" for key in sorted(positions)])
 
 
 def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
@@ -105,7 +105,7 @@ def deleted_unread(partitions: Collection[TopicPartition]) -> list[Loss]:
 
 def _deleted(keys: list[TopicPartition], context: str) -> list[Loss]:
     verb = "no longer exists" if len(keys) == 1 else "no longer exist"
-    message = f"{', '.join(map(partition_name, keys[:10]))} {verb}: the topic was deleted{context}"
+    message = f"{partition_names(keys)} {verb}: the topic was deleted{context}"
     return [Loss(PARTITIONS_DELETED, message, key) for key in keys[:1]]
 
 
@@ -190,10 +190,9 @@ def warn_advanced(positions: Mapping[TopicPartition, int], log_start_offsets: Ma
     ]
     if lost:
         log.warning(
-            "offsets %s%s are no longer in the log: retention or DeleteRecords has removed them before they were "
+            "offsets %s are no longer in the log: retention or DeleteRecords has removed them before they were "
             "read (failOnDataLoss=false: %d offsets are skipped)",
-            ", ".join(lost[:10]),
-            f" and of {len(lost) - 10} more partitions" if len(lost) > 10 else "",
+            listed(lost),
             sum(offset - positions[key] for key, offset in log_start_offsets.items()),
         )
 
@@ -204,7 +203,7 @@ def warn_stale(partitions: Collection[TopicPartition]) -> None:
         log.warning(
             "%s: a stale leader replied (the query has read from a newer leader); no new records are read from "
             "these partitions until the broker learns of the newer leader",
-            ", ".join(partition_name(key) for key in sorted(partitions)[:10]),
+            partition_names(partitions),
         )
 
 

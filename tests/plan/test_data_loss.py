@@ -103,14 +103,14 @@ def test_new_partition_without_its_first_records_is_a_loss() -> None:
     assert loss.message.startswith("a-1 is new in this query, and its log begins at offset 7")
 
 
-def test_warning_about_many_partitions_names_ten(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_about_many_partitions_names_three(caplog: pytest.LogCaptureFixture) -> None:
     begin = Offsets({("a", number): 10 for number in range(12)})
     data_loss.warn_advanced(begin.ends, {})
     data_loss.warn_stale([])
     assert not caplog.records
     data_loss.warn_advanced(begin.ends, dict.fromkeys(begin.ends, 13))
     message = caplog.records[0].getMessage()
-    assert "10 to 13 of a-9 and of 2 more partitions are no longer in the log" in message
+    assert "10 to 13 of a-2 and 9 more are no longer in the log" in message
     assert "a-10" not in message
     assert "36 offsets are skipped" in message
 

@@ -30,6 +30,7 @@ from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
 from protocol.interrupts import DeferredInterrupts, join
+from protocol.listing import listed
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
 
@@ -399,7 +400,7 @@ class Membership:
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
                 where = f"{what} at {broker}{own}"
-                about = {"api": request.api.name, "topic": ", ".join(sorted(self.machine.subscription.names))}
+                about = {"api": request.api.name, "topic": listed(sorted(self.machine.subscription.names))}
                 raise broker_error(body["error_code"], where, **about, **self._coordinator.context)
             return body
 
@@ -463,7 +464,7 @@ class Membership:
         hidden = frozenset(name for name in watched & cluster.topics.keys() if cluster.topics[name].error_code == code)
         with self.changed:
             if hidden - self._unauthorized_topics:
-                names, group = ", ".join(sorted(hidden)), self.machine.group
+                names, group = listed(sorted(hidden)), self.machine.group
                 text = f"group {group}: no member is assigned the partitions of {names}"
                 self._authorization_error = broker_error(code, text, api="Metadata", topic=names)
             self._unauthorized_topics = hidden
