@@ -66,8 +66,8 @@ format: setup ## rewrites the files as `make lint` wants them
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: setup ## measures against the peers
-	$(BIN)/python -m benchmarks.run
+bench: setup ## measures against the peers; BENCH="source --rounds 6": one section
+	$(BIN)/python -m benchmarks.run $(BENCH)
 
 soak: setup ## the tests that kill, cut off, count and spoil, for longer
 	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200

@@ -28,22 +28,20 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
     spark.dataSource.register(ConstantDataSource)
     figures = []
-    for number, topic in enumerate(job.topics):
-        if number == 0:
-            _round(spark, job, topic, 0, defaultdict(list))
+    for topic in job.topics:
         samples: Samples = defaultdict(list)
-        for turn in range(1, job.rounds + 1):
-            _round(spark, job, topic, turn, samples)
+        for number in job.round_numbers(fresh=topic is job.topics[0]):
+            _round(spark, job, topic, number, samples)
         figures += [
-            Figure("events", topic.label, f"{columns}, {what}", UNITS[what], who, tuple(each))
-            for (columns, what, who), each in _compared(samples).items()
+            Figure("events", topic.label, f"{columns}, {what}", UNITS[what], who, tuple(rates), paired=True)
+            for (columns, what, who), rates in _compared(samples).items()
         ]
     spark.stop()
     return figures
 
 
 def _round(spark: SparkSession, job: Job, topic: Topic, number: int, samples: Samples) -> None:
-    """Run every contestant once, in reverse order each time: changes of the machine affect all. Round 0 warms up."""
+    """Run every contestant once, in reverse order each time: changes of the machine affect all."""
     contestants = [each for each in _CONTESTANTS if job.wants(each[0])]
     for who, columns in contestants if number % 2 else contestants[::-1]:
         took = run_to_the_end(rows_of(spark, job, who, topic, columns))
@@ -51,8 +49,8 @@ def _round(spark: SparkSession, job: Job, topic: Topic, number: int, samples: Sa
             raise RuntimeError(f"{who} read {took.records} records of {topic.name}, which has {topic.records}")
         rates = {WHOLE: topic.records / took.whole_s} if who == EMPTY else took.rates
         summary = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
-        say(f"  {topic.label} {columns:>13} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
-        for what, rate in rates.items():
+        say(f"  {topic.label} {columns:>13} {who:>14}: {summary}{'' if number > 0 else ' (warm-up)'}")
+        for what, rate in rates.items() if number > 0 else ():
             samples[columns, what, who].append(rate)
 
 

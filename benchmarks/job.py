@@ -63,6 +63,7 @@ class Job:
     bootstrap_servers: str
     topics: tuple[Topic, ...] = ()
     rounds: int = 3
+    warm_up_rounds: int = 3
     micro_batches: int = 5
     sink_records: int = 1_000_000
     sink_value_bytes: int = 100
@@ -76,13 +77,24 @@ class Job:
     only: tuple[str, ...] = ()
     """The contestants to run; all if empty."""
 
+    def round_numbers(self, *, fresh: bool) -> range:
+        """Return the numbers of rounds; those below 1 are not measured.
+
+        A fresh session has `warm_up_rounds` of them, until Java has compiled the code of Spark's connector. Later
+        topics or settings have one.
+        """
+        return range(1 - (self.warm_up_rounds if fresh else 1), self.rounds + 1)
+
     def wants(self, who: str) -> bool:
         return not self.only or any(name.lower() in who.lower() for name in self.only)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Result of one contestant: the median of `samples`, in `unit`."""
+    """Result of one contestant: the median of `samples`, in `unit`.
+
+    `paired`: sample i of each contestant is from the same round, so ratios are those of pairs.
+    """
 
     section: str
     subject: str
@@ -90,6 +102,7 @@ class Figure:
     unit: str
     who: str
     samples: tuple[float, ...]
+    paired: bool = False
 
     @property
     def value(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -83,14 +84,21 @@ def _compared(ours: Figure | None, figure: Figure) -> str:
         above = ours.value - figure.value
         verdict = "reached" if above <= max_above else "MISSED"
         return f"{above:+,.0f} {figure.unit} (at most {max_above:+g}: {verdict})"
-    ratio, shown = (
-        (figure.value, "") if figure is ours else (ours.value / figure.value, f"{ours.value / figure.value:.2f}")
-    )
+    ratio, shown = (figure.value, "") if figure is ours else _ratio(ours, figure)
     aim, side = _AIMS.get((figure.section, "" if figure is ours else figure.who), (None, ""))
     if aim is None or (figure.unit == "ns/record"):
         return shown
     reached = ratio >= aim if side == "at least" else ratio <= aim
     return f"{shown} ({side} {aim:g}: {'reached' if reached else 'MISSED'})".strip()
+
+
+def _ratio(ours: Figure, figure: Figure) -> tuple[float, str]:
+    """Return the ratio of medians, or the median of the ratios of pairs, with their range."""
+    if not (ours.paired and figure.paired):
+        return ours.value / figure.value, f"{ours.value / figure.value:.2f}"
+    ratios = [our / their for our, their in zip(ours.samples, figure.samples, strict=True)]
+    median = statistics.median(ratios)
+    return median, f"{median:.2f}, of {len(ratios)} pairs from {min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _grouped(figures: Iterable[Figure]) -> Iterable[tuple[tuple[str, str, str], list[Figure]]]:

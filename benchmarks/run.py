@@ -3,6 +3,7 @@
     python -m benchmarks.run                         all sections, about twenty minutes
     python -m benchmarks.run --quick                 all sections with few records
     python -m benchmarks.run source --only pykafka   one section, one contestant
+    make bench BENCH="source --rounds 6"             the same command, with make
 
 Each section runs in fresh processes, one after the other. Nothing else should run on the machine meanwhile.
 """
@@ -129,6 +130,7 @@ def _job(options: argparse.Namespace, bootstrap_servers: str) -> Job:
     return Job(
         bootstrap_servers=bootstrap_servers,
         rounds=options.rounds,
+        warm_up_rounds=options.warm_up_rounds,
         micro_batches=options.micro_batches,
         sink_records=options.sink_records,
         sink_value_bytes=options.sink_value_bytes,
@@ -157,6 +159,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     size("--sink-records", 1_000_000, 60_000, "records that each write of the sink makes")
     size("--sink-value-bytes", 100, 100, "and how long their values are")
     size("--rounds", 3, 1, "how often each contestant has its turn, after the warm-up")
+    size("--warm-up-rounds", 3, 1, "turns of each contestant in a fresh session that are not measured")
     size("--micro-batches", 5, 3, "micro-batches of each streaming query")
     size("--trigger-batches", 60, 10, "small micro-batches of each connector")
     size("--records-per-second", 200, 200, "produced meanwhile")

@@ -37,17 +37,19 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     subject = f"{job.sink_records:,} x {job.sink_value_bytes} B"
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for what, options in SETTINGS.items():
-        # The first round warms up both and is not measured.
-        for number in range(job.rounds + 1):
+        for number in job.round_numbers(fresh=not samples):
             for who in [*contestants(job, number), DISCARDING]:
                 rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, options)
                 summary = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
-                say(f"  {subject:>12} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
-                if number:
+                say(f"  {subject:>12} {who:>14}: {summary}{'' if number > 0 else ' (warm-up)'}")
+                if number > 0:
                     samples[what, "records/s", who].append(rate)
                     samples[f"{what}, CPU time", "ns/record", who].append(cpu_ns)
     spark.stop()
-    return [Figure("sink", subject, what, unit, who, tuple(s)) for (what, unit, who), s in samples.items()]
+    return [
+        Figure("sink", subject, what, unit, who, tuple(rates), paired=True)
+        for (what, unit, who), rates in samples.items()
+    ]
 
 
 def _rows(spark: SparkSession, job: Job) -> DataFrame:

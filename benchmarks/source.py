@@ -1,6 +1,7 @@
 """Reading: this source and Spark's JVM connector, from the same topics into `noop`, in turn in one session.
 
-Batch: one `spark.read` of the whole topic, in a warm session. Stream: a query of several micro-batches, see `streams`.
+Batch: one `spark.read` of the whole topic. Stream: a query of several micro-batches, see `streams`. The session is warm
+before the first measured round.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     spark = open_session(job)
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for topic in job.topics:
-        # The first round warms up the session for this kind of records and is not measured.
-        for number in range(job.rounds + 1):
+        for number in job.round_numbers(fresh=topic is job.topics[0]):
             for who in contestants(job, number):
                 rates = _stream(spark, job, who, topic) | {BATCH: _batch(spark, job, who, topic)}
                 summary = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
-                say(f"  {topic.label:>12} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
-                for what, rate in rates.items() if number else ():
+                say(f"  {topic.label:>12} {who:>14}: {summary}{'' if number > 0 else ' (warm-up)'}")
+                for what, rate in rates.items() if number > 0 else ():
                     samples[topic.label, what, who].append(rate)
     spark.stop()
-    return [Figure("source", label, what, UNITS[what], who, tuple(s)) for (label, what, who), s in samples.items()]
+    return [
+        Figure("source", label, what, UNITS[what], who, tuple(rates), paired=True)
+        for (label, what, who), rates in samples.items()
+    ]
 
 
 def source_options(job: Job, who: str, topic: str) -> dict[str, str]:
