@@ -158,7 +158,12 @@ def network_faults(
         at, to = port(), port()
         network.redirects[at] = to
         network.cut(port=at)
-        world.later(world.fault_random.uniform(0.5, 5), lambda: network.redirects.pop(at, None))
+
+        def end() -> None:  # clients do not notice that a connection leads to another broker
+            network.redirects.pop(at, None)
+            network.cut(port=at)
+
+        world.later(world.fault_random.uniform(0.5, 5), end)
 
     def slow() -> None:
         link = network.link(client(), port())

@@ -35,6 +35,14 @@ class Interrupts:
         else:
             thread.on_resume = lambda: self._trace(sys._getframe(1))
 
+    @staticmethod
+    def frame_outside() -> FrameType | None:
+        """Return the innermost frame of the current thread that is not of this package."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_THIS_PACKAGE):
+            frame = frame.f_back
+        return frame
+
     def _trace(self, frame: FrameType | None) -> None:
         while frame is not None:
             if not frame.f_code.co_filename.startswith(_THIS_PACKAGE):

@@ -239,6 +239,18 @@ def thread_module(scheduler: Scheduler, process: Host) -> ModuleType:
     module = ModuleType("_thread")
     joinable: list[_Handle] = []
 
+    class Lock(SimulatedLock):
+        __slots__ = ()
+
+        def __init__(self) -> None:
+            super().__init__(scheduler)
+
+    class RLock(SimulatedRLock):
+        __slots__ = ()
+
+        def __init__(self) -> None:
+            super().__init__(scheduler)
+
     def start_new_thread(function: Any, arguments: tuple[Any, ...], options: Any = None) -> int:
         thread = scheduler.start(process, lambda: function(*arguments, **(options or {})))
         scheduler.maybe_switch()
@@ -273,8 +285,8 @@ def thread_module(scheduler: Scheduler, process: Host) -> ModuleType:
         return scheduler.current.ident if scheduler.current is not None else 1
 
     members: dict[str, Any] = {
-        "LockType": SimulatedLock,
-        "RLock": lambda: SimulatedRLock(scheduler),
+        "LockType": Lock,
+        "RLock": RLock,
         "TIMEOUT_MAX": TIMEOUT_MAX,
         "_ExceptHookArgs": _ExceptHookArgs,
         "_ThreadHandle": lambda: _Handle(scheduler),
@@ -285,12 +297,12 @@ def thread_module(scheduler: Scheduler, process: Host) -> ModuleType:
         "_make_thread_handle": make_handle,
         "_set_sentinel": set_sentinel,
         "_shutdown": shutdown,
-        "allocate_lock": lambda: SimulatedLock(scheduler),
+        "allocate_lock": Lock,
         "daemon_threads_allowed": lambda: True,
         "error": RuntimeError,
         "get_ident": ident,
         "get_native_id": ident,
-        "lock": lambda: SimulatedLock(scheduler),
+        "lock": Lock,
         "stack_size": lambda size=0: 0,
         "start_joinable_thread": start_joinable_thread,
         "start_new": start_new_thread,

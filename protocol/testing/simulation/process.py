@@ -194,7 +194,7 @@ class Process(Host):
             handler = self.signal_handlers.get(number, signal.SIG_DFL)
             self._world.trace(f"{self.name}: handles {signal.Signals(number).name}")
             if callable(handler):
-                handler(number, frame)
+                handler(number, frame or self._world.interrupts.frame_outside())
             elif handler == signal.SIG_DFL:
                 self.kill()
 

@@ -16,7 +16,22 @@ IN_ORDER = "__simulation_in_order__"
 TAKE = "__simulation_take__"
 BEFORE_STATEMENT = "__simulation_before_statement__"
 _ITERATING_FUNCTIONS = frozenset(
-    {"deque", "dict", "enumerate", "filter", "iter", "list", "map", "max", "min", "sorted", "sum", "tuple", "zip"}
+    {
+        "chain",
+        "deque",
+        "dict",
+        "enumerate",
+        "filter",
+        "iter",
+        "list",
+        "map",
+        "max",
+        "min",
+        "sorted",
+        "sum",
+        "tuple",
+        "zip",
+    }
 )
 _ITERATING_METHODS = frozenset({"chain", "extend", "from_iterable", "fromkeys", "join"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -106,27 +121,17 @@ class _Ordered(ast.NodeTransformer):
             node.value = _ordered(node.value)
         return node
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        return node
-
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == "pop" and not node.args and not node.keywords:
             return _call(TAKE, function.value)
-        name = (
-            function.id
-            if isinstance(function, ast.Name)
-            else function.attr
-            if isinstance(function, ast.Attribute)
-            else ""
-        )
-        iterates = name in (_ITERATING_FUNCTIONS if isinstance(function, ast.Name) else _ITERATING_METHODS)
-        if iterates or name == "chain":
-            node.args = [
-                argument if isinstance(argument, ast.Starred) else _ordered(argument) for argument in node.args
-            ]
+        if isinstance(function, ast.Name):
+            iterates = function.id in _ITERATING_FUNCTIONS
+        else:
+            iterates = isinstance(function, ast.Attribute) and function.attr in _ITERATING_METHODS
+        if iterates:
+            node.args = [part if isinstance(part, ast.Starred) else _ordered(part) for part in node.args]
         return node
 
 

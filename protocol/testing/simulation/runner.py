@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,18 +62,18 @@ class Worker:
 
     Parameters
     ----------
-    hash_seed : str
-        Value of PYTHONHASHSEED there: user code that iterates over a set of strings takes the order of it.
+    environment : mapping of str to str, optional
+        More variables of its environment.
     """
 
-    def __init__(self, hash_seed: str = "0") -> None:
-        environment = os.environ | _ENVIRONMENT | {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", hash_seed)}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        variables = {**os.environ, **_ENVIRONMENT, **(environment or {})}
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "protocol.testing.simulation.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=variables,
             text=True,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+import sys
 import traceback
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -78,7 +79,7 @@ class SimulatedThread:
 
     def stack(self) -> list[str]:
         """Return the innermost lines at which the thread waits, as file:line function."""
-        frame = getattr(self.greenlet, "gr_frame", None)
+        frame = sys._getframe() if self.greenlet is greenlet.getcurrent() else self.greenlet.gr_frame
         places = traceback.extract_stack(frame) if frame is not None else []
         outside = [place for place in places if "/testing/simulation/" not in place.filename]
         return [f"{place.filename.rsplit('/', 2)[-1]}:{place.lineno} {place.name}" for place in outside[-6:]]

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections import deque
 from typing import Any, TextIO
 
@@ -70,7 +71,9 @@ def _scenario(options: dict[str, Any]) -> Any:
 def _in_child(options: dict[str, Any]) -> str:
     """Run one simulation in a forked child; return its outcome."""
     reader, writer = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the other thread is that of Arrow's allocator
+        child = os.fork()
     if not child:
         os.close(reader)
         status = 1
@@ -135,7 +138,7 @@ def _log_to(world: Any, level: str) -> None:
 
     class Handler(logging.Handler):
         def createLock(self) -> None:  # noqa: N802 - logging's name
-            self.lock = None
+            self.lock = contextlib.nullcontext()
 
         def emit(self, record: logging.LogRecord) -> None:
             world.trace(f"{record.levelname.lower()} {record.name}: {record.getMessage()}")

@@ -1,0 +1,118 @@
+"""The simulated world: its processes, clocks, signals, network and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("greenlet")
+
+from protocol.testing.simulation import Outcome, SimulationFailed, Worker, simulate
+from protocol.testing.simulation.shrink import shrink
+from tests.simulation.same_seed import digests
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+def run(worker: Worker, probe: str, *arguments: Any, seed: int = 1, **options: Any) -> Outcome:
+    return worker.run(f"tests.simulation.probes:{probe}", seed, *arguments, **options)
+
+
+def result(worker: Worker, probe: str, *arguments: Any, **options: Any) -> Any:
+    outcome = run(worker, probe, *arguments, **options)
+    assert outcome.error is None, outcome.traceback
+    return outcome.result
+
+
+def test_killed_process_runs_no_line_and_closes_connections(worker: Worker) -> None:
+    assert result(worker, "killed") == [[], "b''", False]
+
+
+def test_process_has_own_module_state(worker: Worker) -> None:
+    assert result(worker, "own_state") == [["main"], ["a"], ["b"]]
+
+
+def test_paused_process_stops_until_resumed(worker: Worker) -> None:
+    assert result(worker, "paused") == [5, 5, 8]
+
+
+def test_clock_jumps_end_waits_sooner_and_move_wall_clock(worker: Worker) -> None:
+    assert result(worker, "clocks") == [40, 100, -960]
+
+
+def test_signal_ends_wait_of_main_thread(worker: Worker) -> None:
+    assert result(worker, "interrupted_wait") == ["interrupted", "interrupted"]
+
+
+@pytest.mark.parametrize("after_lines", [0, 1, 2, 7])
+def test_signal_arrives_before_chosen_line(worker: Worker, after_lines: int) -> None:
+    assert result(worker, "interrupted_line", after_lines) == [True, "KeyboardInterrupt"]
+
+
+def test_condition_interrupted_at_any_line_leaves_no_lock_held(worker: Worker) -> None:
+    waits, interrupts = result(worker, "interrupted_condition")
+    assert waits > 100
+    assert interrupts > 100
+
+
+def test_preemption_between_statements_finds_race(worker: Worker) -> None:
+    failed = [run(worker, "lost_update", seed=seed, preempt=["tests.simulation.probes"]).error for seed in range(8)]
+    assert any("additions are lost" in str(error) for error in failed)
+    assert run(worker, "lost_update").error is None
+
+
+def test_deadlock_fails_with_stacks(worker: Worker) -> None:
+    error = str(run(worker, "dead_locked").error)
+    assert "deadlock" in error
+    assert "dead_locked" in error
+
+
+def test_set_order_follows_seed_alone(worker: Worker) -> None:
+    first, again, other = (result(worker, "set_order", seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_shrink_keeps_only_needed_fault(worker: Worker) -> None:
+    scenario = "tests.simulation.probes:needs_fault_three"
+    failed = worker.run(scenario, 1)
+    assert len(failed.faults) == 8
+    text = shrink(worker, scenario, failed)
+    assert "without 7 of 8 faults, and with 0 of" in text
+    assert "fault 3: fault 3" in text
+
+
+def test_failure_names_seed_and_command() -> None:
+    with pytest.raises(SimulationFailed, match=r"failed with seed 5(.|\n)*simulation \S+ --seed 5"):
+        simulate("tests.simulation.probes:needs_fault_three", 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "least_s"),
+    [
+        ("cut", 6),
+        ("half-open", 6),
+        ("lost request", 6),
+        ("lost reply", 6),
+        ("half a request", 7),
+        ("half a reply", 7),
+        ("partition", 9),
+        ("deaf", 6),
+        ("redirect", 6),
+        ("slow", 9),
+    ],
+)
+def test_producer_on_faulty_network_writes_each_record_once(worker: Worker, fault: str, least_s: int) -> None:
+    numbers, took_s = result(worker, "faulty_network", fault)
+    assert numbers == list(range(20))
+    assert took_s >= least_s
+
+
+def test_same_seed_has_same_digest_with_other_hash_seeds() -> None:
+    assert len(digests("idempotent_producer", 1, 2, jobs=2)) == 1
