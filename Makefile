@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
 CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
 
-.PHONY: help setup demo test all-tests test-fast test-on-fake class-archive compiled-tests lint style types format bench soak matrix versions dist docs links kafka clean
+.PHONY: help setup demo test all-tests test-fast test-on-fake class-archive compiled-tests lint style types format bench simulation soak matrix versions dist docs links kafka clean
 .PHONY: clean-downloads
 .DEFAULT_GOAL := help
 
@@ -31,6 +31,7 @@ demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool see
 test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
 	$(MAKE) --no-print-directory -j2 types all-tests
+	$(MAKE) --no-print-directory simulation
 
 all-tests: setup
 	$(BIN)/python -m tests.support.second_try -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
@@ -69,7 +70,12 @@ format: setup ## rewrites the files as `make lint` wants them
 bench: setup ## measures against the peers; BENCH="source --rounds 6": one section
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
-soak: setup ## the tests that kill, cut off, count and spoil, for longer
+# New seeds every time; each failure names its seed and the command that runs it again.
+simulation: setup ## each scenario of tests/simulation with new seeds, for a minute (MINUTES)
+	MINUTES=$${MINUTES:-1} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
+
+soak: setup ## the tests that kill, cut off, count and spoil, for longer; simulations for an hour (MINUTES)
+	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
 	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200
 
 matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9, 4.1 and 4.2

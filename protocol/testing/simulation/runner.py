@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -182,22 +183,38 @@ def run_seeds(
     scenario: Scenario,
     seeds: Iterable[int],
     jobs: int = 1,
-    each: Callable[[Outcome], object] = lambda outcome: None,
+    report: Callable[[Outcome], object] = lambda outcome: None,
     **options: Any,
 ) -> list[Outcome]:
-    """Run many seeds on several cores; call `each` with every outcome as it comes, and return the failed ones."""
-    numbers = iter(seeds)
+    """Run many seeds on several cores; call `report` with every outcome as it comes, and return the failed ones."""
     failed: list[Outcome] = []
+
+    def check(_: Scenario, outcome: Outcome) -> None:
+        report(outcome)
+        if outcome.error is not None:
+            failed.append(outcome)
+
+    run_all(((scenario, seed) for seed in seeds), jobs, check, **options)
+    return failed
+
+
+def run_all(
+    runs: Iterable[tuple[Scenario, int]], jobs: int, report: Callable[[Scenario, Outcome], object], **options: Any
+) -> None:
+    """Run pairs of scenario and seed on several cores; call `report` with every outcome, one at a time."""
+    pairs, lock = iter(runs), threading.Lock()
+
+    def take() -> tuple[Scenario, int] | None:
+        with lock:
+            return next(pairs, None)
 
     def work() -> None:
         with Worker() as worker:
-            for seed in numbers:
-                outcome = worker.run(scenario, seed, **options)
-                each(outcome)
-                if outcome.error is not None:
-                    failed.append(outcome)
+            while (pair := take()) is not None:
+                outcome = worker.run(*pair, **options)
+                with lock:
+                    report(pair[0], outcome)
 
     with ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(work) for _ in range(jobs)]:
             future.result()
-    return failed

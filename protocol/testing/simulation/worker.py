@@ -138,7 +138,7 @@ def _log_to(world: Any, level: str) -> None:
 
     class Handler(logging.Handler):
         def createLock(self) -> None:  # noqa: N802 - logging's name
-            self.lock = contextlib.nullcontext()
+            self.lock: Any = contextlib.nullcontext()
 
         def emit(self, record: logging.LogRecord) -> None:
             world.trace(f"{record.levelname.lower()} {record.name}: {record.getMessage()}")
