@@ -16,7 +16,7 @@ from protocol.broker_errors import ErrorCode, Refresh, broker_error
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
 from protocol.cluster.coordinators import CoordinatorKey
-from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
+from protocol.cluster.metadata import Broker, Metadata, NewLeader, Partition, Topic
 from protocol.condition import locked
 from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
@@ -592,6 +592,13 @@ class Client:
                 failures[key] = error
         self.expire_metadata({topic for topic, _ in failures})
         return found, failures
+
+    def adopt_leaders(self, leaders: Collection[NewLeader]) -> None:
+        """Add leaders that replies name to the cached metadata, where their epochs are newer."""
+        if leaders:
+            with self._lock:
+                self._metadata = self._metadata.with_leaders(leaders)
+                self._addresses |= {(leader.broker.host, leader.broker.port) for leader in leaders}
 
     def brokers(self, deadline: Deadline | None = None) -> Mapping[int, Broker]:
         """Return all brokers by node id, from the newest metadata."""

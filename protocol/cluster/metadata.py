@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -91,6 +91,29 @@ def is_another_topic(topic_id: bytes, before: bytes) -> bool:
 
 
 @dataclass(frozen=True)
+class NewLeader:
+    """The leader that a reply names after NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH (KIP-951)."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    broker: Broker
+
+    @classmethod
+    def from_reply(
+        cls, topic: str, topic_id: bytes, partition: int, row: Mapping[str, Any], reply: Mapping[str, Any]
+    ) -> NewLeader | None:
+        """Return the leader in a partition's row of a reply; None if there is none, as before Kafka 3.7."""
+        leader = row["current_leader"]
+        for node in reply["node_endpoints"]:
+            if node["node_id"] == leader["leader_id"]:
+                broker = Broker(node["node_id"], node["host"], node["port"], node["rack"])
+                return cls(topic, topic_id, partition, leader["leader_epoch"], broker)
+        return None
+
+
+@dataclass(frozen=True)
 class Metadata:
     """A snapshot of the cluster; `topics` has only the topics requested so far."""
 
@@ -138,6 +161,22 @@ class Metadata:
         for name, topic in newer.topics.items():
             topics[name] = _without_older_leaders(topic, self.topics.get(name))
         return Metadata(newer.cluster_id, newer.controller_id, newer.brokers, topics)
+
+    def with_leaders(self, leaders: Iterable[NewLeader]) -> Metadata:
+        """Return the snapshot with these leaders, except those of unknown topics and of epochs that are not newer."""
+        brokers, topics = dict(self.brokers), dict(self.topics)
+        for leader in leaders:
+            topic = topics.get(leader.topic)
+            known = topic.partitions.get(leader.partition) if topic is not None else None
+            if topic is None or known is None or topic.topic_id != leader.topic_id:
+                continue
+            if known.leader_epoch >= leader.leader_epoch:
+                continue
+            node_id = leader.broker.node_id
+            newer = replace(known, leader=node_id, leader_epoch=leader.leader_epoch, error_code=ErrorCode.NONE)
+            brokers[node_id] = leader.broker
+            topics[leader.topic] = replace(topic, partitions={**topic.partitions, leader.partition: newer})
+        return replace(self, brokers=brokers, topics=topics)
 
     def without(self, names: Iterable[str]) -> Metadata:
         """Return the snapshot without these topics."""

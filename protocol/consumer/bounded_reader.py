@@ -18,7 +18,7 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_failures import InvalidPosition, Retry, log_retry, poll_timed_out, topic_deleted
 from protocol.consumer.fetch_position import CompletedFetch, RangePosition, due_for_leaders
 from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult, requests_by_broker
-from protocol.consumer.leaders import decide_with_leader, resolve_leaders, send_fetch
+from protocol.consumer.leaders import decide_with_leader, receive_fetch, resolve_leaders, send_fetch
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID
@@ -222,7 +222,7 @@ class BoundedReader:
         self.fetches += 1
         request = taken.request
         try:
-            result = request.handle_response(taken.reply.result(taken.deadline))
+            result = receive_fetch(self._client, request, taken.reply.result(taken.deadline))
         except TransportError as error:
             result = request.handle_loss(error)
         if result.completed:
@@ -289,7 +289,7 @@ class BoundedReader:
     def _retry(self, reading: RangePosition, retry: Retry) -> None:
         log_retry(reading, retry.error)
         now_s = self._client.clock.now_s()
-        reading.postpone(retry.error, now_s)
+        reading.postpone(retry.error, now_s, at_once=retry.at_once)
         if retry.refresh_metadata:
             self._client.expire_metadata([reading.topic])
         if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():

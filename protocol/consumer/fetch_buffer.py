@@ -261,11 +261,11 @@ class FetchBuffer:
         self.ahead.append(_detached(fetched) if self.paused or self.expired else fetched)
         self.wanted = False
 
-    def postpone(self, error: KafkaError, now_s: float) -> None:
-        """Back off after a retriable error, and resolve the broker again."""
+    def postpone(self, error: KafkaError, now_s: float, *, at_once: bool = False) -> None:
+        """Back off after a retriable error unless `at_once`, and resolve the broker again."""
         if self.source.failure is None:
             self._failing_since_s = self._user_clock.now_s()
-        self.source.postpone(error, now_s)
+        self.source.postpone(error, now_s, at_once=at_once)
 
     def stop(self, error: KafkaError, *, retry: bool = False) -> None:
         """Stop fetching, and raise `error` to the reader.

@@ -21,10 +21,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Retry:
-    """Fetch again from the leader, after a back-off. `refresh_metadata`: cached metadata may be the cause."""
+    """Fetch again from the leader, after a back-off.
+
+    `refresh_metadata`: cached metadata may be the cause. `at_once`: without a back-off, since cached metadata have a
+    newer leader.
+    """
 
     error: KafkaError
     refresh_metadata: bool
+    at_once: bool = False
 
 
 @dataclass(frozen=True)

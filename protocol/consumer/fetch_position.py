@@ -242,10 +242,10 @@ class FetchPosition:
         self.answered_at_s = float("-inf")
         self.broker, self.preferred_replica = None, NO_REPLICA
 
-    def postpone(self, error: KafkaError, now_s: float) -> None:
-        """Record a retriable failure: back off, and resolve the broker again."""
+    def postpone(self, error: KafkaError, now_s: float, *, at_once: bool = False) -> None:
+        """Record a retriable failure: back off unless `at_once`, and resolve the broker again."""
         self.failure = error
-        wait_s = self._backoff.next_s()
+        wait_s = 0.0 if at_once else self._backoff.next_s()
         self.retry_at_s = now_s + wait_s
         self.batch_retry_at_s = now_s + wait_s / 2
         self.broker = None
@@ -490,9 +490,9 @@ class RangePosition(FetchPosition):
         if began_s is not None and self.unknown.began_s is None and self.asked_at_s is not None:
             self.asked_at_s += now_s - began_s
 
-    def postpone(self, error: KafkaError, now_s: float) -> None:
+    def postpone(self, error: KafkaError, now_s: float, *, at_once: bool = False) -> None:
         """As `FetchPosition.postpone`, but look up an unknown topic often enough for its timer."""
-        super().postpone(error, now_s)
+        super().postpone(error, now_s, at_once=at_once)
         self.retry_at_s = now_s + self.unknown.wait_s(self.retry_at_s - now_s)
 
     def waited_s(self, now_s: float) -> float:

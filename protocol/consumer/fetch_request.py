@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.cluster.metadata import Broker
+from protocol.cluster.metadata import Broker, NewLeader
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, P
 from protocol.errors import KafkaError, TransportError
@@ -134,10 +134,14 @@ def keys_of(rows: Iterable[Mapping[str, Any]], by_id: bool) -> list[tuple[Key, M
 
 @dataclass
 class FetchResult(Generic[P]):
-    """The result of a reply: records, and failures of single partitions. A partition in neither had no new data."""
+    """The result of a reply: records, and failures of single partitions. A partition in neither had no new data.
+
+    `leaders` are those that the reply names for partitions that it refuses.
+    """
 
     completed: list[tuple[P, CompletedFetch]] = field(default_factory=list)
     failed: list[tuple[P, KafkaError]] = field(default_factory=list)
+    leaders: list[NewLeader] = field(default_factory=list)
     throttle_ms: int = 0
 
     @property
@@ -275,6 +279,8 @@ class FetchRequest(Generic[P]):
                 completed = partition.handle_response(row, self.broker)
             except KafkaError as error:
                 result.failed.append((partition, error))
+                if leader := NewLeader.from_reply(partition.topic, partition.topic_id, partition.partition, row, body):
+                    result.leaders.append(leader)
             else:
                 if completed is not None:
                     result.completed.append((partition, completed))

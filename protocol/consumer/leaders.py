@@ -6,6 +6,7 @@ Runs in the caller's thread; no retries. Used by `bounded_reader`, `partition_fe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
@@ -23,7 +24,7 @@ from protocol.consumer.fetch_failures import (
     validate_position,
 )
 from protocol.consumer.fetch_position import FetchPosition, P
-from protocol.consumer.fetch_request import FetchRequest
+from protocol.consumer.fetch_request import FetchRequest, FetchResult
 from protocol.consumer.list_offsets import end_of_epoch, list_offsets
 from protocol.consumer.log_offsets import LogBounds
 from protocol.errors import BrokerError, KafkaError, LogTruncated, TopicRecreated, TopicUnknown
@@ -43,6 +44,13 @@ def send_fetch(client: Client, request: FetchRequest[P], deadline: Deadline, *, 
         at_least=FIRST_WITH_ISOLATION_LEVEL,
         at_most=request.newest_version,
     )
+
+
+def receive_fetch(client: Client, request: FetchRequest[P], body: Mapping[str, Any]) -> FetchResult[P]:
+    """Handle a reply, and adopt the leaders that it names."""
+    result = request.handle_response(body)
+    client.adopt_leaders(result.leaders)
+    return result
 
 
 def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
@@ -212,6 +220,18 @@ def _confirm_truncation(
     return log_truncated(partition, error)
 
 
+def _has_newer_leader(client: Client, partition: FetchPosition) -> bool:
+    """Return True if the cached metadata have a newer leader than the one of this request."""
+    topic = client.remembered_topic(partition.topic)
+    known = topic.partitions.get(partition.partition) if topic is not None else None
+    return (
+        topic is not None
+        and known is not None
+        and topic.topic_id == partition.topic_id
+        and known.leader_epoch > partition.leader_epoch
+    )
+
+
 def decide_with_leader(
     client: Client, partition: FetchPosition, error: KafkaError, deadline: Deadline
 ) -> Retry | InvalidPosition | Fail:
@@ -220,6 +240,8 @@ def decide_with_leader(
     Sends requests only for such failures, and raises nothing.
     """
     action = decide(partition, error)
+    if isinstance(action, Retry) and action.refresh_metadata and _has_newer_leader(client, partition):
+        return Retry(error, refresh_metadata=False, at_once=True)
     if not isinstance(action, CheckLog):
         return action
     try:

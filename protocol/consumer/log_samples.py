@@ -22,7 +22,7 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_failures import Retry, decide
 from protocol.consumer.fetch_position import UNBOUNDED, CompletedFetch, FetchPosition
 from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult
-from protocol.consumer.leaders import resolve_leaders, send_fetch
+from protocol.consumer.leaders import receive_fetch, resolve_leaders, send_fetch
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Reply
@@ -77,7 +77,9 @@ def log_samples(
         for broker, (request, reply) in in_flight.items():
             asked = list(request.partitions)
             try:
-                result = request.handle_response(reply.result(deadline.at_most_ms(client.config.request_timeout_ms)))
+                result = receive_fetch(
+                    client, request, reply.result(deadline.at_most_ms(client.config.request_timeout_ms))
+                )
             except KafkaError as error:
                 log.debug("%s: no reply to the Fetch that samples %d log(s): %s", broker, len(asked), error)
                 continue

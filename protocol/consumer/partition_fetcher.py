@@ -21,7 +21,7 @@ from protocol.consumer.fetch_failures import Action, InvalidPosition, Retry, dec
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
 from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult
 from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule, RequestedBuffers
-from protocol.consumer.leaders import compare_topic_ids, decide_with_leader, resolve_leaders, send_fetch
+from protocol.consumer.leaders import compare_topic_ids, decide_with_leader, receive_fetch, resolve_leaders, send_fetch
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.topic_ids import TopicIdChecks
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
@@ -341,7 +341,7 @@ class PartitionFetcher:
                 continue
             if isinstance(action, Retry):
                 log_retry(partition, action.error)
-                buffer.postpone(action.error, self._client.clock.now_s())
+                buffer.postpone(action.error, self._client.clock.now_s(), at_once=action.at_once)
                 if action.refresh_metadata:
                     self._client.expire_metadata([partition.topic])
             elif isinstance(action, InvalidPosition):
@@ -438,7 +438,7 @@ class _BrokerThread(threading.Thread):
                     raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
             asked_at_s = self._client.clock.now_s()
             reply = send_fetch(self._client, request, deadline, purpose=self._purpose)
-            result = request.handle_response(reply.result(deadline))
+            result = receive_fetch(self._client, request, reply.result(deadline))
             if not request.by_id:
                 self._fetcher.check_topic_ids(request, result, asked_at_s)
             now_s = self._client.clock.now_s()

@@ -16,10 +16,10 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, Refresh, error_row
 from protocol.clock import Clock, Deadline
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker
+from protocol.cluster.metadata import Broker, NewLeader
 from protocol.config import ProducerConfig
 from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
-from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.kafka_terms import NO_REPLICA, NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.incomplete_batches import ProducerBatch
@@ -264,12 +264,24 @@ class BrokerProducer:
                 partition.written(batch, -1)
             else:
                 log.debug("%s: Produce to %s: %s", where, partition.name, error_row(code).name)
-                if error_row(code).refresh is Refresh.METADATA:
+                is_stale = error_row(code).refresh is Refresh.METADATA
+                moved = is_stale and self._has_moved(partition, request.topic_ids[partition.topic], answer, body)
+                if is_stale and not moved:
                     self._on_stale_metadata(partition.topic)
                 splits_before = partition.splits
-                partition.refused(batch, code, where, now_s, _detail(answer))
+                partition.refused(batch, code, where, now_s, _detail(answer), at_once=moved)
                 if partition.splits > splits_before:
                     self._client.sensors.splits.record((now_s,))
+
+    def _has_moved(
+        self, partition: PartitionProducer, topic_id: bytes, row: Mapping[str, Any], reply: Mapping[str, Any]
+    ) -> bool:
+        """Adopt the leader that the reply names; return True if this broker is not the leader in cached metadata."""
+        leader = NewLeader.from_reply(partition.topic, topic_id, partition.partition, row, reply)
+        self._client.adopt_leaders([leader] if leader is not None else [])
+        topic = self._client.remembered_topic(partition.topic)
+        known = topic.partitions.get(partition.partition) if topic is not None else None
+        return known is not None and known.leader not in (NO_REPLICA, self.broker.node_id)
 
 
 def _detail(answer: Mapping[str, Any]) -> str | None:

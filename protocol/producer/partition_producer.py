@@ -190,7 +190,16 @@ class PartitionProducer:
             self._gap_from = None
         self._finish_draining()
 
-    def refused(self, batch: ProducerBatch, code: int, where: str, now_s: float, detail: str | None = None) -> None:
+    def refused(
+        self,
+        batch: ProducerBatch,
+        code: int,
+        where: str,
+        now_s: float,
+        detail: str | None = None,
+        *,
+        at_once: bool = False,
+    ) -> None:
         """Handle an error code.
 
         Parameters
@@ -202,6 +211,8 @@ class PartitionProducer:
         now_s : float
         detail : str, optional
             The broker's own message.
+        at_once : bool
+            A retriable error is retried without a back-off: the new leader is known.
         """
         self._returned(batch)
         error = self._error(batch, code, where, detail)
@@ -224,7 +235,7 @@ class PartitionProducer:
         elif code in _TOO_LARGE and batch.record_count > 1:
             self._split(batch)
         elif error_row(code).retriable and batch.attempts <= self.retries:
-            self._retry(now_s)
+            self._retry(now_s, at_once=at_once)
         else:
             self._fail(batch, error)
         self._finish_draining()
@@ -317,8 +328,8 @@ class PartitionProducer:
         batch.in_flight = False
         self.in_flight -= 1
 
-    def _retry(self, now_s: float) -> None:
-        if not self._draining:
+    def _retry(self, now_s: float, *, at_once: bool = False) -> None:
+        if not self._draining and not at_once:
             self._back_off(now_s)
         self._draining = True
 

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,10 +18,13 @@ from protocol.clock import Backoff, Clock, Deadline
 from protocol.cluster.client import CONTROL, PRODUCE, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
-from protocol.cluster.metadata import Metadata
-from protocol.config import ClientConfig
+from protocol.cluster.metadata import Broker, Metadata, NewLeader
+from protocol.config import ClientConfig, parse_consumer
+from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.consumer import Consumer
 from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.log_offsets import Range
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.errors import (
     BrokerError,
     ConfigurationError,
@@ -41,6 +45,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.support.no_broker import no_broker
+from tests.support.wait_until import wait_until
 
 T = TypeVar("T")
 
@@ -243,6 +248,40 @@ def test_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka
     assert [each.topics["orders"].partitions[0].leader for each in (old, new)] == [1, 2]
     assert new.updated_by(old).topics["orders"].partitions[0].leader == 2
     assert old.updated_by(new).topics["orders"].partitions[0].leader == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "leader"),
+    [(None, None, 2), ("leader_epoch", 0, 1), ("topic_id", b"another topic id", 1), ("partition", 1, 1)],
+)
+def test_leader_named_in_a_reply_replaces_an_older_one_only(
+    kafka_of_two: FakeKafka, field: str | None, value: object, leader: int
+) -> None:
+    known = Metadata.from_reply(kafka_of_two.ask(1, METADATA, {"topics": [{"name": "orders"}]}))
+    named = NewLeader("orders", known.topics["orders"].topic_id, 0, 7, Broker(2, "broker-2", 9092))
+    snapshot = known.with_leaders([named if field is None else replace(named, **{field: value})])
+    broker, partition = snapshot.leader("orders", 0)
+    assert (broker.node_id, partition.leader_epoch) == ((2, 7) if leader == 2 else (1, 0))
+    assert broker.host == ("broker-2" if leader == 2 else "127.0.0.1")
+
+
+@pytest.mark.timeout(30)
+def test_moved_leader_named_in_replies_is_used_at_once(kafka_of_two: FakeKafka) -> None:
+    """KIP-951: producers and consumers wait for no back-off and no metadata."""
+    with (
+        client_of(kafka_of_two, retry_backoff_ms=60_000, retry_backoff_max_ms=60_000) as client,
+        Producer(client) as producer,
+        KafkaConsumer(client, {"group.id": "etl", "auto.offset.reset": "earliest"}) as consumer,
+    ):
+        consumer.assign([("orders", 0)])
+        for count, leader in enumerate((1, 2, 1), start=1):
+            kafka_of_two.move_leader("orders", 0, leader)
+            lookups = len(kafka_of_two.request_bodies(METADATA))
+            producer.send("orders", b"value").result(10)
+            wait_until(lambda: consumer.poll(100))
+            rows = BoundedReader(client, parse_consumer({}), [Range("orders", 0, 0, count)])
+            assert sum(batch.num_rows for _, batch in rows) == count
+            assert count == 1 or len(kafka_of_two.request_bodies(METADATA)) == lookups
 
 
 def retried(

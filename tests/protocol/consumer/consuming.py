@@ -59,6 +59,7 @@ def reply_row(partition: int = 0, data: bytes = b"", **fields: Any) -> dict[str,
         "last_stable_offset": 1_000,
         "log_start_offset": 0,
         "diverging_epoch": {"epoch": -1, "end_offset": -1},
+        "current_leader": {"leader_id": -1, "leader_epoch": -1},
         "aborted_transactions": None,
         "preferred_read_replica": -1,
         "records": data,
@@ -69,7 +70,14 @@ def reply_row(partition: int = 0, data: bytes = b"", **fields: Any) -> dict[str,
 def reply(*rows: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a Fetch reply about one topic, decoded."""
     responses = [{"topic": "orders", "topic_id": TOPIC_ID, "partitions": list(rows)}] if rows else []
-    return {"throttle_time_ms": 0, "error_code": 0, "session_id": 0, "responses": responses, **fields}
+    return {
+        "throttle_time_ms": 0,
+        "error_code": 0,
+        "session_id": 0,
+        "responses": responses,
+        "node_endpoints": [],
+        **fields,
+    }
 
 
 def end_of_epoch(body: dict[str, Any], ends: dict[int, int]) -> dict[str, Any]:
