@@ -78,8 +78,8 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer; simula
 	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
 	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200
 
-matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9, 4.1 and 4.2
-	for version in 2.8.2 3.9.1 4.1.0 4.2.0; do \
+matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9 and 4.1 to 4.4
+	for version in 2.8.2 3.9.1 4.1.0 4.2.0 4.3.1 4.4.0; do \
 		echo "Kafka $$version"; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
 			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \

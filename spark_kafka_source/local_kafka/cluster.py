@@ -43,7 +43,7 @@ from spark_kafka_source.local_kafka.users import scram_credentials
 if TYPE_CHECKING:
     from protocol.testing.schema_registry import FakeSchemaRegistry
 
-DEFAULT_VERSION = "4.2.0"
+DEFAULT_VERSION = "4.4.0"
 
 _STOP_TIMEOUT_S = 30.0
 _TRAINING_STOP_TIMEOUT_S = 120.0
@@ -62,7 +62,7 @@ class LocalKafka:
     brokers : int
         Number of brokers; their ids are 1, 2, …. One is enough for versions before 3.3.
     version : str
-        Version of Apache Kafka; "4.2.0", "3.9.1" and "2.8.2" are tested.
+        Version of Apache Kafka; "4.4.0", "3.9.1" and "2.8.2" are tested.
     settings : mapping, optional
         Settings of all brokers, which override `conf/kafka-broker.properties`.
     port : int, optional

@@ -77,11 +77,11 @@ class ClusterConfig:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Parse `"4.2.0"` into `(4, 2, 0)`. Raises `ConfigurationError` for anything but numbers and dots."""
+    """Parse `"4.4.0"` into `(4, 4, 0)`. Raises `ConfigurationError` for anything but numbers and dots."""
     try:
         return tuple(int(part) for part in version.split("."))
     except ValueError as error:
-        raise ConfigurationError(f'"{version}" is not a Kafka version such as "4.2.0"') from error
+        raise ConfigurationError(f'"{version}" is not a Kafka version such as "4.4.0"') from error
 
 
 def conf_file(name: str) -> Path:

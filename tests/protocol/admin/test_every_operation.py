@@ -1,4 +1,4 @@
-"""Every operation of `Admin`, compared with Kafka's own tools: in `make soak`, on brokers 2.8, 3.9, 4.1 and 4.2."""
+"""Every operation of `Admin`, compared with Kafka's own tools: in `make soak`, on brokers 2.8, 3.9 and 4.1 to 4.4."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
-VERSIONS = ("2.8.2", "3.9.1", "4.1.1", "4.2.0")
+VERSIONS = ("2.8.2", "3.9.1", "4.1.1", "4.2.0", "4.3.1", "4.4.0")
 USER = "User:alice"
 
 
