@@ -15,7 +15,7 @@ from protocol.testing.simulation.modules import ModuleTables
 from protocol.testing.simulation.network import Network
 from protocol.testing.simulation.scheduler import Scheduler, SimulatedThread, SimulationFailed
 from protocol.testing.simulation.signals import signal_module
-from protocol.testing.simulation.sockets import select_module, socket_module
+from protocol.testing.simulation.socket_modules import select_module, socket_module
 
 
 class World(Protocol):
