@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import socket
@@ -209,6 +210,11 @@ def dead_locked(world: Simulation) -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
+
+
+def logged(world: Simulation) -> None:
+    """Records of loggers are lines of the trace."""
+    logging.getLogger("shop").warning("closed at %d", 6)
 
 
 def set_order(world: Simulation) -> list[str]:

@@ -73,6 +73,12 @@ def test_deadlock_fails_with_stacks(worker: Worker) -> None:
     assert "dead_locked" in error
 
 
+def test_log_records_are_in_trace(worker: Worker) -> None:
+    outcome = run(worker, "logged")
+    assert outcome.error is None
+    assert any("warning shop: closed at 6" in line for line in outcome.trace)
+
+
 def test_set_order_follows_seed_alone(worker: Worker) -> None:
     first, again, other = (result(worker, "set_order", seed=seed) for seed in (1, 1, 2))
     assert first == again

@@ -137,9 +137,6 @@ def _log_to(world: Any, level: str) -> None:
     """Add the records of loggers to the trace."""
 
     class Handler(logging.Handler):
-        def createLock(self) -> None:  # noqa: N802 - logging's name
-            self.lock: Any = contextlib.nullcontext()
-
         def emit(self, record: logging.LogRecord) -> None:
             world.trace(f"{record.levelname.lower()} {record.name}: {record.getMessage()}")
 
