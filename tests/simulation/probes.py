@@ -82,6 +82,18 @@ def paused(world: Simulation) -> list[int]:
     return counts
 
 
+def killed_while_paused(world: Simulation) -> int:
+    """A process that is killed during a pause does not continue after it."""
+    ticks: list[float] = []
+    process = world.start(ticker, ticks)
+    world.sleep(2.5)
+    process.pause(5)
+    world.sleep(2)
+    process.kill()
+    world.sleep(10)
+    return len(ticks)
+
+
 def clock_reader(readings: dict[str, float]) -> None:
     from_s, wall_s = time.monotonic(), time.time()
     time.sleep(100)

@@ -42,6 +42,10 @@ def test_paused_process_stops_until_resumed(worker: Worker) -> None:
     assert result(worker, "paused") == [5, 5, 8]
 
 
+def test_process_killed_during_pause_does_not_continue(worker: Worker) -> None:
+    assert result(worker, "killed_while_paused") == 3
+
+
 def test_clock_jumps_end_waits_sooner_and_move_wall_clock(worker: Worker) -> None:
     assert result(worker, "clocks") == [40, 100, -960]
 

@@ -105,6 +105,7 @@ class Process(Host):
         self._world.trace(f"{self.name} is killed")
         self.killed = True
         self.alive = False
+        self.held = None  # a paused process never continues
         self._close_files()
         threads = [thread for thread in scheduler.threads if thread.process is self]
         for thread in threads:
