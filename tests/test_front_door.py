@@ -25,6 +25,7 @@ from tests.support.documents import ROOT, blocks
 
 PUBLIC = {
     *("protocol", "protocol.admin", "protocol.clouds", "protocol.errors", "protocol.testing", "spark_kafka_source"),
+    "protocol.testing.simulation",
     *("protocol.metrics", "protocol.metrics.opentelemetry", "protocol.metrics.prometheus"),
 }
 

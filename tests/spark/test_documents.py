@@ -109,6 +109,8 @@ PYTHON = {
             ("FakeSchemaRegistry(", "test_example_of_the_registry_runs"),
             ("def test_orders_are_copied", "test_examples_of_expectations_pass"),
             ("quota_entity", "test_example_of_quotas_is_throttled"),
+            ("# copies.py", "test_scenario_of_the_page_runs"),
+            ("from protocol.testing.simulation import simulate", "test_scenario_of_the_page_runs"),
         )
     },
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
@@ -179,6 +181,9 @@ COMMANDS: dict[str, str] = {
         "tests/spark/test_examples.py::test_upper_writes_values_until_it_is_stopped",
     ),
     "PYSPARK_PYTHON=env/bin/python env/bin/python job.py localhost:9092 checkpoints/totals": "",  # test_tutorial.py
+    "python -m protocol.testing.simulation copies:scenario --seed 7": "tests/protocol/testing/test_testing_page.py::"
+    "test_scenario_of_the_page_runs",
+    "python -m tests.simulation NAME --seed N": "",  # tests/simulation/test_world.py runs scenarios
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
     "pip install": "",  # downloads packages; README describes it
@@ -206,6 +211,7 @@ COMMANDS: dict[str, str] = {
         f"pip install '.[{extra}]'": HERE + "test_wheel_contains_package_extras_and_entry_points"
         for extra in ("azure", "aws", "google")
     },
+    "pip install '.[simulation]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }

@@ -26,9 +26,9 @@ POLICY_VIOLATION = 44  # no handler has this code of its own
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[FakeKafka]:
-    with FakeKafka(users={"alice": "pw"}, anonymous=True) as kafka:
-        yield kafka
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka(users={"alice": "pw"}, anonymous=True) as fake:
+        yield fake
 
 
 def sample(of: Any, version: int) -> Any:
@@ -40,13 +40,13 @@ def sample(of: Any, version: int) -> Any:
     return {"string": "orders", "uuid": TOPIC_ID, "bytes": b"", "records": None}.get(of, 0)
 
 
-def answer(kafka: FakeKafka, api: Api) -> bytes:
+def answer(fake: FakeKafka, api: Api) -> bytes:
     """Send a request; return the bytes of the reply, nothing if the connection was reset."""
-    if "orders" not in kafka.controller.image.topics:  # DeleteTopics has deleted it
-        kafka.create_topic("orders", topic_id=TOPIC_ID)
+    if "orders" not in fake.controller.image.topics:  # DeleteTopics has deleted it
+        fake.create_topic("orders", topic_id=TOPIC_ID)
     version = NEWEST[api]
     body = sample(api.request, version) | ({"acks": 1} if api is PRODUCE else {})
-    host, port = kafka.addresses[1]
+    host, port = fake.addresses[1]
     with socket.create_connection((host, port), 10) as connection, contextlib.suppress(ConnectionResetError):
         connection.sendall(b"".join(frame.encode_request(api, version, 1, "test", body)))
         with connection.makefile("rb") as stream:
@@ -59,37 +59,37 @@ def codes(api: Api, reply: bytes) -> set[int]:
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_each_kind_of_request_is_refused_with_the_code(kafka: FakeKafka, api: Api) -> None:
-    kafka.refuse(api.name, "POLICY_VIOLATION")
-    assert POLICY_VIOLATION in codes(api, answer(kafka, api))
-    assert POLICY_VIOLATION not in codes(api, answer(kafka, api))
+def test_each_kind_of_request_is_refused_with_the_code(fake: FakeKafka, api: Api) -> None:
+    fake.refuse(api.name, "POLICY_VIOLATION")
+    assert POLICY_VIOLATION in codes(api, answer(fake, api))
+    assert POLICY_VIOLATION not in codes(api, answer(fake, api))
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_each_kind_of_request_is_lost_or_its_reply_lost_late_or_edited(kafka: FakeKafka, api: Api) -> None:
-    kafka.lose_requests(api.name)
-    assert answer(kafka, api) == b""
-    kafka.lose_replies(api.name)
-    assert answer(kafka, api) == b""
-    kafka.delay_replies(api.name, 0.02)
+def test_each_kind_of_request_is_lost_or_its_reply_lost_late_or_edited(fake: FakeKafka, api: Api) -> None:
+    fake.lose_requests(api.name)
+    assert answer(fake, api) == b""
+    fake.lose_replies(api.name)
+    assert answer(fake, api) == b""
+    fake.delay_replies(api.name, 0.02)
     started_s = time.monotonic()
-    assert answer(kafka, api) != b""
+    assert answer(fake, api) != b""
     assert time.monotonic() - started_s >= 0.02
-    kafka.edit_replies(api.name, lambda body: b"\0\0\0\6edited", times=1)
-    assert answer(kafka, api) == b"edited"
+    fake.edit_replies(api.name, lambda body: b"\0\0\0\6edited", times=1)
+    assert answer(fake, api) == b"edited"
 
 
-def test_refused_api_versions_is_readable_for_any_client(kafka: FakeKafka) -> None:
-    kafka.refuse("ApiVersions", "UNSUPPORTED_VERSION")
-    assert codes(API_VERSIONS, answer(kafka, API_VERSIONS)) == {35}
+def test_refused_api_versions_is_readable_for_any_client(fake: FakeKafka) -> None:
+    fake.refuse("ApiVersions", "UNSUPPORTED_VERSION")
+    assert codes(API_VERSIONS, answer(fake, API_VERSIONS)) == {35}
 
 
 def test_fault_without_effect_is_a_usage_error() -> None:
-    with FakeKafka() as kafka:
-        for fault in (lambda kind: kafka.refuse(kind, "POLICY_VIOLATION"), kafka.lose_requests, kafka.lose_replies):
+    with FakeKafka() as fake:
+        for fault in (lambda kind: fake.refuse(kind, "POLICY_VIOLATION"), fake.lose_requests, fake.lose_replies):
             with pytest.raises(UsageError, match="FakeKafka does not handle WriteTxnMarkers"):
                 fault("WriteTxnMarkers")
             with pytest.raises(UsageError, match="no client of this cluster sends SaslHandshake"):
                 fault("SaslHandshake")
         with pytest.raises(UsageError, match="Heartbeat is refused as a whole"):
-            kafka.refuse("Heartbeat", "POLICY_VIOLATION", partition=("orders", 0))
+            fake.refuse("Heartbeat", "POLICY_VIOLATION", partition=("orders", 0))

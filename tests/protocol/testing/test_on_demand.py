@@ -111,10 +111,10 @@ class TestFaults:
         assert [each["throttle_time_ms"] for each in replies] == [700, 0]
 
     def test_replies_come_from_a_handler_of_the_test(self, fake: FakeKafka, client: Client) -> None:
-        fake.handlers[METADATA] = lambda body, version: {"cluster_id": "another"}
-        assert client.metadata([]).cluster_id == "another"
+        fake.handlers[METADATA] = lambda body, version: {"cluster_id": "fake", "controller_id": 7}
+        assert client.metadata([]).controller_id == 7
         del fake.handlers[METADATA]
-        assert client.metadata([]).cluster_id == "fake"
+        assert client.metadata([]).controller_id == 1
 
 
 class TestBrokers:

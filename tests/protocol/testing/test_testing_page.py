@@ -55,6 +55,16 @@ def test_fixture_of_the_page_replaces_that_of_the_plugin(tmp_path: Path) -> None
     assert "1 passed" in run_pytest(tmp_path, fixture + test)
 
 
+def test_scenario_of_the_page_runs(tmp_path: Path) -> None:
+    pytest.importorskip("greenlet")
+    scenario, test = (block("testing.md", start).text for start in ("# copies.py", "import simulate"))
+    (tmp_path / "copies.py").write_text(scenario)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    command = [sys.executable, "-m", "protocol.testing.simulation", "copies:scenario", "--seed", "7"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    assert "1 passed" in run_pytest(tmp_path, test.replace("range(10)", "range(1)"))
+
+
 def test_examples_of_expectations_pass(tmp_path: Path) -> None:
     assert "2 passed" in run_pytest(tmp_path, block("testing.md", "def test_orders_are_copied").text)
 

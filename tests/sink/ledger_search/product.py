@@ -110,6 +110,7 @@ class _Connection:
 
 @dataclass
 class _Reply:
+    api: Api
     body: dict[str, Any] | None
 
     def result(self, deadline: object) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class SearchClient(Client):
     def send(self, broker: Broker, api: Api, body: Any, deadline: object, **options: Any) -> Any:
         versions = {name: value for name, value in options.items() if name in ("at_least", "at_most")}
         version = self._connection.choose_version(api, **versions)
-        return _Reply(self._replies.exchange(api, version, body(version) if callable(body) else body))
+        return _Reply(api, self._replies.exchange(api, version, body(version) if callable(body) else body))
 
     def ask_any(self, api: Api, body: Any, deadline: object, **options: Any) -> Any:
         return self.send(_BROKER, api, body, deadline, **options).result(deadline)
