@@ -70,9 +70,9 @@ format: setup ## rewrites the files as `make lint` wants them
 bench: setup ## measures against the peers; BENCH="source --rounds 6": one section
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
-# New seeds every time; each failure names its seed and the command that runs it again.
-simulation: setup ## each scenario of tests/simulation with new seeds, for a minute (MINUTES)
-	MINUTES=$${MINUTES:-1} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
+# The same seeds each time; `make soak` takes new ones. Each failure names its seed and the command that runs it again.
+simulation: setup ## each scenario of tests/simulation with a few seeds (SEEDS)
+	$(BIN)/python -m tests.simulation --first 1 --seeds $${SEEDS:-4}
 
 soak: setup ## the tests that kill, cut off, count and spoil, for longer; simulations for an hour (MINUTES)
 	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
