@@ -1,64 +1,113 @@
-"""Members of a group that come, go, are killed and paused: no record is lost."""
+"""Members of a group that come, go, are killed and paused: no record is skipped, and commits are honest."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
 
-from protocol import KafkaConsumer, KafkaError, Producer
+from protocol import ConsumerRebalanceListener, KafkaConsumer, KafkaError, Producer
+from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
-from protocol.testing.simulation import Simulation, cluster_faults, heal, network_faults, process_faults
+from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
+from tests.simulation.group_model import GroupModel
 
 PARTITIONS = 6
-DURATION_S = 15.0
+DURATION_S = 12.0
+MEMBERS = 3
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", None)
+COMMITS = ("sync", "async", "auto")
 KINDS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat", "OffsetCommit", "OffsetFetch", "Fetch")
 
 
 def scenario(world: Simulation) -> dict[str, object]:
+    """Run members of a group under faults; without faults, members only come and go, and no record comes twice."""
     settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
     kafka = FakeKafka(3, record_requests=False, settings=settings)
     kafka.create_topic("t", PARTITIONS, 3)
     assignor = world.random.choice(ASSIGNORS)
-    seen: dict[int, set[int]] = defaultdict(set)
-    acknowledged: dict[int, int] = {}
-    stop: list[bool] = []
+    commits = world.random.choice(COMMITS)
+    calm = world.random.random() < 0.2
+    is_static = world.random.random() < 0.3
+    model = GroupModel(kafka, "g", world.trace)
+    leaving: set[str] = set()
+    free_instances = [f"i{number}" for number in range(MEMBERS + 2)]
+    instances: dict[str, str] = {}
 
-    def start(*_: object) -> None:
-        if not stop:
-            world.start(member, kafka.bootstrap_servers, assignor, seen, stop, name=f"member-{len(world.processes)}")
+    def join(instance: str = "") -> None:
+        if is_static and not instance:
+            if not free_instances:
+                return
+            instance = free_instances.pop()
+        name = f"member-{len(world.processes)}"
+        instances[name] = instance
+        properties = options(assignor, commits, instance)
+        world.start(member, kafka.bootstrap_servers, properties, model, leaving, name, commits == "async", name=name)
 
-    for _ in range(3):
-        start()
-    producer = world.start(produce, kafka.bootstrap_servers, acknowledged, name="producer")
-    faults = world.start_faults(
-        [
+    def join_again(process: Process) -> None:
+        if not all_leave:
+            join(instances[process.name])
+
+    def leave() -> None:
+        staying = [process.name for process in world.alive("member") if process.name not in leaving]
+        if len(staying) > 1:
+            leaving.add(world.fault_random.choice(staying))
+
+    all_leave: list[bool] = []
+    for _ in range(MEMBERS):
+        join()
+    producer = world.start(produce, kafka.bootstrap_servers, name="producer")
+    schedule = [("a member joins", join), ("a member leaves", leave)]
+    if not calm:
+        schedule += [
             *cluster_faults(world, kafka, KINDS),
             *network_faults(world, kafka, lambda: world.alive("member")),
-            *process_faults(world, lambda: world.alive("member"), start),
+            *process_faults(world, lambda: world.alive("member"), join_again),
+            ("rebalance", lambda: kafka.rebalance("g")),
         ]
-    )
+    faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
     heal(world, kafka)
-    world.sleep(20)  # what begins for a while has ended
-    log = {
-        partition: [int(message.value) for message in kafka.records("t", partition)] for partition in range(PARTITIONS)
-    }
-
-    def complete() -> bool:
-        return all(set(log[partition]) <= seen[partition] for partition in log)
-
-    world.wait_until(complete, 180, "members have consumed all records")
-    stop.append(True)
+    world.sleep(1 if calm else 20)  # what begins for a while has ended
+    ends = {partition: len(list(kafka.records("t", partition))) for partition in range(PARTITIONS)}
+    world.wait_until(lambda: not model.unprocessed(ends), 180, "members have processed all records")
+    world.wait_until(lambda: model.commits() == ends, 60, "members have committed the ends of the log")
+    all_leave.append(True)
+    leaving.update(process.name for process in world.processes)
     for process in world.alive("member"):
         process.join(120)
-    committed = kafka.committed_offsets("g")
-    assert all(committed.get(("t", partition), 0) <= len(log[partition]) for partition in log)
-    return {"records": sum(map(len, log.values())), "assignor": assignor, "members": len(world.processes) - 1}
+    assert not model.failures, model.failures[:3]
+    assert not (calm and model.twice), f"twice without a cause: {model.twice[:3]}"
+    return {
+        "records": sum(ends.values()),
+        "assignor": assignor,
+        "commits": commits,
+        "static": is_static,
+        "calm": calm,
+        "members": len(world.processes) - 1,
+        "twice": len(model.twice),
+    }
 
 
-def produce(servers: str, acknowledged: dict[int, int]) -> None:
+def options(assignor: str | None, commits: str, instance: str) -> dict[str, object]:
+    """Return the properties of a member."""
+    properties: dict[str, object] = {
+        "group.id": "g",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": commits == "auto",
+        "auto.commit.interval.ms": 300,
+    }
+    if instance:
+        properties["group.instance.id"] = instance
+    if assignor is None:
+        return properties | {"group.protocol": "consumer"}
+    classic = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "partition.assignment.strategy": assignor}
+    return properties | classic
+
+
+def produce(servers: str) -> None:
+    """Produce records until the end of the duration."""
     end_s = time.monotonic() + DURATION_S
     number = 0
     with Producer({"bootstrap.servers": servers}) as producer:
@@ -67,30 +116,90 @@ def produce(servers: str, acknowledged: dict[int, int]) -> None:
                 producer.send("t", b"%d" % number, partition=number % PARTITIONS)
                 number += 1
             producer.flush()
-            acknowledged[0] = number
             time.sleep(0.1)
 
 
-def member(servers: str, assignor: str | None, seen: dict[int, set[int]], stop: list[bool]) -> None:
-    options = {
-        "bootstrap.servers": servers,
-        "group.id": "g",
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-    }
-    if assignor is None:
-        options["group.protocol"] = "consumer"
-    else:
-        options |= {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "partition.assignment.strategy": assignor}
-    with KafkaConsumer(options) as consumer:
-        consumer.subscribe(["t"])
-        while not stop:
-            try:
-                polled = consumer.poll(200)
-                for (_, partition), batches in polled.items():
-                    for batch in batches:
-                        seen[partition].update(int(value) for value in batch.column("value").to_pylist())
-                if polled:
-                    consumer.commit_sync()
-            except KafkaError:
-                continue
+class Listener(ConsumerRebalanceListener):
+    """Tells the model of new partitions, and commits revoked ones."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._member.assigned([partition for _, partition in partitions])
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._member.commit()
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """Commit nothing: the partitions may have another owner."""
+
+
+class Member:
+    """A member of the group in its process."""
+
+    def __init__(self, servers: str, properties: dict[str, object], model: GroupModel, name: str) -> None:
+        self.model = model
+        self.name = name
+        self._commits_itself = not properties["enable.auto.commit"]
+        self._instance = str(properties.get("group.instance.id", ""))
+        self._consumer = KafkaConsumer({"bootstrap.servers": servers, **properties})
+        self._processed: dict[int, int] = {}
+
+    def run(self, leaving: set[str], is_async: bool) -> None:
+        """Read, process and commit until the scenario wants the member to leave."""
+        with self._consumer as consumer:
+            consumer.subscribe(["t"], Listener(self))
+            while self.name not in leaving:
+                try:
+                    self._process()
+                    if not is_async:
+                        self.commit()
+                    elif self._commits_itself:
+                        consumer.commit_async()
+                except KafkaError:
+                    continue
+            with suppress(KafkaError):  # refused: another member has the partitions
+                self.commit()
+
+    def assigned(self, partitions: Collection[int]) -> None:
+        """Start new partitions at their committed offsets."""
+        self.model.assigned(self.name, partitions)
+        for partition in partitions:
+            self._processed.pop(partition, None)
+
+    def _process(self) -> None:
+        polled = self._consumer.poll(200)
+        if not polled:
+            return
+        identity = self._consumer.group_metadata().member
+        generation = max(identity.generation_id, identity.member_epoch)
+        offsets_by_partition = {
+            partition: [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+            for (_, partition), batches in polled.items()
+        }
+        for partition, offsets in offsets_by_partition.items():
+            owner = self._instance or identity.member_id
+            self.model.delivered(self.name, owner, generation, partition, offsets)
+        for partition, offsets in offsets_by_partition.items():
+            time.sleep(0.01)
+            self.model.processed(self.name, partition, offsets)
+            self._processed[partition] = offsets[-1] + 1
+
+    def commit(self) -> None:
+        """Commit the positions, which are processed, and wait."""
+        if self._commits_itself:
+            positions = {
+                partition: self._processed[partition]
+                for _, partition in self._consumer.assignment
+                if partition in self._processed
+            }
+            self._consumer.commit_sync()
+            self.model.acknowledged(self.name, positions)
+
+
+def member(
+    servers: str, properties: dict[str, object], model: GroupModel, leaving: set[str], name: str, is_async: bool
+) -> None:
+    """Run a member of the group."""
+    Member(servers, properties, model, name).run(leaving, is_async)

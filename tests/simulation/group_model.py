@@ -1,0 +1,151 @@
+"""A model of a group's log, deliveries and commits, which knows nothing of the client."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from protocol.kafka_terms import TopicPartition
+from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.offsets import Committed
+
+
+class _WatchedOffsets(dict[TopicPartition, Committed]):
+    """The cluster's committed offsets of a group, which reports each commit before it is stored."""
+
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self._report = report
+
+    def __setitem__(self, key: TopicPartition, committed: Committed) -> None:
+        self._report(key[1], committed.offset)
+        super().__setitem__(key, committed)
+
+
+class GroupModel:
+    """Judges the deliveries and commits of a group that reads one topic, at the moment they happen.
+
+    Members call `assigned`, `delivered`, `processed` and `acknowledged`; the cluster reports commits. The offsets of
+    the topic have no gaps, so each record below a committed offset must be processed.
+
+    Parameters
+    ----------
+    kafka : FakeKafka
+    group_id : str
+    trace : callable
+        Receives broken rules.
+    has_other_outcome : callable, optional
+        Returns True for a partition and an offset whose record need not be processed, such as a dead letter.
+
+    Attributes
+    ----------
+    twice : list of str
+        Records that were processed a second time, after an owner whose commit did not contain them.
+    failures : list of str
+        Broken rules: an exception in a thread of the cluster would only close a connection.
+    """
+
+    def __init__(
+        self,
+        kafka: FakeKafka,
+        group_id: str,
+        trace: Callable[[str], Any],
+        has_other_outcome: Callable[[int, int], bool] = lambda partition, offset: False,
+    ) -> None:
+        self.twice: list[str] = []
+        self.failures: list[str] = []
+        self._trace = trace
+        self._has_other_outcome = has_other_outcome
+        self._processed: dict[int, set[int]] = defaultdict(set)
+        self._processed_until: dict[int, int] = defaultdict(int)
+        self._commits: dict[int, list[int]] = defaultdict(lambda: [0])
+        # By member and partition: the next offset, None before the first record; and the newest commit's index before.
+        self._next_offsets: dict[tuple[str, int], int | None] = {}
+        self._commits_before: dict[tuple[str, int], int] = defaultdict(int)
+        self._owners: dict[tuple[int, int], str] = {}
+        kafka.offsets.committed[group_id] = _WatchedOffsets(self._committed)
+
+    # -- called by members ----------------------------------------------------------------------
+
+    def assigned(self, member: str, partitions: Iterable[int]) -> None:
+        """A member gets partitions, and has not fetched their committed offsets yet."""
+        for partition in partitions:
+            self._next_offsets[member, partition] = None
+            self._commits_before[member, partition] = len(self._commits[partition]) - 1
+
+    def delivered(self, member: str, owner: str, generation: int, partition: int, offsets: list[int]) -> None:
+        """A poll has returned records.
+
+        Parameters
+        ----------
+        member : str
+            The process.
+        owner : str
+            The member's id, or its group instance id.
+        generation : int
+            The generation, or the member epoch.
+        partition : int
+        offsets : list of int
+        """
+        first, end = offsets[0], offsets[-1] + 1
+        where = f"{member} in generation {generation}: t-{partition} [{first}, {end})"
+        if offsets != list(range(first, end)):
+            self.fail(f"{where} has gaps: {offsets}")
+        expected = self._next_offsets.get((member, partition))
+        starts = self._commits[partition][self._commits_before[member, partition] :]
+        if expected is None and first not in starts:
+            self.fail(f"{where} starts at none of the committed offsets {starts}")
+        if expected is not None and first != expected:
+            self.fail(f"{where} does not continue at {expected}")
+        former = self._owners.setdefault((generation, partition), owner)
+        if former != owner:
+            self.fail(f"{where} belongs to {former} as well as {owner}")
+        self._next_offsets[member, partition] = end
+
+    def processed(self, member: str, partition: int, offsets: Iterable[int]) -> None:
+        """A member has processed records that it got."""
+        for offset in offsets:
+            if offset in self._processed[partition]:
+                self.twice.append(f"{member}: t-{partition}:{offset}")
+            self._processed[partition].add(offset)
+
+    def acknowledged(self, member: str, offsets: dict[int, int]) -> None:
+        """A synchronous commit of positions has succeeded."""
+        for partition, offset in offsets.items():
+            if self._commits[partition][-1] < offset:
+                self.fail(f"{member}: the commit of t-{partition} at {offset} succeeded, but is not in the log")
+
+    # -- for the scenario -----------------------------------------------------------------------
+
+    def unprocessed(self, ends: dict[int, int]) -> list[str]:
+        """Return records below the log end offsets that no member has processed."""
+        return [
+            f"t-{partition}:{offset}"
+            for partition, end in ends.items()
+            for offset in range(self._processed_until[partition], end)
+            if not self._has_outcome(partition, offset)
+        ]
+
+    def commits(self) -> dict[int, int]:
+        """Return the committed offsets."""
+        return {partition: offsets[-1] for partition, offsets in self._commits.items()}
+
+    def _committed(self, partition: int, offset: int) -> None:
+        before = self._commits[partition][-1]
+        if offset < before:
+            self.fail(f"the committed offset of t-{partition} went back from {before} to {offset}")
+        while self._processed_until[partition] < offset and self._has_outcome(
+            partition, self._processed_until[partition]
+        ):
+            self._processed_until[partition] += 1
+        if offset > self._processed_until[partition]:
+            self.fail(f"committed t-{partition} at {offset}, but {self._processed_until[partition]} is not processed")
+        self._commits[partition].append(offset)
+
+    def _has_outcome(self, partition: int, offset: int) -> bool:
+        return offset in self._processed[partition] or self._has_other_outcome(partition, offset)
+
+    def fail(self, text: str) -> None:
+        """Take note of a broken rule."""
+        self._trace(f"broken rule: {text}")
+        self.failures.append(text)
