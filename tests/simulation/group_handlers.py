@@ -1,0 +1,249 @@
+"""`ConsumerGroup` and `Processor` with slow and failing handlers: order per key, dead letters, honest commits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+
+from protocol import (
+    ConsumerGroup,
+    ConsumerRebalanceListener,
+    KafkaError,
+    Processor,
+    Producer,
+    RetryPolicy,
+)
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.kafka_terms import TopicPartition
+from protocol.testing import FakeKafka
+from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
+from tests.simulation.group_model import GroupModel
+
+PARTITIONS = 4
+KEYS = 5
+DURATION_S = 10.0
+KINDS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat", "OffsetCommit", "OffsetFetch", "Fetch")
+
+
+def scenario(world: Simulation) -> dict[str, object]:
+    """Run members of one kind under faults; without faults, members only come and go, and no record comes twice."""
+    settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
+    kafka = FakeKafka(3, record_requests=False, settings=settings)
+    kafka.create_topic("t", PARTITIONS, 3)
+    kafka.create_topic("dead", 1, 3)
+    has_processor = world.random.random() < 0.6
+    order = world.random.choice(("key", "partition"))
+    assignor = world.random.choice(("range", "cooperative-sticky", None))
+    calm = world.random.random() < 0.2
+    dead: set[tuple[int, int]] = set()
+
+    def is_dead(partition: int, offset: int) -> bool:
+        if has_processor and is_poison(offset) and (partition, offset) not in dead:
+            dead.update(_position(message.value) for message in kafka.records("dead"))
+        return (partition, offset) in dead
+
+    model = GroupModel(kafka, "g", world.trace, is_dead)
+    calls = HandlerCalls(model, order)
+    leaving: set[str] = set()
+
+    def join(*_: Process) -> None:
+        name = f"member-{len(world.processes)}"
+        arguments = kafka.bootstrap_servers, options(assignor), calls, leaving, name
+        if not all_leave:
+            target = run_processor if has_processor else run_group
+            world.start(target, *arguments, name=name)
+
+    def leave() -> None:
+        staying = [process.name for process in world.alive("member") if process.name not in leaving]
+        if len(staying) > 1:
+            leaving.add(world.fault_random.choice(staying))
+
+    all_leave: list[bool] = []
+    for _ in range(2):
+        join()
+    producer = world.start(produce, kafka.bootstrap_servers, name="producer")
+    schedule = [("a member joins", join), ("a member leaves", leave)]
+    if not calm:
+        schedule += [
+            *cluster_faults(world, kafka, KINDS),
+            *network_faults(world, kafka, lambda: world.alive("member")),
+            *process_faults(world, lambda: world.alive("member"), join),
+        ]
+    faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
+    producer.join(DURATION_S + 200)
+    faults.stop()
+    heal(world, kafka)
+    world.sleep(1 if calm else 20)  # what begins for a while has ended
+    ends = {partition: len(list(kafka.records("t", partition))) for partition in range(PARTITIONS)}
+    world.wait_until(lambda: model.failures or not model.unprocessed(ends), 180, "handlers have processed all records")
+    world.wait_until(
+        lambda: model.failures or model.commits() == ends, 60, "members have committed the ends of the log"
+    )
+    all_leave.append(True)
+    leaving.update(process.name for process in world.processes)
+    for process in world.alive("member"):
+        process.join(120)
+    assert not model.failures, model.failures[:3]
+    assert not (calm and model.twice), f"twice without a cause: {model.twice[:3]}"
+    assert all(is_poison(offset) for _, offset in dead), f"dead letters of good records: {sorted(dead)}"
+    return {
+        "records": sum(ends.values()),
+        "processor": has_processor,
+        "order": order,
+        "assignor": assignor,
+        "calm": calm,
+        "members": len(world.processes) - 1,
+        "twice": len(model.twice),
+        "dead": len(dead),
+    }
+
+
+def _position(value: bytes | None) -> tuple[int, int]:
+    partition, _, offset = (value or b"").partition(b":")
+    return int(partition), int(offset)
+
+
+def options(assignor: str | None) -> dict[str, object]:
+    """Return the properties of a member."""
+    properties: dict[str, object] = {"group.id": "g", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 300}
+    if assignor is None:
+        return properties | {"group.protocol": "consumer"}
+    classic = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "partition.assignment.strategy": assignor}
+    return properties | classic
+
+
+def is_poison(offset: int) -> bool:
+    """Return True for records that the processor's handler never processes."""
+    return offset % 23 == 5
+
+
+def is_flaky(offset: int) -> bool:
+    """Return True for records that a handler processes at its second attempt."""
+    return offset % 11 == 3
+
+
+def produce(servers: str) -> None:
+    """Produce keyed records, whose values are their partitions and offsets."""
+    end_s = time.monotonic() + DURATION_S
+    offset = 0
+    with Producer({"bootstrap.servers": servers}) as producer:
+        while time.monotonic() < end_s:
+            for partition in range(PARTITIONS):
+                key = b"%d" % (offset * 7 % KEYS)
+                producer.send("t", b"%d:%d" % (partition, offset), key=key, partition=partition)
+            offset += 1
+            producer.flush()
+            time.sleep(0.1)
+
+
+class HandlerCalls:
+    """Calls of handlers in all processes: slow, failing, and judged for their order.
+
+    A partition's lanes, its keys or itself, begin anew when a member gets the partition.
+    """
+
+    def __init__(self, model: GroupModel, order: str) -> None:
+        self._model = model
+        self.by_key = order == "key"
+        self._newest: dict[tuple[str, int], dict[bytes, int]] = {}
+        self._attempts: dict[tuple[str, int, int], int] = {}
+
+    def assigned(self, member: str, partitions: Collection[int]) -> None:
+        """A member gets partitions."""
+        for partition in partitions:
+            self._newest[member, partition] = {}
+
+    def handle(self, member: str, message: ConsumerMessage, fails_always: bool) -> None:
+        """Process a record; raise for failing ones."""
+        partition, offset = message.partition, message.offset
+        if _position(message.value) != (partition, offset):
+            self._model.fail(f"{member}: t-{partition}:{offset} has the value {message.value!r}")
+        lanes = self._newest.setdefault((member, partition), {})
+        lane = (message.key or b"") if self.by_key else b""
+        newest = lanes.get(lane, -1)
+        if newest >= offset:
+            self._model.fail(f"{member}: t-{partition}:{offset} of key {lane!r} is handled after {newest}")
+        lanes[lane] = offset
+        time.sleep(0.01 + offset % 5 * 0.02)
+        if lanes.get(lane) != offset:
+            self._model.fail(f"{member}: {lanes[lane]} is handled at the same time as t-{partition}:{offset}")
+        attempt = self._attempts[member, partition, offset] = self._attempts.get((member, partition, offset), 0) + 1
+        if (fails_always and is_poison(offset)) or (is_flaky(offset) and attempt % 2):
+            lanes[lane] = offset - 1  # this offset comes again
+            raise ValueError(f"the handler fails for {message.value!r}")
+        self._model.processed(member, partition, [offset])
+
+
+class Listener(ConsumerRebalanceListener):
+    """Tells the judge of new partitions."""
+
+    def __init__(self, calls: HandlerCalls, name: str) -> None:
+        self._calls = calls
+        self._name = name
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._calls.assigned(self._name, [partition for _, partition in partitions])
+
+
+def run_processor(
+    servers: str, properties: dict[str, object], calls: HandlerCalls, leaving: set[str], name: str
+) -> None:
+    """Run a `Processor`, and another one after an error, until the scenario wants the member to leave."""
+    settings = {"bootstrap.servers": servers, "enable.auto.commit": False, **properties}
+    while name not in leaving:
+        processor = Processor(
+            settings,
+            lambda message: calls.handle(name, message, fails_always=True),
+            ["t"],
+            order="key" if calls.by_key else "partition",
+            retry=RetryPolicy(2, backoff_ms=20),
+            dead_letter_topic="dead",
+            listener=Listener(calls, name),
+        )
+        threading.Thread(target=close_when_leaving, args=(processor, leaving, name), daemon=True).start()
+        try:
+            processor.run()
+        except KafkaError:
+            continue
+
+
+def close_when_leaving(closeable: Processor | ConsumerGroup, leaving: set[str], name: str) -> None:
+    """Close when the scenario wants the member to leave."""
+    while name not in leaving:
+        time.sleep(0.1)
+    closeable.close()
+
+
+class Handler:
+    """Processes the records of claims, and marks them."""
+
+    def __init__(self, calls: HandlerCalls, name: str) -> None:
+        self._calls = calls
+        self._name = name
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        """Do nothing."""
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        """Process a claim's records; a failing one ends the session."""
+        self._calls.assigned(self._name, [claim.partition])
+        for message in claim.messages():
+            self._calls.handle(self._name, message, fails_always=False)
+            session.mark_message(message)
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        """Do nothing."""
+
+
+def run_group(servers: str, properties: dict[str, object], calls: HandlerCalls, leaving: set[str], name: str) -> None:
+    """Run sessions of a `ConsumerGroup` until the scenario wants the member to leave."""
+    group = ConsumerGroup({"bootstrap.servers": servers, **properties})
+    threading.Thread(target=close_when_leaving, args=(group, leaving, name), daemon=True).start()
+    while not group.closed:
+        try:
+            group.consume(["t"], Handler(calls, name))
+        except (KafkaError, ValueError):
+            continue
+    group.close()
