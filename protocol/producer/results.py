@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Deadline
-from protocol.condition import Event
+from protocol.condition import Condition, Event
 from protocol.errors import DeadlineExceeded, KafkaError, SendFailed
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
@@ -68,7 +68,14 @@ OnResult = Callable[[str, int, int, BatchResult], None]
 
 
 class MessageFuture(Future[RecordMetadata]):
-    """A future that logs every error of a callback, also non-`Exception`s, to keep the producer's thread alive."""
+    """A future that logs every error of a callback, also non-`Exception`s, to keep the producer's thread alive.
+
+    Ctrl-C in `result` leaves its lock free.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
         """Add a callback, as `concurrent.futures.Future.add_done_callback`. It runs in the producer's thread."""

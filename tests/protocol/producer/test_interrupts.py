@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from protocol.errors import KafkaError, OutcomeLost, TransactionFailed, UsageErr
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.interceptors import BatchMetadata, ProducerInterceptor
 from protocol.producer.producer import Producer
-from protocol.producer.results import RecordMetadata
+from protocol.producer.results import MessageFuture, RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
@@ -251,3 +252,18 @@ def test_commit_during_which_a_signal_handler_closes_the_producer_is_not_to_be_r
         place += 29
         producer.close()
     assert outcomes <= {UsageError, TransactionFailed, OutcomeLost}, outcomes
+
+
+def test_interrupted_result_of_message_raises_ctrl_c_and_leaves_lock_free() -> None:
+    future, place, reached = MessageFuture(), 1, True
+    while reached:
+        code = ("threading", "concurrent.futures", "protocol.condition")
+        with suppress(KeyboardInterrupt, TimeoutError), interrupted_at(place, code) as was_reached:
+            future.result(0.001)
+        reached = was_reached()
+        other = threading.Thread(target=future.done, daemon=True)
+        other.start()
+        other.join(5)
+        assert not other.is_alive(), place
+        place += 1
+    assert place > 5
