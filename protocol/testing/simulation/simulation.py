@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.util
 import os
@@ -197,6 +198,7 @@ class Simulation:
         """Replace what would bring the real world in; return the function that undoes it."""
         chance = random.Random(f"{self.seed}:urandom")
         real = os.urandom, os.getpid, os.register_at_fork, random._urandom, random.getstate()  # type: ignore[attr-defined]
+        kill, os.kill = os.kill, self._kill
         os.urandom = random._urandom = chance.randbytes  # type: ignore[attr-defined]
         os.getpid = lambda: self.scheduler.current.process.pid if self.scheduler.current is not None else real[1]()
         os.register_at_fork = lambda **_: None
@@ -210,12 +212,21 @@ class Simulation:
         def undo() -> None:
             self.modules.uninstall()
             os.urandom, os.getpid, os.register_at_fork, random._urandom = real[:4]  # type: ignore[attr-defined]
+            os.kill = kill
             random.setstate(real[4])
             gc.unfreeze()
             if collects:
                 gc.enable()
 
         return undo
+
+    def _kill(self, pid: int, number: int) -> None:
+        """Send a signal to a process of the world."""
+        for process in (self.main, *self.processes):
+            if process.pid == pid and process.alive:
+                process.interrupt(number)
+                return
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
 
     def _find(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the copy of a function in the current process."""
