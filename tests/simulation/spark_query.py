@@ -1,0 +1,206 @@
+"""A streaming query without Spark on a changing cluster: drivers are killed at any line, batches replayed.
+
+The scenario keeps the query's checkpoint and its sink. Several queries with one `kafka.group.protocol` are members of a
+group and share the topic.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import DataLoss, KafkaError
+from protocol.testing.simulation import Process, Simulation, heal, network_faults
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.offsets import JsonDict, Offsets
+from tests.driver.simulated_query import GROUP, MEMBERSHIP, REFUSALS, TOPIC, ChangingCluster, Row
+
+DURATION_S = 12.0
+ATTEMPTS = 4
+LIMITS = {
+    "maxOffsetsPerTrigger": [1, 3, 7, 20],
+    "minPartitions": [2, 3],
+    "maxRecordsPerPartition": [1, 2, 5],
+    "maxInputPartitions": [3, 4, 7],
+    "kafka.max.partition.fetch.bytes": [1, 100, 1000],
+}
+
+
+@dataclass
+class Query:
+    """What outlives the drivers of a query: its checkpoint, and an idempotent sink.
+
+    Attributes
+    ----------
+    start : dict or None
+        End of the last completed batch, or the initial offset.
+    planned : dict or None
+        End of the batch in the offset log that is not in the commit log.
+    batches : list of lists of rows
+        The sink, by batch; a replayed batch replaces its rows.
+    drivers, replays : int
+    """
+
+    start: JsonDict | None = None
+    planned: JsonDict | None = None
+    completed: int = 0
+    batches: dict[int, list[Row]] = field(default_factory=dict)
+    drivers: int = 0
+    replays: int = 0
+    stopping: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of completed batches."""
+        return [row for number, rows in self.batches.items() if number < self.completed for row in rows]
+
+
+def scenario(world: Simulation) -> dict[str, object]:
+    protocol = world.random.choice([None, None, "classic", "consumer"])
+    settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
+    cluster = ChangingCluster(world.random, world.random.choice([1, 2, 3]), **settings)
+    kafka = cluster.kafka
+    cluster.write()
+    queries = [Query() for _ in range(1 if protocol is None else world.random.choice([2, 3]))]
+    base = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
+    base |= {"failOnDataLoss": "false", "kafka.group.id": GROUP, "kafka.metadata.max.age.ms": "2000"}
+    if protocol is not None:
+        base["kafka.group.protocol"] = protocol
+    if protocol == "classic":
+        base |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
+
+    def start(query: Query) -> None:
+        limits = {
+            name: str(world.random.choice(values)) for name, values in LIMITS.items() if world.random.random() < 0.35
+        }
+        query.drivers += 1
+        now = protocol is None and world.random.random() < 0.3
+        driver = world.start(run_driver, base | limits, query, now, name=f"driver-{len(world.processes)}")
+        world.scheduler.start(world.main, lambda: restart(query, driver))
+
+    def restart(query: Query, driver: Process) -> None:
+        """Start another driver when this one has ended."""
+        driver.wait()
+        if driver.error is not None:
+            driver.error = check_error(driver.error)
+        if not query.stopping:
+            world.sleep(world.random.uniform(0, 2))
+            if not query.stopping:
+                start(query)
+
+    for query in queries:
+        start(query)
+
+    def drivers() -> list[Process]:
+        return world.alive("driver")
+
+    def kill(lines: int) -> None:
+        if drivers():
+            world.fault_random.choice(drivers()).interrupt(
+                world.fault_random.choice([signal.SIGKILL, signal.SIGTERM]), lines
+            )
+
+    refusals = REFUSALS | (MEMBERSHIP if protocol is not None else {})
+    faults = world.start_faults(
+        [
+            ("change the cluster", cluster.change),
+            ("write records", cluster.write),
+            ("refuse, lose or delay requests", lambda: cluster.fault(refusals)),
+            ("kill a driver", lambda: kill(0)),
+            ("kill a driver at a line", lambda: kill(int(10 ** world.fault_random.uniform(1, 4)))),
+            ("pause a driver", lambda: drivers() and drivers()[0].pause(world.fault_random.uniform(0.1, 3))),
+            *network_faults(world, kafka, drivers),
+        ],
+        every_s=(0.05, 0.8),
+    )
+    while world.now_s < DURATION_S:
+        world.sleep(0.05)
+        if protocol is None:
+            check_commits(cluster, queries[0])
+    faults.stop()
+    world.sleep(15)  # temporary faults end
+    heal(world, kafka)
+    cluster.heal()
+
+    def complete() -> bool:
+        read = {value for query in queries for _, _, value in query.rows}
+        return not cluster.written.keys() - cluster.gone - read
+
+    world.wait_until(complete, 300, f"all records are read: {cluster.written.keys() - cluster.gone}")
+    ends = {key: kafka.log(*key).end_offset for key in cluster.partitions}
+    if protocol is None:
+        world.wait_until(lambda: kafka.committed_offsets(GROUP) == ends, 60, "the group's offsets are the log ends")
+    for query in queries:
+        query.stopping = True
+    for driver in drivers():
+        driver.wait(120)
+        assert not driver.alive, driver
+    cluster.judge([row for query in queries for row in query.rows], twice=protocol is not None)
+    return {
+        "protocol": protocol,
+        "batches": sum(query.completed for query in queries),
+        "drivers": sum(query.drivers for query in queries),
+        "replays": sum(query.replays for query in queries),
+    }
+
+
+def check_error(error: BaseException) -> BaseException | None:
+    """Return an error that a query must not end with; Spark restarts it after others, which have another module."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return None if "KafkaError" in names and "DataLoss" not in names else error
+
+
+def check_commits(cluster: ChangingCluster, query: Query) -> None:
+    """Fail if an offset of the group is beyond the last completed batch."""
+    if cluster.truncated or query.start is None or "@startingOffsets" in query.start:
+        return
+    ends = Offsets.from_json_dict(query.start).ends
+    for key, offset in cluster.kafka.committed_offsets(GROUP).items():
+        assert offset <= ends.get(key, offset if cluster.shrunk else 0), (
+            f"{key} is committed at {offset}, and the last batch ends at {ends}"
+        )
+
+
+def run_driver(options: dict[str, str], query: Query, now: bool) -> None:
+    """Run micro-batches, as Spark does, until the query stops; with `now` until all is read."""
+    reader = KafkaStreamReader(parse_source_options(options, streaming=True))
+    try:
+        if now:
+            reader.prepareForTriggerAvailableNow()
+        if query.start is None:
+            query.start = reader.initialOffset()
+        query.replays += query.planned is not None
+        while not query.stopping:
+            if query.planned is None:
+                end = reader.latestOffset(query.start, reader.getDefaultReadLimit())
+                if end == query.start:
+                    if now:
+                        return
+                    time.sleep(0.2)
+                    continue
+                query.planned = json.loads(json.dumps(end))
+            tasks = list(reader.partitions(query.start, query.planned))
+            random.shuffle(tasks)
+            query.batches[query.completed] = [row for task in tasks for row in read_task(reader, task)]
+            query.completed, query.start, query.planned = query.completed + 1, query.planned, None
+    finally:
+        reader.stop()
+
+
+def read_task(reader: KafkaStreamReader, task: Any) -> list[Row]:
+    """Read a task, up to four times."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
+            return [((row["topic"], row["partition"]), row["offset"], row["value"].decode()) for row in rows]
+        except DataLoss:
+            raise
+        except KafkaError:
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError
