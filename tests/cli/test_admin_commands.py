@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import tool_class
 from tests.conftest import TopicFactory
 from tests.support.documents import blocks
 from tests.support.secured_kafka import SecuredKafka
@@ -42,6 +43,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 
 def tool(kafka: LocalKafka, name: str, *arguments: str) -> str:
+    name = tool_class(kafka.cluster_config, f"org.apache.kafka.tools.{name}", f"kafka.admin.{name}")
     return kafka.run_tool(name, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
 
 
@@ -95,9 +97,7 @@ def test_configs_of_broker_are_listed_and_described(run: Any, kafka1: LocalKafka
 
     try:
         wait_until(lambda: ("log.cleaner.backoff.ms", "600", "DYNAMIC_BROKER_CONFIG") in seen(), seen)
-        shown = tool(
-            kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "brokers", "--entity-name", "1"
-        )
+        shown = tool(kafka1, "ConfigCommand", "--describe", "--entity-type", "brokers", "--entity-name", "1")
         assert "log.cleaner.backoff.ms=600" in shown
     finally:
         run("configs", "delete", "broker", "1", "log.cleaner.backoff.ms", "--yes")
@@ -140,7 +140,7 @@ def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path
 
     wait_until(lambda: seen() == {("SCRAM-SHA-256", 8192), ("SCRAM-SHA-512", 4096)}, seen)
     assert len(rows(run("users", "list", user, "-o", "json"))) == 2
-    shown = tool(kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "users", "--entity-name", user)
+    shown = tool(kafka1, "ConfigCommand", "--describe", "--entity-type", "users", "--entity-name", user)
     assert "SCRAM-SHA-512=iterations=4096" in shown
     assert "SCRAM-SHA-256=iterations=8192" in shown
     assert "Aborted" in run("users", "delete", user, code=1).stderr
@@ -182,7 +182,7 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
 
     wait_until(lambda: len(seen()) == 2)
     shown = tool(
-        *(kafka1, "kafka.admin.ConfigCommand", "--describe", "--entity-type", "users"),
+        *(kafka1, "ConfigCommand", "--describe", "--entity-type", "users"),
         *("--entity-name", "cli-quota", "--entity-type", "clients", "--entity-default"),
     )
     assert "producer_byte_rate=1500000" in shown
@@ -223,7 +223,7 @@ def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
     others = {("topic", "cli-", "describe", "prefixed"), ("cluster", "kafka-cluster", "describe", "literal")}
     denied = {("topic", "*", "write", "literal")}
     wait_until(lambda: seen() == consumer | others | denied)
-    shown = tool(kafka, "org.apache.kafka.tools.AclCommand", "--list", "--principal", principal)
+    shown = tool(kafka, "AclCommand", "--list", "--principal", principal)
     assert "operation=READ, permissionType=ALLOW" in shown
     assert "host=10.0.0.1, operation=WRITE, permissionType=DENY" in shown
     assert seen("--topic", "cli-orders") == {each for each in consumer if each[0] == "topic"}
@@ -257,11 +257,7 @@ def test_cluster_commands_agree_with_kafkas_tools(run: Any, kafka1: LocalKafka, 
     listed = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers}).list_topics(timeout=10)
     assert broker["cluster_id"] == listed.cluster_id
     features = {row["feature"]: row["level"] for row in rows(run("cluster", "features", "-o", "json"))}
-    line = next(
-        each
-        for each in tool(kafka1, "org.apache.kafka.tools.FeatureCommand", "describe").splitlines()
-        if "group.version" in each
-    )
+    line = next(each for each in tool(kafka1, "FeatureCommand", "describe").splitlines() if "group.version" in each)
     assert f"FinalizedVersionLevel: {features['group.version']}" in line
     (leader,) = rows(run("cluster", "quorum", "-o", "json"))
     assert (leader["replica"], leader["role"], leader["lag"]) == (1, "leader", 0)

@@ -29,7 +29,7 @@ from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import version_numbers
+from spark_kafka_source.local_kafka.config import tool_class, version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.consuming import produce
 from tests.support.documents import block
@@ -336,9 +336,10 @@ def test_scram_users_and_quotas_agree_with_librdkafka_and_kafkas_tool(
         entity: {"producer_byte_rate": 1.5e6, "request_percentage": 200.0}
     }
     assert entity in admin.describe_client_quotas()
-    tool = "kafka.admin.ConfigCommand"
+    tools = "org.apache.kafka.tools.ConfigCommand", "kafka.admin.ConfigCommand"
     shown = kafka1.run_tool(
-        tool, "--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--entity-type", "users",
+        tool_class(kafka1.cluster_config, *tools),
+        "--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--entity-type", "users",
         "--entity-name", user, "--entity-type", "clients", "--entity-default",
     )  # fmt: skip
     assert "producer_byte_rate=1500000" in shown
