@@ -69,6 +69,7 @@ _TO_CONSUME = "Read to consume"
 _TO_USE_GROUP = "Read to join or commit, or Delete to delete it"
 _GRANTS: Mapping[tuple[str, str], str] = {
     ("Topic", "Metadata"): f"{_TO_CONSUME} or Write to produce",
+    ("Topic", "ConsumerGroupHeartbeat"): _TO_CONSUME,
     ("Topic", "ListOffsets"): _TO_CONSUME,
     ("Topic", "OffsetFetch"): _TO_CONSUME,
     ("Topic", "OffsetForLeaderEpoch"): _TO_CONSUME,

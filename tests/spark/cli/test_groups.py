@@ -257,7 +257,7 @@ def test_reset_dry_run_offsets_equal_kafka_consumer_groups(
 def test_reset_with_execute_commits_new_offsets(kafka1: LocalKafka, names: Names) -> None:
     group = f"group-{uuid.uuid4().hex[:8]}"
     first = run(kafka1, "reset", group, "--topic", f"{names.orders}:0,2", "--to-earliest", "--execute")
-    assert (first.exit_code, first.stderr) == (0, "")
+    assert (first.exit_code, first.stderr.partition(".")[0]) == (0, "The group has no members")
     assert [(row.partition, row.current_offset) for row in describe(kafka1, group)] == [(0, 4), (2, 0)]
     (again,) = rows(kafka1, "reset", group, "--topic", f"{names.orders}:0", "--shift-by", "5", "--execute")
     assert (again["current_offset"], again["new_offset"]) == (4, 9)
