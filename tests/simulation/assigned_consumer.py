@@ -64,6 +64,10 @@ def scenario(world: Simulation) -> dict[str, object]:
         reading.log_starts[partition] = start
         kafka.shrink_log("t", partition, start)
 
+    def delete_unread() -> None:
+        consumer.pause(3.0)
+        world.later(world.fault_random.uniform(1.0, 2.5), delete)
+
     producer = world.start(produce, kafka.bootstrap_servers, name="producer")
     consumer = world.start(consume, kafka.bootstrap_servers, reading, name="consumer")
     clients = [consumer]
@@ -74,7 +78,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         ("the consumer's clock jumps", lambda: consumer.jump_monotonic(world.fault_random.uniform(0.1, 20))),
     ]
     if has_losses:
-        schedule += [("delete records", delete)] * 8
+        schedule += [("delete records", delete), ("delete records under a paused consumer", delete_unread)] * 6
     else:
         clients.append(world.start(read_tables, kafka.bootstrap_servers, tables, name="reader"))
     faults = world.start_faults(schedule)
