@@ -108,7 +108,7 @@ def require_dead_letter_topic(client: Client, options: SourceOptions, deadline: 
         found = client.metadata([topic], deadline, create=True).topics.get(topic)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error_code
         if code != ErrorCode.NONE:
-            raise broker_error(code, f"topic {topic}", topic=topic)
+            raise broker_error(code, f"topic {topic}", api="Metadata", topic=topic)
 
     try:
         client.retrying("Metadata of the dead letter topic", request, deadline)
@@ -148,7 +148,7 @@ def _discover_with_retries(
         absent[:] = _missing(expected, found)
         for topic in (topics[each] for each in absent if each in topics):
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                raise broker_error(topic.error_code, f"topic {topic.name}{hint}", topic=topic.name)
+                raise broker_error(topic.error_code, f"topic {topic.name}{hint}", api="Metadata", topic=topic.name)
         if absent:
             raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", unknown=tuple(absent))
 
