@@ -15,6 +15,8 @@ from pathlib import Path
 from protocol.testing.simulation.runner import Outcome, Scenario, Worker, failure_text, run_all, scenario_name
 from protocol.testing.simulation.shrink import shrink
 
+_PROGRESS_S = 30.0
+
 
 def main(
     arguments: Sequence[str] | None = None,
@@ -89,10 +91,16 @@ def _many(scenarios: dict[str, str], program: str, options: argparse.Namespace) 
     started_s = time.perf_counter()
     passed: Counter[str] = Counter()
     failed: Counter[str] = Counter()
+    progress_due_s = started_s + _PROGRESS_S
 
     def report(scenario: Scenario, outcome: Outcome) -> None:
+        nonlocal progress_due_s
         name = scenarios[scenario_name(scenario)]
         (passed if outcome.error is None else failed)[name] += 1
+        if (now_s := time.perf_counter()) >= progress_due_s:
+            progress_due_s = now_s + _PROGRESS_S
+            count = passed.total() + failed.total()
+            print(f"{now_s - started_s:.0f} s: {count} seeds from {first}, {failed.total()} failed", flush=True)
         if outcome.error is not None:
             preempt = ["--preempt", *options.preempt] if options.preempt else []
             command = " ".join(["python -m", program, name, "--seed", str(outcome.seed), *preempt])
