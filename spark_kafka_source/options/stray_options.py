@@ -5,7 +5,7 @@ own connector ignores these. A misspelled option must be an error: the query wou
 wants. The same holds for a Kafka property without the prefix `kafka.`. Pure; used by `parsing`.
 
 The spelling of the user is not available: Spark's JVM passes option names in lower case, and so does PySpark's
-dictionary of options. Errors name an option of ours as `options.table` spells it, and an unknown one in lower case with
+dictionary of options. Errors name a known option as `options.table` spells it, and an unknown one in lower case with
 a suggestion in that spelling.
 """
 

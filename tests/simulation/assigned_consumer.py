@@ -28,7 +28,7 @@ class Reading:
         self._lost_at: dict[int, int] = {}
 
     def received(self, partition: int, records: Records) -> None:
-        """Judge records: they continue at the position, except after a loss that was told."""
+        """Judge records: they continue at the position, except after a reported loss."""
         for offset, value in records:
             position = self.positions[partition]
             lost = self._lost_at.pop(partition, None) == position and position < offset <= self.log_starts[partition]

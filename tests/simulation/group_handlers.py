@@ -141,7 +141,7 @@ def produce(servers: str) -> None:
 class HandlerCalls:
     """Calls of handlers in all processes: slow, failing, and judged for their order.
 
-    A partition's lanes, its keys or itself, begin anew when a member gets the partition.
+    A partition's lanes, its keys or itself, begin again when a member gets the partition.
     """
 
     def __init__(self, model: GroupModel, order: str) -> None:

@@ -165,7 +165,7 @@ def locker(rounds: list[int]) -> None:
         try:
             wait_forever(condition, rounds)
         except KeyboardInterrupt:
-            assert condition.acquire(timeout=1), "the lock is held for ever"
+            assert condition.acquire(timeout=1), "the lock stays held"
             condition.release()
             rounds[1] += 1
 

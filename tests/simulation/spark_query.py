@@ -33,7 +33,7 @@ LIMITS = {
 
 @dataclass
 class Query:
-    """What outlives the drivers of a query: its checkpoint, and an idempotent sink.
+    """The state that outlives the drivers of a query: its checkpoint, and an idempotent sink.
 
     Attributes
     ----------

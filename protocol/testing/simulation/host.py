@@ -12,7 +12,7 @@ _FIRST_PID = 1_000
 
 
 class File(Protocol):
-    """What a file descriptor stands for."""
+    """The object of a file descriptor."""
 
     def close(self) -> None:
         """Close it."""
@@ -74,7 +74,7 @@ class Host(ABC):
 
     @abstractmethod
     def thread_failed(self, arguments: Any) -> None:
-        """Fail the run with the exception of a thread that nobody has caught."""
+        """Fail the run with the exception of a thread, which no caller has caught."""
 
     @abstractmethod
     def interrupt(self, number: int = signal.SIGINT, after_lines: int = 0) -> None:

@@ -28,7 +28,7 @@ class Interrupts:
         self._numbers: dict[int, int] = {}
 
     def send(self, thread: SimulatedThread, number: int, after_lines: int) -> None:
-        """Run the handler of a signal in a thread after lines of its own code, or at once if it waits by then."""
+        """Run the handler of a signal after lines of the process's code in a thread, or at once if it waits by then."""
         if after_lines <= 0:
             thread.signals.append(number)
             self._scheduler.interrupt(thread)

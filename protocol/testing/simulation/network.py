@@ -151,7 +151,7 @@ class Network:
     # -- links --------------------------------------------------------------------------------
 
     def link(self, client: Host | None = None, port: int | None = None) -> Link:
-        """Return the link between a process and a server's port, with its own settings; None stands for all."""
+        """Return the link between a process and a server's port, with separate settings; None: all."""
         if client is None and port is None:
             return self.default
         key = (client, port)
@@ -235,7 +235,7 @@ class Network:
     def halve_next(
         self, *, to_server: bool, client: Host | None = None, port: int | None = None, reset: bool = False
     ) -> None:
-        """Deliver a part of the next message, then nothing for ever, or a reset."""
+        """Deliver a part of the next message, then nothing more, or a reset."""
 
         def apply(channel: Channel, data: bytes) -> None:
             part = data[: self.random.randrange(len(data))] if len(data) > 1 else b""

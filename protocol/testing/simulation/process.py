@@ -181,7 +181,7 @@ class Process(Host):
             file.close()
 
     def thread_failed(self, arguments: Any) -> None:
-        """Fail the run with the exception of a thread that nobody has caught."""
+        """Fail the run with the exception of a thread, which no caller has caught."""
         _, error, _, thread = arguments
         if not isinstance(error, SystemExit):
             failure = SimulationFailed(f"thread {thread.name} of {self.name} ended with {error!r}")

@@ -1,4 +1,4 @@
-"""Run scenarios in processes of their own: one seed, or many on several cores."""
+"""Run scenarios in separate processes: one seed, or many on several cores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run in another process has come to.
+    """The outcome of a run in another process.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Outcome:
     error : str or None
     traceback : str
     digest : str
-        Of all switches, sends and times: equal for the same seed.
+        Digest of all switches, sends and times: equal for the same seed.
     switches, deviations : int
         All switches, and those that a thread made where it need not wait.
     faults : list of str
@@ -157,7 +157,7 @@ def scenario_name(scenario: Scenario) -> str:
 
 
 def simulate(scenario: Scenario, seed: int = 0, *arguments: Any, **options: Any) -> Outcome:
-    """Run one seed of a scenario in a process of its own, with the options of `Worker.run`.
+    """Run one seed of a scenario in a separate process, with the options of `Worker.run`.
 
     Raises
     ------

@@ -38,7 +38,7 @@ class Run:
     ----------
     seed : int
     digest : str
-        Of all switches, sends and times: equal for the same seed.
+        Digest of all switches, sends and times: equal for the same seed.
     switches, deviations : int
         All switches, and those that a thread made where it need not wait.
     faults : list of str
@@ -143,13 +143,13 @@ class Simulation:
         Raises
         ------
         Exception
-            What the scenario raises, or a process that ended with an exception for which the scenario never asked.
+            The error of the scenario, or of a process that ended with an exception for which the scenario never asked.
         SimulationFailed
             An exception in a thread, a deadlock, or a hang.
 
         Notes
         -----
-        Call it in a process of its own, as `simulate` and the runner do: it changes `os.urandom`, `random`, the garbage
+        Call it in a separate process, as `simulate` and the runner do: it changes `os.urandom`, `random`, the garbage
         collector and the import of modules while it runs.
         """
         if self._ran:

@@ -22,7 +22,7 @@ from protocol.wire.schema import Api, Array, Struct
 APIS = [*HANDLERS, *SASL]
 NEWEST = {api: last for api, (_, last) in VERSIONS.items()} | {api: api.last for api in SASL}
 TOPIC_ID = bytes(range(16))
-POLICY_VIOLATION = 44  # no handler has this code of its own
+POLICY_VIOLATION = 44  # no handler returns this code otherwise
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,7 @@ class _Search:
             world = stack.pop()
             try:
                 following = list(self.successors(world))
-                if not following and self._waiting(world):  # for a dead writer: its transaction times out at last
+                if not following and self._waiting(world):  # the transaction of a dead writer times out
                     following = list(self._timeouts(world))
                 self.check(world, is_last=not following)
                 for step, after in following:
