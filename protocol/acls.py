@@ -65,19 +65,13 @@ OPERATIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Operations by resource and API; "" means all other APIs. Read, Write, Delete and Alter include Describe."""
 
-_TO_CONSUME = "Read to consume"
-_TO_USE_GROUP = "Read to join or commit, or Delete to delete it"
 _GRANTS: Mapping[tuple[str, str], str] = {
-    ("Topic", "Metadata"): f"{_TO_CONSUME} or Write to produce",
-    ("Topic", "ConsumerGroupHeartbeat"): _TO_CONSUME,
-    ("Topic", "ListOffsets"): _TO_CONSUME,
-    ("Topic", "OffsetFetch"): _TO_CONSUME,
-    ("Topic", "OffsetForLeaderEpoch"): _TO_CONSUME,
-    ("Group", "FindCoordinator"): _TO_USE_GROUP,
-    ("Group", "OffsetFetch"): _TO_USE_GROUP,
-    ("TransactionalId", "FindCoordinator"): "Write to produce",
+    ("Topic", "Describe"): "grant Read to consume or Write to produce, which includes Describe",
+    ("Group", "Describe"): "grant Read to join or commit, or Delete to delete it, which includes Describe",
+    ("TransactionalId", "Describe"): "grant Write to produce, which includes Describe",
+    ("Cluster", "IdempotentWrite"): "since Kafka 2.8 Write on the topic suffices",
 }
-"""Operations that the requests after a refused one need, for those that need Describe only; they include Describe."""
+"""For an operation that precedes others: the ACL to grant, so that the requests after it are not refused either."""
 
 
 def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
@@ -98,9 +92,8 @@ def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
     if code not in CODES:
         return None
     resource, about = CODES[code]
-    operations, api = OPERATIONS[resource], str(context.get("api"))
-    operation = operations.get(api, operations[""])
+    operations = OPERATIONS[resource]
+    operation = operations.get(str(context.get("api")), operations[""])
     name = context.get(about, "")
-    grant = _GRANTS.get((resource, api))
-    including = f"; grant {grant}, which includes Describe" if grant else ""
-    return f"{operation} on {resource}{f' {name}' if name else ''}{including}"
+    grant = _GRANTS.get((resource, operation))
+    return f"{operation} on {resource}{f' {name}' if name else ''}{f'; {grant}' if grant else ''}"
