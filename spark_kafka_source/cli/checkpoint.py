@@ -64,7 +64,7 @@ def inspect(path: str, last: int, number: int | None, partitions: bool, output: 
     for index, batch in enumerate(found.batches):
         if index < first or (number is not None and batch.number != number):
             continue
-        for source, offsets in sorted(batch.sources.items()):
+        for source, offsets in batch.sources.items():
             starts = found.starts(index, source)
             counts = {key: None if (at := starts[key]) is None else end - at for key, end in offsets.ends.items()}
             if partitions:
@@ -117,7 +117,7 @@ def diff(cluster: Cluster, path: str, group: str | None, everything: bool, outpu
         }
     )
     rows, compared, losses = [], 0, 0
-    for source, offsets in sorted(last.sources.items()):
+    for source, offsets in last.sources.items():
         starts = found.starts(len(found.batches) - 1, source)
         completed = dict(offsets.ends) if last.committed else starts
         comparison = _Comparison(cluster, offsets, completed, committed if group is not None else None)

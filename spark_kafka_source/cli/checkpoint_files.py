@@ -14,8 +14,10 @@ from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets
 
-_VERSION = "v1"
 _NO_OFFSET = "-"
+
+Source = int | str
+"""The index of a source in its query; its name if the query names its sources (Spark 4.2 and later)."""
 
 
 class CheckpointError(Exception):
@@ -33,14 +35,14 @@ class Batch:
         True if the batch is in the commit log; otherwise a restarted query repeats it.
     timestamp_ms : int or None
         Time when the batch was planned, in ms since 1970.
-    sources : mapping of int to Offsets
-        Planned end offsets, by the index of the source in the query; sources other than Kafka are left out.
+    sources : mapping of Source to Offsets
+        Planned end offsets by source, in the order of the log; sources other than Kafka are left out.
     """
 
     number: int
     committed: bool
     timestamp_ms: int | None
-    sources: Mapping[int, Offsets]
+    sources: Mapping[Source, Offsets]
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,22 @@ class Checkpoint:
     query_id : str or None
     batches : tuple of Batch
         In ascending order; Spark deletes the oldest.
-    initial : mapping of int to mapping
+    initial : mapping of Source to mapping
         Start offsets of the query by source and partition, as Spark's own connector stores them; empty without it.
     """
 
     query_id: str | None
     batches: tuple[Batch, ...]
-    initial: Mapping[int, Mapping[TopicPartition, int]]
+    initial: Mapping[Source, Mapping[TopicPartition, int]]
 
-    def starts(self, index: int, source: int) -> dict[TopicPartition, int | None]:
+    def starts(self, index: int, source: Source) -> dict[TopicPartition, int | None]:
         """Return the start offset of each partition in a batch; None if the checkpoint does not have it.
 
         Parameters
         ----------
         index : int
             Index in `batches`, which is not the batch's number.
-        source : int
-            Index of the source in the query.
+        source : Source
         """
         batch = self.batches[index]
         offsets = batch.sources[source]
@@ -95,7 +96,7 @@ def read_checkpoint(place: str) -> Checkpoint:
             raise CheckpointError(f"{place} has no folder `offsets` with batches: it is no checkpoint of a query.")
         batches = [_batch(number, _read(files, f"{root}/offsets/{number}"), number in committed) for number in numbers]
         sources = {source for batch in batches for source in batch.sources}
-        initial = {source: _initial(files, f"{root}/sources/{source}/0") for source in sorted(sources)}
+        initial = {source: _initial(files, f"{root}/sources/{source}/0") for source in sources}
         metadata = _read(files, f"{root}/metadata", "{}")
         return Checkpoint(json.loads(metadata).get("id"), tuple(batches), initial)
     except (OSError, ValueError) as error:
@@ -120,13 +121,16 @@ def _read(files: fs.FileSystem, path: str, default: str | None = None) -> str:
 
 def _batch(number: int, text: str, committed: bool) -> Batch:
     version, *lines = text.split("\n")
-    if version != _VERSION:
+    if version not in ("v1", "v2"):
         raise CheckpointError(f"Batch {number} has the format {version[:20]!r}, which this version does not know.")
     metadata, *sources = [line for line in lines if line]
     timestamp_ms = json.loads(metadata).get("batchTimestampMs") if metadata.startswith("{") else None
-    parsed = {index: _offsets(line) for index, line in enumerate(sources)}
-    found = {index: offsets for index, offsets in parsed.items() if offsets is not None}
-    return Batch(number, committed, timestamp_ms, found)
+    by_source: dict[Source, str] = dict(enumerate(sources))
+    if version == "v2":  # NAME:OFFSET
+        by_source = {name: offset for name, _, offset in (line.partition(":") for line in sources)}
+    parsed = {source: _offsets(line) for source, line in by_source.items()}
+    kafka = {source: offsets for source, offsets in parsed.items() if offsets is not None}
+    return Batch(number, committed, timestamp_ms, kafka)
 
 
 def _offsets(line: str) -> Offsets | None:

@@ -47,6 +47,22 @@ def write_batch(folder: Path, number: int, *sources: Mapping[str, Any] | str, co
         (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
 
+def test_sources_of_an_offset_log_with_names_have_these_names(tmp_path: Path) -> None:
+    """Spark writes format v2 with named sources; a source that is new in a batch has no offset in the one before."""
+    offsets = {"b": {"orders": {"0": 3}}, "a": {"payments": {"0": 7}}}
+    for number, names in enumerate(("a", "ba")):
+        write_batch(tmp_path, number)
+        lines = [f"{name}:{json.dumps(offsets[name])}" for name in names]
+        log = "\n".join(["v2", '{"batchTimestampMs":1769839200000}', *lines, "rates:5", "unread:-"])
+        (tmp_path / "offsets" / str(number)).write_text(log)
+    shown = rows(run(None, "inspect", str(tmp_path), "--partitions", "-o", "json"))
+    assert [(row["batch"], row["source"], row["topic"], row["start_offset"]) for row in shown] == [
+        (0, "a", "payments", None),
+        (1, "b", "orders", None),
+        (1, "a", "payments", 7),
+    ]
+
+
 def test_checkpoint_of_query_matches_its_progress(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
