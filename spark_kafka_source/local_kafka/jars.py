@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import ConfigurationError, KafkaError, TransportError
+from spark_kafka_source.local_kafka.config import version_numbers
 
 CACHE_VARIABLE = "SPARK_KAFKA_SOURCE_CACHE"
 IVY_SETTINGS_VARIABLE = "SPARK_KAFKA_SOURCE_IVY_SETTINGS"
@@ -109,6 +110,8 @@ def kafka_jars(version: str, report: Report = to_stderr) -> Path:
         # Writes the logs of every Kafka version to standard error; without it they are lost.
         Jar("org.slf4j", "slf4j-simple", "1.7.36"),
     ]
+    if version_numbers(version) >= (4, 4):  # of the group tool's files; before, the broker itself needed it
+        jars.append(Jar("com.fasterxml.jackson.dataformat", "jackson-dataformat-csv", "2.21.2", alone=True))
     return cached_jars(f"kafka-{version}", f"Apache Kafka {version}", jars, report)
 
 
