@@ -31,7 +31,8 @@ def main(names: list[str]) -> int:
         failed += (result.violation is None) != (wanted is None)
         elapsed_s = time.monotonic() - started_s
         counts = f"{result.states:9,} {result.steps:9,} {result.cut:7,} {elapsed_s:6.1f}"
-        print(f"{counts}  {name}: {result.violation or 'holds'}")
+        verdict = "holds" if result.is_complete else "holds in the states so far; the search has reached its limit"
+        print(f"{counts}  {name}: {result.violation or verdict}")
         if result.violation is not None and wanted is None:
             print(*result.counterexample, sep="\n    ")
         sys.stdout.flush()

@@ -146,13 +146,15 @@ class Result:
     cut: int
     violation: str | None
     counterexample: Sequence[str]
+    is_complete: bool = True
+    """False if the search has stopped at its limit of states."""
 
 
 Step = tuple[str, World | None]
 CUT: Step = "beyond the limits of the configuration", None
 
 
-def search(configuration: Configuration, max_states: int = 5_000_000) -> Result:
+def search(configuration: Configuration, max_states: int = 2_000_000) -> Result:
     """Visit each state once, depth first; stop at the first violation."""
     return _Search(configuration).run(max_states)
 
@@ -201,7 +203,7 @@ class _Search:
                     before[after] = (world, step)
                     stack.append(after)
             if len(before) > max_states:
-                return Result(len(before), steps, self.cut, f"more than {max_states} states", ())
+                return Result(len(before), steps, self.cut, None, (), is_complete=False)
         return Result(len(before), steps, self.cut, None, ())
 
     # -- Spark's rules, and the faults --------------------------------------------------------
