@@ -72,7 +72,7 @@ bench: setup ## measures against the peers; BENCH="source --rounds 6": one secti
 
 # The same seeds each time; `make soak` takes new ones. Each failure names its seed and the command that runs it again.
 simulation: setup ## each scenario of tests/simulation with a few seeds (SEEDS)
-	$(BIN)/python -m tests.simulation --first 1 --seeds $${SEEDS:-4}
+	$(BIN)/python -m tests.simulation --first 1 --seeds $${SEEDS:-2}
 
 soak: setup ## the tests that kill, cut off, count and spoil, for longer; simulations for an hour (MINUTES)
 	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
