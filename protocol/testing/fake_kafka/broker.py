@@ -285,7 +285,7 @@ class ClusterState:
         return self.write_marker(partition, ended.producer_id, ended.producer_epoch, commit=ended.commits)
 
     def write_marker(self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool) -> bool:
-        """Return True if the marker is written, or is not needed because the partition is deleted."""
+        """Return True if the marker is on all in-sync replicas, or is not needed because the partition is deleted."""
         topic = self.controller.image.topics.get(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):
             return True
@@ -295,6 +295,10 @@ class ClusterState:
         try:
             led = leader.led(topic, partition[1])
         except Refused:
+            return False
+        # Coordinators write markers with acks=all: a marker that only the leader has could be lost with it.
+        followers = [self.brokers[node_id] for node_id in led.partition.isr if node_id != leader.node_id]
+        if not all(follower.follow(led) for follower in followers):
             return False
         now_ms = self.clock.wall_ms()
         led.log.append_marker(producer_id, epoch, led.partition.leader_epoch, commit=commit, now_ms=now_ms)

@@ -263,6 +263,17 @@ class TestCoordinators:
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
         assert producer.try_send("orders", b"b") == 0
 
+    def test_marker_waits_for_all_in_sync_replicas(self, fake: FakeKafka, client: Client) -> None:
+        producer = TransactionalProducer(client).init()
+        producer.send("orders", b"a")
+        busy = (fake.leader("orders", 0), fake.coordinator(TRANSACTION, producer.transactional_id))
+        follower = next(broker for broker in fake.brokers if broker not in busy)
+        fake.silence(follower)
+        producer.end(commit=True)
+        assert fake.log("orders").end_offset == 1
+        fake.silence(follower, False)
+        assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
+
     def test_moved_transaction_coordinator_completes_the_transaction(self, fake: FakeKafka, client: Client) -> None:
         producer = TransactionalProducer(client).init()
         producer.send("orders", b"a")
