@@ -45,6 +45,7 @@ def _import_what_runs_need() -> None:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
+    pa.array([""])  # Arrow imports pandas under a lock in C++, which a killed process would keep
 
 
 def _compile_once(options: dict[str, Any]) -> None:
