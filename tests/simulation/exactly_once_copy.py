@@ -1,0 +1,182 @@
+"""Members of a group that copy a topic in transactions, as docs/transactions.md shows: each record once, in order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+
+from protocol import Client, CommittedOffset, KafkaConsumer, KafkaError, TransactionalProducer
+from protocol.errors import OutcomeLost, OutcomeUnknown, ProducerFenced
+from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.transactions import State
+from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
+
+PARTITIONS = 4
+COPIERS = 3
+DURATION_S = 12.0
+SESSION_TIMEOUT_MS = 6_000
+TRANSACTION_TIMEOUT_MS = 5_000
+ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", None, None)
+KINDS = (
+    "AddOffsetsToTxn",
+    "AddPartitionsToTxn",
+    "ConsumerGroupHeartbeat",
+    "EndTxn",
+    "Fetch",
+    "Heartbeat",
+    "InitProducerId",
+    "JoinGroup",
+    "OffsetFetch",
+    "Produce",
+    "SyncGroup",
+    "TxnOffsetCommit",
+)
+
+
+def scenario(world: Simulation) -> dict[str, object]:
+    version = world.random.choice(["1", "2", "2"])
+    settings = {
+        "group.consumer.heartbeat.interval.ms": "500",
+        "group.consumer.session.timeout.ms": str(SESSION_TIMEOUT_MS),
+        "transaction.version": version,
+    }
+    kafka = FakeKafka(3, record_requests=False, settings=settings)
+    kafka.create_topic("source", PARTITIONS, 3)
+    kafka.create_topic("target", 2, 3)
+    assignor = world.random.choice(ASSIGNORS)
+    events: Counter[str] = Counter()
+    numbers = itertools.count()
+    stop: list[bool] = []
+
+    def write() -> None:
+        """Write records that say their partition and a number."""
+        partition = world.random.randrange(PARTITIONS)
+        values = [f"{partition}:{next(numbers)}" for _ in range(world.random.randint(1, 5))]
+        with suppress(KafkaError):  # the partition has no leader
+            kafka.produce("source", *values, key=str(partition), partition=partition)
+
+    def start(copier: int) -> None:
+        if not stop and len(world.alive(f"copier-{copier}-")) < 2:
+            name = f"copier-{copier}-{len(world.processes)}"
+            world.start(copy_until, kafka.bootstrap_servers, assignor, f"copier-{copier}", stop, events, name=name)
+
+    def restart(process: Process) -> None:
+        start(int(process.name.split("-")[1]))
+
+    def kill() -> None:
+        lines = int(10 ** world.fault_random.uniform(-1, 3.5))
+        if copiers := world.alive("copier"):
+            process = world.fault_random.choice(copiers)
+            process.interrupt(signal.SIGKILL, lines)
+            world.later(world.fault_random.uniform(0, 5), lambda: restart(process))
+
+    for copier in range(COPIERS):
+        start(copier)
+    faults = world.start_faults(
+        [
+            *cluster_faults(world, kafka, KINDS),
+            *network_faults(world, kafka, lambda: world.alive("copier")),
+            *process_faults(world, lambda: world.alive("copier"), restart),
+            *[("kill a copier at a line", kill)] * 3,
+            ("start a second copier with the same id", lambda: start(world.fault_random.randrange(COPIERS))),
+        ],
+        every_s=(0.05, 0.8),
+    )
+    while world.now_s < DURATION_S:
+        write()
+        world.sleep(world.random.uniform(0.05, 0.3))
+    faults.stop()
+    world.sleep(15)  # temporary faults end
+    heal(world, kafka)
+    write()
+
+    ends = {("source", partition): kafka.log("source", partition).end_offset for partition in range(PARTITIONS)}
+    ends = {key: offset for key, offset in ends.items() if offset}
+    world.wait_until(lambda: kafka.committed_offsets("copy") == ends, 200, f"the group's offsets are {ends}")
+    stop.append(True)
+    for process in world.alive("copier"):
+        assert process.wait(150), f"{process} does not end"
+    world.sleep(TRANSACTION_TIMEOUT_MS / 1000 + 2)
+    judge(kafka)
+    return {"version": version, "assignor": assignor, "records": sum(ends.values()), **events}
+
+
+def judge(kafka: FakeKafka) -> None:
+    """Fail if the target does not have each record once, those of a partition in order; or has open transactions."""
+    kafka.clear_faults()  # any change lets the cluster look at its clock
+    unended = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
+    left_open = [name for name, transaction in kafka.transactions.transactions.items() if transaction.state in unended]
+    assert not left_open, f"open after the timeout: {left_open}"
+    source, target = by_partition(kafka, "source"), by_partition(kafka, "target")
+    for partition, numbers in source.items():
+        assert target[partition] == numbers, f"source-{partition} has {numbers}, copied as {target[partition]}"
+
+
+def by_partition(kafka: FakeKafka, topic: str) -> dict[int, list[int]]:
+    """Return the numbers in the committed records of a topic, by partition of the source."""
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for message in kafka.records(topic):
+        partition, number = map(int, message.value.decode().split(":"))
+        numbers[partition].append(number)
+    return numbers
+
+
+def copy_until(
+    servers: str, assignor: str | None, transactional_id: str, stop: list[bool], events: Counter[str]
+) -> None:
+    """Copy with new clients after each error that is raised."""
+    while not stop:
+        try:
+            copy(servers, assignor, transactional_id, stop, events)
+        except KafkaError as error:
+            events[type(error).__name__] += 1
+            time.sleep(random.uniform(0.2, 2))
+
+
+def copy(servers: str, assignor: str | None, transactional_id: str, stop: list[bool], events: Counter[str]) -> None:
+    """Copy as docs/transactions.md shows; some transactions are aborted, some take long."""
+    client = Client({"bootstrap.servers": servers, "default.api.timeout.ms": random.choice([5_000, 60_000])})
+    reading = {"group.id": "copy", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    reading |= {"isolation.level": "read_committed", "max.poll.records": random.choice([3, 20, 500])}
+    if assignor is None:
+        reading["group.protocol"] = "consumer"
+    else:
+        reading |= {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}
+        reading["partition.assignment.strategy"] = assignor
+    consumer = KafkaConsumer(client, reading)
+    writing = {"transactional.id": transactional_id, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+    producer = TransactionalProducer(client, writing)
+    with client, consumer, producer:
+        producer.init_transactions()
+        consumer.subscribe(["source"])
+        while not stop:
+            records = consumer.poll(timeout_ms=500)
+            if not records:
+                continue
+            producer.begin_transaction()
+            try:
+                for batches in records.values():
+                    for batch in batches:
+                        producer.send_columns("target", batch.select(["key", "value"]))
+                if random.random() < 0.1:
+                    time.sleep(random.choice([0.5, 3, 7]))
+                if random.random() < 0.1:
+                    raise KafkaError("the user's code has failed")
+                offsets = {key: CommittedOffset(consumer.position(key)) for key in records}
+                producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+                producer.commit_transaction()
+                events["committed"] += 1
+            except (ProducerFenced, OutcomeUnknown, OutcomeLost):
+                raise
+            except KafkaError:
+                producer.abort_transaction()
+                events["aborted"] += 1
+                for key, committed in consumer.committed(consumer.assignment).items():
+                    if committed:
+                        consumer.seek(key, committed.offset)
+                    else:
+                        consumer.seek_to_beginning([key])
