@@ -65,7 +65,7 @@ class Attempt:
     write_id : str or None
         Id of a batch write.
     lost : bool
-        The driver has given up on it.
+        The driver has given up on it, or has ended.
     message : bytes or None
         The pickled `PreparedWrite`.
     error : str or None
@@ -148,11 +148,14 @@ def scenario(world: Simulation) -> dict[str, object]:
         start_executor()
 
     def start_driver() -> None:
-        driver = world.start(drive, options, checkpoint, name=f"driver-{len(world.processes)}")
-        world.scheduler.start(world.main, lambda: replace_driver(driver))
+        attempts: list[Attempt] = []
+        driver = world.start(drive, options, checkpoint, attempts, name=f"driver-{len(world.processes)}")
+        world.scheduler.start(world.main, lambda: replace_driver(driver, attempts))
 
-    def replace_driver(driver: Process) -> None:
+    def replace_driver(driver: Process, attempts: list[Attempt]) -> None:
         driver.wait()
+        for attempt in attempts:
+            attempt.lost = True
         if driver.killed and checkpoint.is_stream:
             count_lost_driver(kafka, checkpoint)
         elif driver.killed and checkpoint.accepted:
@@ -191,7 +194,8 @@ def scenario(world: Simulation) -> dict[str, object]:
     start_driver()
     faults = world.start_faults(
         [
-            *cluster_faults(world, kafka, KINDS),
+            # New processes know only the first addresses.
+            *[fault for fault in cluster_faults(world, kafka, KINDS) if fault[0] != "move a broker to another port"],
             *network_faults(world, kafka),
             *process_faults(world, lambda: world.alive("driver") + world.alive("executor")),
             *[("kill a driver at a line", lambda: kill("driver"))] * 3,
@@ -295,8 +299,8 @@ def count_lost_driver(kafka: FakeKafka, checkpoint: Checkpoint) -> None:
 # -- Spark's driver -----------------------------------------------------------------------------------
 
 
-def drive(properties: dict[str, str], checkpoint: Checkpoint) -> None:
-    """Run batches until an error ends the query, as Spark does."""
+def drive(properties: dict[str, str], checkpoint: Checkpoint, attempts: list[Attempt]) -> None:
+    """Run batches until an error ends the query, as Spark does. Adds all attempts of its tasks to `attempts`."""
     options = parse_sink_options(properties)
     start_id = uuid.uuid4().hex
     try:
@@ -311,7 +315,7 @@ def drive(properties: dict[str, str], checkpoint: Checkpoint) -> None:
             count = checkpoint.task_counts[batch]
             messages: list[PreparedWrite | None] = [None] * count
             try:
-                run_tasks(checkpoint, start_id, writer.write_id, batch, messages)
+                run_tasks(checkpoint, attempts, start_id, writer.write_id, batch, messages)
                 guarantee.commit(options, messages)
             except KafkaError:
                 guarantee.abort(options, writer, messages)
@@ -331,7 +335,12 @@ def drive(properties: dict[str, str], checkpoint: Checkpoint) -> None:
 
 
 def run_tasks(
-    checkpoint: Checkpoint, start_id: str, write_id: str | None, batch: int, messages: list[PreparedWrite | None]
+    checkpoint: Checkpoint,
+    attempts: list[Attempt],
+    start_id: str,
+    write_id: str | None,
+    batch: int,
+    messages: list[PreparedWrite | None],
 ) -> None:
     """Run the tasks of a batch at the same time, each with up to four attempts. Fills `messages`."""
     running: dict[int, tuple[Attempt, Executor, float]] = {}
@@ -343,6 +352,7 @@ def run_tasks(
                 continue
             if task not in running:
                 running[task] = submit(checkpoint, Attempt(start_id, write_id, batch, task, 0, 0))
+                attempts.append(running[task][0])
             attempt, executor, lost_at_s = running[task]
             if attempt.message is not None:
                 messages[task] = unpickled(attempt.message)
@@ -406,7 +416,7 @@ class TaskProperties:
 
 
 def execute(properties: dict[str, str], executor: Executor, checkpoint: Checkpoint) -> None:
-    """Run attempts, one after another."""
+    """Run attempts, one after another. An attempt that is lost before it begins never does."""
     query.TaskContext = TaskProperties  # type: ignore[attr-defined, misc]
     options = parse_sink_options(properties)
     while True:
@@ -414,6 +424,9 @@ def execute(properties: dict[str, str], executor: Executor, checkpoint: Checkpoi
             time.sleep(0.02)
             continue
         attempt = TaskProperties.attempt = executor.attempts[0]
+        if attempt.lost:
+            executor.attempts.pop(0)
+            continue
         plan = SinkPlan(TOPIC, frozenset({"value"}))
         writer = TransactionalTaskWriter(options.client, options.producer, plan, PREFIX, attempt.write_id)
         try:
