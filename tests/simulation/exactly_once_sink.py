@@ -372,9 +372,9 @@ def run_tasks(
         if message.decided_task_count is not None and message.identity is not None:
             checkpoint.reached["a decided transaction is missing, and its task writes again"] += 1
         earlier = [
-            each.row_count
-            for each in checkpoint.attempts.values()
-            if (each.batch, each.task, each.start_id) == (batch, task, start_id) and each.lost
+            former.row_count
+            for former in checkpoint.attempts.values()
+            if (former.batch, former.task, former.start_id) == (batch, task, start_id) and former.lost
         ]
         if not attempt.row_count and any(earlier):
             checkpoint.reached["an attempt with rows is lost, the next has none"] += 1
