@@ -63,6 +63,11 @@ def own_state(world: Simulation) -> list[list[str]]:
     return [STATE, *(process.join() for process in processes)]
 
 
+def unseeded(world: Simulation) -> float:
+    """A generator without a seed depends on the world's seed alone."""
+    return random.Random().random()
+
+
 def ticker(ticks: list[float]) -> None:
     while True:
         ticks.append(time.monotonic())

@@ -38,6 +38,10 @@ def test_process_has_own_module_state(worker: Worker) -> None:
     assert result(worker, "own_state") == [["main"], ["a"], ["b"]]
 
 
+def test_random_generator_without_seed_repeats_with_world_seed(worker: Worker) -> None:
+    assert result(worker, "unseeded") == result(worker, "unseeded") != result(worker, "unseeded", seed=2)
+
+
 def test_paused_process_stops_until_resumed(worker: Worker) -> None:
     assert result(worker, "paused") == [5, 5, 8]
 

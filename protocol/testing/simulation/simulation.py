@@ -197,7 +197,16 @@ class Simulation:
     def _take_over(self) -> Callable[[], None]:
         """Replace what would bring the real world in; return the function that undoes it."""
         chance = random.Random(f"{self.seed}:urandom")
-        real = os.urandom, os.getpid, os.register_at_fork, random._urandom, random.getstate()  # type: ignore[attr-defined]
+        real = os.urandom, os.getpid, os.register_at_fork, random._urandom, random.Random  # type: ignore[attr-defined]
+        real_state = random.getstate()
+
+        class SeededRandom(random.Random):
+            """Without a seed, the C code would ask the system for one."""
+
+            def __init__(self, seed: Any = None) -> None:
+                super().__init__(chance.getrandbits(64) if seed is None else seed)
+
+        random.Random = SeededRandom  # type: ignore[assignment, misc]
         kill, os.kill = os.kill, self._kill
         os.urandom = random._urandom = chance.randbytes  # type: ignore[attr-defined]
         os.getpid = lambda: self.scheduler.current.process.pid if self.scheduler.current is not None else real[1]()
@@ -211,9 +220,9 @@ class Simulation:
 
         def undo() -> None:
             self.modules.uninstall()
-            os.urandom, os.getpid, os.register_at_fork, random._urandom = real[:4]  # type: ignore[attr-defined]
+            os.urandom, os.getpid, os.register_at_fork, random._urandom, random.Random = real  # type: ignore[attr-defined, misc]
             os.kill = kill
-            random.setstate(real[4])
+            random.setstate(real_state)
             gc.unfreeze()
             if collects:
                 gc.enable()
