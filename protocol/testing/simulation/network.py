@@ -251,7 +251,6 @@ class Network:
 
     def connect(self, client: Endpoint, address: Address) -> None:
         """Begin a connection attempt; it ends in `client.attempt_ended`."""
-        port = self.redirects.get(address[1], address[1])
         link = self.link_of(client.process, address[1])
         delay_s = self._latency_s(link) * 2
 
@@ -261,7 +260,8 @@ class Network:
             if link.blocked:
                 self.scheduler.after(1.0, arrive)  # SYN is sent again
                 return
-            listener = self.listeners.get(port)
+            # An attempt that outlives the redirect would lead to the wrong broker for good.
+            listener = self.listeners.get(self.redirects.get(address[1], address[1]))
             if link.refused or listener is None or not listener.listening:
                 client.attempt_ended(errno.ECONNREFUSED)
                 return
