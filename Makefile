@@ -105,7 +105,7 @@ docs: setup ## the documentation as a site in build/docs, without warnings
 links: setup ## the links of README and docs to other sites (needs the internet)
 	$(BIN)/python -m sphinx -q -b linkcheck -c docs/site . build/links
 
-versions: setup ## six jobs with each Spark and each Python, and each deployment of each Spark; docs/versions.md
+versions: setup ## seven jobs with each Spark and each Python, and each deployment of each Spark; docs/versions.md
 	$(BIN)/python -m tests.versions --table docs/versions.md
 
 kafka: setup ## three local brokers, until Ctrl-C

@@ -16,9 +16,9 @@ BUILD = ROOT / "build" / "versions"
 
 # The oldest releases with wheels for the Python, that this package (pyarrow 16, NumPy 1.26) and Spark admit.
 OLDEST_PYARROW = {"4.0": 16, "4.1": 16, "4.2": 18, "4.3": 18}
-OLDEST_PYARROW_OF_PYTHON = {"3.13": 18}
-OLDEST_NUMPY = {"3.13": "2.1.0"}
-OLDEST_PANDAS = {"3.13": "2.2.3"}
+OLDEST_PYARROW_OF_PYTHON = {"3.13": 18, "3.14": 22}
+OLDEST_NUMPY = {"3.13": "2.1.0", "3.14": "2.3.2"}
+OLDEST_PANDAS = {"3.13": "2.2.3", "3.14": "2.3.3"}
 
 
 def build_wheel() -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -38,16 +37,15 @@ def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, o
     Returns
     -------
     Run
-        The result of each job that ended; with `skipped` if the Python is missing or too old for this Spark.
+        The result of each job that ended; with `skipped` if the Python is missing or not declared by this Spark.
     """
     interpreter = shutil.which(f"python{python}")
     if interpreter is None or not environments.works(interpreter):
         return Run(spark, python, skipped=f"no Python {python} on the PATH")
     home = environments.spark_home(spark)
     (metadata,) = home.glob("pyspark-*.dist-info/METADATA")
-    lowest = re.search(r"^Requires-Python: *>= *3\.(\d+)", metadata.read_text(), re.MULTILINE)
-    if lowest is not None and int(python.split(".")[1]) < int(lowest[1]):
-        return Run(spark, python, skipped=f"Spark {spark} needs Python 3.{lowest[1]}")
+    if f"Classifier: Programming Language :: Python :: {python}\n" not in metadata.read_text():
+        return Run(spark, python, skipped=f"Spark {spark} does not declare Python {python}")
     requirements = environments.packages(spark, python, oldest=oldest)
     binary = environments.make_environment(folder, interpreter, home, requirements)
     environments.pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))

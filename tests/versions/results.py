@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SPARKS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 JOBS = {
     "stream": "stream",
@@ -20,6 +20,7 @@ JOBS = {
     "sink": "sink",
     "exactly_once": "exactly once, killed",
     "member": "group member",
+    "named_sources": "named sources",
 }
 DEPLOYMENTS = {
     "connect": "Connect",
@@ -107,12 +108,13 @@ def page(before: str, pairs: Sequence[Run], deployed: Sequence[Run]) -> str:
 
 
 def rows_of(page: str) -> dict[tuple[str, ...], list[str]]:
-    """Return the rows of both tables of the page, by Spark and Python, or by Spark."""
+    """Return the rows of both tables by Spark and Python, or by Spark; newer jobs than a row are not run in it."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for line in page.splitlines():
-        cells = [each.strip() for each in line.strip("| ").split("|")]
+        cells = [text.strip() for text in line.strip("| ").split("|")]
         if cells[0] in SPARKS:
-            rows[tuple(cells[:2] if cells[1] in PYTHONS else cells[:1])] = cells
+            key, width = (cells[:2], 5 + len(JOBS)) if cells[1] in PYTHONS else (cells[:1], 1 + len(DEPLOYMENTS))
+            rows[tuple(key)] = cells + ["not run"] * (width - len(cells))
     return rows
 
 
@@ -139,7 +141,7 @@ def cell(run: Run, job: str) -> str:
 PREFACE = """\
 # Versions
 
-`make versions` installs the wheel into an environment for each Spark and Python, runs six jobs there against a real
+`make versions` installs the wheel into an environment for each Spark and Python, runs seven jobs there against a real
 Kafka, and writes this page. The other packages are the oldest that this package, Spark and Python allow, or the
 newest. Each row is the last run with its Spark and Python; the command repeats a run if the code has changed since.
 Each job compares all rows, and the group's offsets with the log end offsets:
@@ -151,7 +153,8 @@ Each job compares all rows, and the group's offsets with the log end offsets:
 * **batch**: from `startingOffsets` to `endingOffsets`;
 * **sink**: a batch and a stream write rows;
 * **exactly once, killed**: a copy in transactions that is killed four times writes each row once;
-* **group member**: with `kafka.group.protocol=consumer` the query shares the topic with a client of the same group.
+* **group member**: with `kafka.group.protocol=consumer` the query shares the topic with a client of the same group;
+* **named sources**: sources with `readStream.name()` are reordered, added and removed between runs of a query.
 """
 
 DEPLOYED = """\

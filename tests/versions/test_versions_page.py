@@ -17,6 +17,11 @@ def test_versions_page_has_the_text_of_this_code_and_rows_of_known_versions() ->
         assert len(cells) == (5 + len(JOBS) if len(key) == 2 else 1 + len(DEPLOYMENTS))
 
 
+def test_job_added_after_a_row_was_written_is_not_run_in_it() -> None:
+    row = [SPARKS[0], PYTHONS[0], "16.0.0", "1.26.0", "2.2.0", *["works"] * (len(JOBS) - 1)]
+    assert rows_of(f"| {' | '.join(row)} |") == {(SPARKS[0], PYTHONS[0]): [*row, "not run"]}
+
+
 def test_run_replaces_its_row_and_skipped_run_none() -> None:
     deployed = Run(
         SPARKS[0],
