@@ -40,7 +40,8 @@ class Condition(threading.Condition):
     def __init__(self, lock: threading.RLock | None = None) -> None:
         super().__init__(threading.RLock() if lock is None else lock)
 
-    # A `with` statement calls what these return: the lock's own methods in C, which Ctrl-C cannot interrupt.
+    # A `with` statement calls the lock's own methods in C, which Ctrl-C cannot interrupt. Python 3.14 handles signals
+    # between `__enter__` and the block (CPython issue 148874), so that the lock may stay held there.
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
