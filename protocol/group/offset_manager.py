@@ -40,6 +40,7 @@ from protocol.group.committed_offsets import (
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.interrupts import DeferredInterrupts, join
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.listing import listed
 from protocol.metrics import definitions
 
 log = logging.getLogger(__name__)
@@ -396,8 +397,8 @@ class OffsetManager:
                 if foreign and not self._has_foreign_offsets:  # two readers of one group would warn each time
                     log.warning(
                         "group %s: another program has changed committed offsets (a reset, or another reader of this "
-                        "group); this process commits its own again: %s%s. To move its position, stop it first",
-                        self.group, ", ".join(foreign[:10]), " and more" if len(foreign) > 10 else "",
+                        "group); this process commits its own again: %s. To move its position, stop it first",
+                        self.group, listed(foreign),
                     )  # fmt: skip
                 self._has_foreign_offsets = bool(foreign)
             self._notify()

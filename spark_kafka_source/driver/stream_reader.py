@@ -151,12 +151,11 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         batch_end = Offsets.from_json_dict(end)
         if not query.running:
             query.require_cluster_of(batch_end, query.deadline())
+            foreign = data_loss.foreign_checkpoint(batch_end, partial(is_subscribed, options))
+            data_loss.raise_or_warn(foreign, fail=options.fail_on_data_loss)
         batch_start = (
             replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         )
-        if not query.running:
-            foreign = data_loss.foreign_checkpoint(batch_end, partial(is_subscribed, options))
-            data_loss.raise_or_warn(foreign, fail=options.fail_on_data_loss)
         missing = unresolved(batch_start, batch_end)
         ranges = offset_ranges(
             batch_start,

@@ -175,7 +175,7 @@ def scenario(world: Simulation) -> dict[str, object]:
             world.fault_random.choice(processes).interrupt(signal.SIGKILL, lines)
 
     def kill_at_request() -> None:
-        """Kill a driver while the cluster handles a request of a commit, of its own or of a task."""
+        """Kill a driver while the cluster handles a request of a commit, from this driver or from a task."""
         kind = world.fault_random.choice(COMMIT_REQUESTS)
         countdown = world.fault_random.randrange(3)
 
@@ -396,7 +396,7 @@ def submit(checkpoint: Checkpoint, attempt: Attempt) -> tuple[Attempt, Executor,
 
 
 class TaskProperties:
-    """Stands for the `TaskContext` in `sink.exactly_once.query`: PySpark's modules are shared by all processes."""
+    """Replaces the `TaskContext` in `sink.exactly_once.query`: PySpark's modules are shared by all processes."""
 
     attempt: Attempt
 

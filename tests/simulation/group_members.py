@@ -9,8 +9,8 @@ from contextlib import suppress
 from protocol import ConsumerRebalanceListener, KafkaConsumer, KafkaError, Producer, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
-from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
-from tests.simulation.group_model import GroupModel
+from protocol.testing.simulation import Process, Simulation, cluster_faults, network_faults, process_faults
+from tests.simulation.group_model import GroupModel, leave_and_judge, wait_until_complete
 
 PARTITIONS = 6
 DURATION_S = 12.0
@@ -72,19 +72,9 @@ def scenario(world: Simulation) -> dict[str, object]:
     faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
-    heal(world, kafka)
-    world.sleep(1 if calm else 20)  # what begins for a while has ended
-    ends = {partition: len(list(kafka.records("t", partition))) for partition in range(PARTITIONS)}
-    world.wait_until(lambda: model.failures or not model.unprocessed(ends), 180, "members have processed all records")
-    world.wait_until(
-        lambda: model.failures or model.commits() == ends, 60, "members have committed the ends of the log"
-    )
+    ends = wait_until_complete(world, kafka, model, PARTITIONS, calm=calm)
     all_leave.append(True)
-    leaving.update(process.name for process in world.processes)
-    for process in world.alive("member"):
-        process.join(120)
-    assert not model.failures, model.failures[:3]
-    assert not (calm and model.twice), f"twice without a cause: {model.twice[:3]}"
+    leave_and_judge(world, model, leaving, calm=calm)
     return {
         "records": sum(ends.values()),
         "assignor": assignor,

@@ -9,6 +9,7 @@ from typing import Any
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.offsets import Committed
+from protocol.testing.simulation import Simulation, heal
 
 
 class _WatchedOffsets(dict[TopicPartition, Committed]):
@@ -149,3 +150,26 @@ class GroupModel:
         """Take note of a broken rule."""
         self._trace(f"broken rule: {text}")
         self.failures.append(text)
+
+
+def wait_until_complete(
+    world: Simulation, kafka: FakeKafka, model: GroupModel, partitions: int, *, calm: bool
+) -> dict[int, int]:
+    """End all faults, wait until all records are processed and committed, and return the log end offsets."""
+    heal(world, kafka)
+    world.sleep(1 if calm else 20)  # until temporary faults have ended
+    ends = {partition: len(list(kafka.records("t", partition))) for partition in range(partitions)}
+    world.wait_until(lambda: model.failures or not model.unprocessed(ends), 180, "members have processed all records")
+    world.wait_until(
+        lambda: model.failures or model.commits() == ends, 60, "members have committed the ends of the log"
+    )
+    return ends
+
+
+def leave_and_judge(world: Simulation, model: GroupModel, leaving: set[str], *, calm: bool) -> None:
+    """Let all members leave, and fail for broken rules, and for repeated records of a run without faults."""
+    leaving.update(process.name for process in world.processes)
+    for process in world.alive("member"):
+        process.join(120)
+    assert not model.failures, model.failures[:3]
+    assert not (calm and model.twice), f"twice without a cause: {model.twice[:3]}"

@@ -140,8 +140,8 @@ def take_over(
         _require_checkpoint_not_reset(before, batch)
         decided = batch.query.identities(before.transactions)
         end_transactions(client, decided, commit=True, deadline=deadline, maybe_ended=True)
-        listed = list_open_transactions(client, batch.query.task_prefix, deadline)
-        undecided.extend(identity for identity in listed if identity not in decided)
+        open_transactions = list_open_transactions(client, batch.query.task_prefix, deadline)
+        undecided.extend(identity for identity in open_transactions if identity not in decided)
         return before.started(batch.start_id)
 
     def current_ledger() -> Ledger | None:
